@@ -2,18 +2,18 @@ import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startSftpServer, startSshServer } from '#testbed/sshfs.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
 import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
 import type { Mounting } from './datapath/mounting.ts';
-import { type OursOptions, startOurs } from './datapath/our-data-path.ts';
+import { type OurDataPathOptions, startOurDataPath } from './datapath/our-data-path.ts';
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
 import { checkOut, noSlower } from './earlier-commit.ts';
 import { startRaw } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/measured-folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
 import { requireComponents } from './required-components.ts';
 
@@ -38,10 +38,10 @@ export const bench: Bench = {
   options: ['rounds', 'only', 'against'],
   run: async (signal, note, { rounds = usualRounds, only, against }) => {
     requireComponents('fuse', 'ganesha', 'fio', 'sshfs');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha and sftp-server on ${place.kind}`);
-    using ground = createGround('stowage-bench-');
+    using scratch = createScratchFolder('stowage-bench-');
     await using exported = await makeFolder(place, []);
     await plantShared(join(exported.path, 'shared'));
     await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
@@ -49,16 +49,16 @@ export const bench: Bench = {
     const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
     if (against !== undefined) {
       using earlier = await checkOut(against, signal);
-      return await versionRows({ ...about, folder: ground.folder }, earlier.path, rounds, wanted);
+      return await versionRows({ ...about, folder: scratch.folder }, earlier.path, rounds, wanted);
     }
     return [
-      ...(await speedRows({ ...about, folder: ground.folder }, rounds, wanted)),
-      ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(ground.folder, 'memory') }) : []),
+      ...(await speedRows({ ...about, folder: scratch.folder }, rounds, wanted)),
+      ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(scratch.folder, 'memory') }) : []),
     ];
   },
 };
 
-interface About extends OursOptions {
+interface About extends OurDataPathOptions {
   /** The folder that the server exports. */
   readonly exported: string;
   readonly note: (text: string) => void;
@@ -70,7 +70,7 @@ async function speedRows(about: About, rounds: number, wanted: readonly Task[]):
   await using sftp = await startSftpServer();
   const run = async (file: string, args: readonly string[]) => (await command([file, ...args], signal)).stdout;
   await using ssh = await startSshServer(folder, run);
-  await using ours = await startOurs(about);
+  await using ours = await startOurDataPath(about);
   await using raw = startRaw(server, signal);
   const mountings = { ours, sshfs: sshfsMounting(sftp, folder, signal), ssh: sshfsMounting(ssh, folder, signal) };
   const measure = async (task: Task, side: Side): Promise<readonly number[]> => {
@@ -86,8 +86,8 @@ async function speedRows(about: About, rounds: number, wanted: readonly Task[]):
 
 async function versionRows(about: About, tree: string, rounds: number, wanted: readonly Task[]) {
   const { folder, exported, signal, note } = about;
-  await using ours = await startOurs({ ...about, folder: join(folder, 'ours') });
-  await using earlier = await startOurs({ ...about, folder: join(folder, 'earlier'), tree });
+  await using ours = await startOurDataPath({ ...about, folder: join(folder, 'ours') });
+  await using earlier = await startOurDataPath({ ...about, folder: join(folder, 'earlier'), tree });
   const mountings = { ours, earlier };
   const measure = async (task: Task, side: Version): Promise<readonly number[]> => {
     await using place = await folderFor(task, exported);
@@ -104,7 +104,7 @@ const versionRowsOf = ({ task, values }: Measured<Version>): readonly Row[] =>
   });
 
 async function memoryOf(about: About): Promise<readonly Row[]> {
-  await using ours = await startOurs(about);
+  await using ours = await startOurDataPath(about);
   return await memoryRows(ours, about.exported, about.signal);
 }
 

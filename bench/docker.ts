@@ -1,7 +1,7 @@
 import type { Bench } from './bench.ts';
-import { type Host, type Side, sides, startHost } from './docker/host.ts';
+import { type DockerHost, type Side, sides, startHost } from './docker/host.ts';
 import type { RecordedCall } from './docker/recorder.ts';
-import { places } from './nfs/measured-folder.ts';
+import { measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
 import { requireComponents } from './required-components.ts';
 
@@ -27,7 +27,7 @@ export const bench: Bench = {
   options: ['rounds'],
   run: async (signal, note, { rounds = usualRounds }) => {
     requireComponents('docker', 'busybox', 'mount', 'fuse', 'ganesha');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     await using host = await startHost(place, signal);
@@ -50,7 +50,7 @@ interface Pair {
 
 /** One container after the other: first with a volume of ours and then with one of Docker's, or the other way round. */
 async function oneAtATime(
-  host: Host,
+  host: DockerHost,
   rounds: number,
   note: (text: string) => void,
 ): Promise<Readonly<Record<Ours, readonly Pair[]>>> {
@@ -68,7 +68,7 @@ async function oneAtATime(
   return pairs;
 }
 
-async function pairOf(host: Host, side: Ours, isFirst: boolean): Promise<Pair> {
+async function pairOf(host: DockerHost, side: Ours, isFirst: boolean): Promise<Pair> {
   if (isFirst) return { with: await host.run(side), without: await host.run('plain') };
   const without = await host.run('plain');
   return { without, with: await host.run(side) };
@@ -89,7 +89,7 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
 }
 
 /** From the start of the program until engines are answered. */
-async function restartRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+async function restartRows(host: DockerHost, note: (text: string) => void): Promise<readonly Row[]> {
   const measured = async (name: string): Promise<Row> => {
     const values: number[] = [];
     for (let round = 1; round <= restarts; round++) {
@@ -107,7 +107,7 @@ async function restartRows(host: Host, note: (text: string) => void): Promise<re
 const msOf = (calls: readonly RecordedCall[], method: string): readonly number[] =>
   calls.filter((call) => call.method === method).map(({ ms }) => ms);
 
-async function callRows(host: Host, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
+async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
   const rows: Row[] = [];
   for (const side of ours) {
     // The first finds a plugin that was started again.
@@ -127,7 +127,7 @@ async function callRows(host: Host, taken: () => readonly RecordedCall[]): Promi
 
 /** Each with a volume of its own. */
 async function rushRows(
-  host: Host,
+  host: DockerHost,
   taken: () => readonly RecordedCall[],
   note: (text: string) => void,
 ): Promise<readonly Row[]> {

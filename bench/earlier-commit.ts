@@ -1,7 +1,7 @@
 import { readFile, symlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { repository } from '#testbed/component.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { command } from './datapath/command.ts';
 
 /** What a row must reach beside an earlier commit. Less than 1: two runs of the same code differ by a few per cent. */
@@ -10,14 +10,14 @@ export const noSlower = { ratioAtLeast: 0.95 } as const;
 export const noMore = { ratioAtMost: 1.05 } as const;
 
 /** The sources of an earlier commit, in a temporary folder. */
-export interface Earlier extends Disposable {
+export interface EarlierCommit extends Disposable {
   readonly path: string;
 }
 
 /** Checks out the commit, with the packages that its lockfile names. */
-export async function checkOut(commit: string, signal: AbortSignal): Promise<Earlier> {
+export async function checkOut(commit: string, signal: AbortSignal): Promise<EarlierCommit> {
   using stack = new DisposableStack();
-  const path = join(stack.use(createGround('stowage-bench-')).folder, 'earlier');
+  const path = join(stack.use(createScratchFolder('stowage-bench-')).folder, 'earlier');
   await command(['git', 'clone', '--quiet', '--shared', '--no-checkout', repository, path], signal);
   await command(['git', '-C', path, 'checkout', '--quiet', '--detach', commit], signal);
   await addPackages(path, signal);

@@ -1,7 +1,7 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import { type Compared, compare } from './nfs/compare.ts';
 import { startLibnfs, type Target } from './nfs/driver.ts';
-import { makeFolder, type Place, places } from './nfs/measured-folder.ts';
+import { type MeasuredFileSystem, makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, tasks } from './nfs/operations.ts';
 import { startOurServer } from './nfs/server.ts';
 import { type Measured, type Row, toRow } from './report.ts';
@@ -15,12 +15,12 @@ export const bench = {
   about: 'our NFS server against nfs-ganesha on the same file system, both driven by libnfs (C)',
   run: async (signal: AbortSignal, note: Note): Promise<readonly Row[]> => {
     const rows: Row[] = [];
-    for (const place of places()) rows.push(...(await onPlace(place, signal, note)));
+    for (const place of measuredFileSystems()) rows.push(...(await onPlace(place, signal, note)));
     return rows;
   },
 };
 
-async function onPlace(place: Place, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
+async function onPlace(place: MeasuredFileSystem, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
   await using folder = await makeFolder(place, ['ours', 'ganesha']);
   const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
   await using ganesha = await startGanesha({ exports, signal });

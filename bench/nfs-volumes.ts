@@ -1,6 +1,6 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startVolumes } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/measured-folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
 
 const rounds = 9;
@@ -16,7 +16,7 @@ interface Made {
 export const bench = {
   about: 'volumes created on an NFS store, against a loop that sends the same calls',
   run: async (signal: AbortSignal, note: (text: string) => void): Promise<readonly Row[]> => {
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     const sides = ['store', 'bare'] as const;

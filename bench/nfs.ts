@@ -3,7 +3,7 @@ import type { Bench } from './bench.ts';
 import { checkOut, noMore, noSlower } from './earlier-commit.ts';
 import { type Compared, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/measured-folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
 import { type Goal, type Row, toRow } from './report.ts';
 
@@ -15,7 +15,7 @@ export const bench: Bench = {
   about: 'our NFS client against libnfs (C), on one nfs-ganesha, one connection each',
   options: ['rounds', 'against'],
   run: async (signal, note, { rounds = usualRounds, against }) => {
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     using earlier = against === undefined ? undefined : await checkOut(against, signal);

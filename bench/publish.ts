@@ -1,7 +1,7 @@
 import { loadavg } from 'node:os';
 import type { Bench } from './bench.ts';
-import { places } from './nfs/measured-folder.ts';
-import { type Host, type Side, sides, startHost } from './publish/host.ts';
+import { measuredFileSystems } from './nfs/measured-folder.ts';
+import { type PublishHost, type Side, sides, startHost } from './publish/host.ts';
 import { type Row, toRow } from './report.ts';
 import { requireComponents } from './required-components.ts';
 
@@ -39,7 +39,7 @@ export const bench: Bench = {
   options: ['rounds'],
   run: async (signal, note, { rounds = usualRounds }) => {
     requireComponents('root', 'mount', 'fuse', 'ganesha');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(
       `nfs-ganesha on ${place.kind}; load ${loadavg()
@@ -52,7 +52,7 @@ export const bench: Bench = {
 };
 
 /** In each round every side once, and neither always comes first. */
-async function oneAtATime(host: Host, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
+async function oneAtATime(host: PublishHost, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
   const taken = untaken();
   for (let round = 1 - warmUps; round <= rounds; round++) {
     const volume = (round + warmUps) % atOnce;
@@ -67,7 +67,7 @@ async function oneAtATime(host: Host, rounds: number, note: (text: string) => vo
 }
 
 /** All volumes, from the first call to the last answer. */
-async function rushRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+async function rushRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
   const all = untaken();
   const each: number[] = [];
   const volumes = Array.from({ length: atOnce }, (_, i) => i);

@@ -5,11 +5,17 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { killKeepers, type Place, patience, place, serving } from './nfs-mount-fixture.ts';
+import {
+  createServerFolders,
+  killKeepers,
+  pollOptions,
+  type ServerFolders,
+  waitUntilServing,
+} from './nfs-mount-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
-  let own: Place;
+  let own: ServerFolders;
   let folder: string;
   let exported: string;
   let serverSquash: 'none' | 'root';
@@ -17,7 +23,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
   let pods: PodsOfGroups;
 
   beforeEach(async () => {
-    own = await place();
+    own = await createServerFolders();
     folder = own.top;
     exported = join(folder, 'export');
     mkdirSync(exported);
@@ -51,10 +57,10 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await pods.stage(2000);
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'mkdir d; echo one > d/file', pods.at('pod'));
-    await serving(stowage);
+    await waitUntilServing(stowage);
     killKeepers(folder);
-    await expect.poll(() => stowage.output(), patience).toContain('a dead mount was mounted anew');
-    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), patience).toBe(allOf(2000));
+    await expect.poll(() => stowage.output(), pollOptions).toContain('a dead mount was mounted anew');
+    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), pollOptions).toBe(allOf(2000));
     expect(await pods.groupsIn('stage/volume', 2000)).toBe(allOf(2000));
   }, 120_000);
 

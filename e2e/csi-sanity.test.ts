@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { component } from '#testbed/components.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
 /** What csi-sanity leaves out, by what it says of it; every spec that is not here, or is here and runs, is a failure. */
@@ -97,9 +97,9 @@ function expectAll(specs: readonly Spec[]): void {
 
 beforeEach(() => {
   // What a test that failed has left mounted goes first.
-  const ground = createGround('stowage-sanity-');
-  onTestFinished(() => ground[Symbol.dispose]());
-  folder = ground.folder;
+  const scratch = createScratchFolder('stowage-sanity-');
+  onTestFinished(() => scratch[Symbol.dispose]());
+  folder = scratch.folder;
 });
 
 const place = (name: string): string => {

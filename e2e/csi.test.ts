@@ -5,7 +5,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounted } from '#testing/csi.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { Controller, Node } from '#wire/csi/generated/csi.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
@@ -22,9 +22,9 @@ let folder: string;
 
 beforeEach(() => {
   // What a test that failed has left mounted goes first.
-  const ground = createGround('stowage-csi-');
-  onTestFinished(() => ground[Symbol.dispose]());
-  folder = ground.folder;
+  const scratch = createScratchFolder('stowage-csi-');
+  onTestFinished(() => scratch[Symbol.dispose]());
+  folder = scratch.folder;
 });
 
 /** A node of its own: Stowage with a state of its own, and a folder for stages and targets. */

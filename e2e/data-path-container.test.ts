@@ -10,8 +10,8 @@ import { runner } from '#testbed/run.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { run } from '#testing/workloads.ts';
-import { addsLines } from './docker-fixture.ts';
-import { mountsIn, place, serving, started, succeeds } from './nfs-mount-fixture.ts';
+import { appendLinesScript } from './docker-fixture.ts';
+import { createServerFolders, mountsIn, runCli, startTestServer, waitUntilServing } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
   const end = new AbortController();
@@ -25,14 +25,14 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a containe
   afterAll(() => end.abort());
 
   test('works through kills, upgrades and restarts', { timeout: 120_000 }, async () => {
-    const where = await place();
-    let server = await started(where);
+    const where = await createServerFolders();
+    let server = await startTestServer(where);
     const { folder, uri } = ganesha.fresh();
     const { port, mountport } = portsOf(ganesha.server);
-    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
-    await succeeds(server, 'volume', 'create', 'silver/photos');
+    await runCli(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
+    await runCli(server, 'volume', 'create', 'silver/photos');
     const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
+    await runCli(server, 'mount', 'silver/photos', at);
     const log = join(folder, 'photos', 'log');
     const lines = (): readonly string[] => (existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : []);
     /** As the container sees it, work goes on after each. */
@@ -44,32 +44,32 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a containe
         (count) => count > before,
       );
     };
-    const killDataPath = async (): Promise<void> => void process.kill((await serving(server)).pid, 'SIGKILL');
+    const killDataPath = async (): Promise<void> => void process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
 
     // Where mounts are not shared, the engine sees only those that were there before it.
     await using engine = await startDockerd(end.signal);
     await engine.docker('import', root, 'plain');
     const bound = ['--network', 'none', '-v', `${at}:/data`];
-    const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', addsLines);
+    const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', appendLinesScript);
     await goesOn(() => Promise.resolve());
     for (let i = 0; i < 2; i++) {
       await goesOn(killDataPath);
       // Another keeper, and another data path.
-      await goesOn(() => succeeds(server, 'client', 'upgrade'));
+      await goesOn(() => runCli(server, 'client', 'upgrade'));
     }
     await goesOn(async () => {
       server.signal('SIGKILL');
       await server.ended();
     });
     await goesOn(async () => {
-      server = await started(where);
+      server = await startTestServer(where);
     });
     await goesOn(killDataPath);
     await run('touch', [join(at, 'stop')]);
     expect(await engine.docker('wait', id)).toBe('0');
     expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));
     await engine.docker('rm', id);
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(where.top)).toEqual([]);
   });
 });

@@ -6,9 +6,9 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { lasting } from './docker-fixture.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { succeeds } from './nfs-mount-fixture.ts';
+import { suiteResources } from './docker-fixture.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { runCli } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
 const containers = sized({ usual: 14, long: 50 });
@@ -52,14 +52,14 @@ const parts: readonly Part[] = Array.from({ length: containers }, (_, i) => ({
 const all = parts.flatMap(({ volumes }) => volumes);
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('very many volumes', () => {
-  let server: FarServer;
+  let server: RemoteNfsServer;
   let host: Host;
-  const { all: used, signal } = lasting();
+  const { all: used, signal } = suiteResources();
 
   beforeAll(async () => {
-    server = used.use(await startFarServer([{ tag: 'silver' }], signal));
+    server = used.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
     host = used.use(await startHost('one', server, signal));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
   }, 60_000);
 
   /** As a person does it while Stowage is down now and then: again. Anything else that Docker says is a fault. */

@@ -11,7 +11,7 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { addsLines } from './docker-fixture.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { answers, ganeshaIn, type ServerInside } from './stowage-container.ts';
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
@@ -120,7 +120,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
 
   test('replaces Stowage under a container that writes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
-    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', addsLines));
+    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');

@@ -9,7 +9,7 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { addsLines } from './docker-fixture.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { documentedRun, ganeshaIn, type ServerInside, startStowageIn, volumesBelow } from './stowage-container.ts';
 
 interface Service {
@@ -120,7 +120,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
         busybox,
         'sh',
         '-c',
-        addsLines,
+        appendLinesScript,
       );
     /** As the containers see it, work goes on after each. */
     const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {

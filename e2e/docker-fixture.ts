@@ -8,13 +8,13 @@ import { startPodman } from '#testbed/podman.ts';
 export const startEngine = { docker: startDockerd, podman: startPodman } as const;
 
 /** What the tests of a describe share: it ends after the last of them, in the reverse order of its beginning. */
-export interface Lasting {
+export interface SuiteResources {
   readonly all: AsyncDisposableStack;
   /** For what can be given one; it is over when all of it has ended. */
   readonly signal: AbortSignal;
 }
 
-export function lasting(): Lasting {
+export function suiteResources(): SuiteResources {
   const over = new AbortController();
   const all = new AsyncDisposableStack();
   afterAll(async () => {
@@ -25,7 +25,7 @@ export function lasting(): Lasting {
 }
 
 /** Everybody may pass, as usual: so the data path runs as nobody, and servers take clients for whomever they like. */
-export async function passableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
+export async function worldReadableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
   const at = await realpath(await mkdtemp(join(tmpdir(), prefix)));
   all.defer(() => rm(at, { recursive: true, force: true }));
   await chmod(at, 0o755);
@@ -35,7 +35,7 @@ export async function passableFolder(prefix: string, all: AsyncDisposableStack):
 type Run = (...words: readonly string[]) => Promise<string>;
 
 /** What an engine's command says when it does not do it. */
-export const refusing =
+export const expectFailure =
   (run: Run): Run =>
   (...words) =>
     run(...words).then(
@@ -44,7 +44,7 @@ export const refusing =
     );
 
 /** For a container with a volume at /data: adds lines, reads each back, and ends as soon as anything fails, or is told to. */
-export const addsLines = `
+export const appendLinesScript = `
   i=0
   until [ -e /data/stop ]; do
     i=$((i + 1))

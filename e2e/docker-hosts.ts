@@ -4,18 +4,18 @@ import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { loadBusybox } from '#testbed/busybox.ts';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.ts';
-import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { type GaneshaExport, ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import { digest } from '#testbed/rootfs.ts';
-import { passableFolder, refusing } from './docker-fixture.ts';
+import { expectFailure, worldReadableFolder } from './docker-fixture.ts';
 import { killKeepers } from './nfs-mount-fixture.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
 
 /** An NFS server in a network of its own, to which hosts are connected by cables. */
-export interface FarServer extends AsyncDisposable {
+export interface RemoteNfsServer extends AsyncDisposable {
   /** By the tag of an export. */
   uri(tag: string): string;
   /** What it exports, on this machine. */
@@ -36,12 +36,12 @@ const inOwnNetwork = [
   'sh',
 ];
 
-export async function startFarServer(
+export async function startRemoteNfsServer(
   exports: readonly [Omit<GaneshaExport, 'path'>, ...Omit<GaneshaExport, 'path'>[]],
   signal: AbortSignal,
-): Promise<FarServer> {
-  await using ground = new AsyncDisposableStack();
-  const top = await passableFolder('stowage-far-', ground);
+): Promise<RemoteNfsServer> {
+  await using stack = new AsyncDisposableStack();
+  const top = await worldReadableFolder('stowage-far-', stack);
   const folder = (tag: string): string => join(top, tag);
   const located = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
   const [first, ...others] = exports;
@@ -51,18 +51,18 @@ export async function startFarServer(
   const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  const preload = cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
   const daemon = await ganeshaDaemon({
     folder: top,
     exports: [located(first), ...others.map(located)],
     listen,
     signal,
     inside: inOwnNetwork,
-    env: { ...quiet(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
+    env: { ...quietEnvironment(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
-  ground.defer(() => daemon.kill());
+  stack.defer(() => daemon.kill());
   let last = 1;
-  const all = ground.move();
+  const all = stack.move();
   return {
     folder,
     uri: (tag) => `nfs://${listen.host}${folder(tag)}?port=${listen.nfsPort}&mountport=${listen.mountPort}`,
@@ -120,18 +120,18 @@ const named = 'hostname "$1" && shift && exec "$@"';
 
 export async function startHost(
   name: string,
-  server: FarServer | undefined,
+  server: RemoteNfsServer | undefined,
   signal: AbortSignal,
   options: EngineOptions = {},
 ): Promise<Host> {
-  await using ground = new AsyncDisposableStack();
-  const top = await passableFolder('st-host-', ground);
-  ground.defer(() => killKeepers(top));
-  const engine = ground.use(await startDockerd(signal, options));
+  await using stack = new AsyncDisposableStack();
+  const top = await worldReadableFolder('st-host-', stack);
+  stack.defer(() => killKeepers(top));
+  const engine = stack.use(await startDockerd(signal, options));
   await server?.connect(engine);
   const image = await loadBusybox(engine, signal);
   let stowage: Stowage | undefined;
-  ground.defer(async () => await stowage?.stop());
+  stack.defer(async () => await stowage?.stop());
   let before = '';
   const start = async (): Promise<void> => {
     await stowage?.stop();
@@ -151,7 +151,7 @@ export async function startHost(
       .split('\n')
       .flatMap((line) => line.split(' ')[1] ?? [])
       .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
-  const all = ground.move();
+  const all = stack.move();
   return {
     name,
     engine,
@@ -165,7 +165,7 @@ export async function startHost(
     },
     output: () => `${before}${running().output()}`,
     inside: (...words) => said([...engine.inside, ...words]),
-    refused: refusing(docker),
+    refused: expectFailure(docker),
     sleeper: (container, volume) =>
       docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
     uses: async (volume) => {

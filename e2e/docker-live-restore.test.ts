@@ -13,7 +13,7 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
-import { addsLines } from './docker-fixture.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
@@ -113,7 +113,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
         'sh',
         '-c',
         // It goes on for a moment: what ends with its container is not known to have done its work.
-        `${addsLines}; ended=$?; sleep 2; exit $ended`,
+        `${appendLinesScript}; ended=$?; sleep 2; exit $ended`,
       );
       onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
       await grown();

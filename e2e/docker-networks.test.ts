@@ -5,8 +5,8 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-fixture.ts';
-import { killKeepers, patience } from './nfs-mount-fixture.ts';
+import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
+import { killKeepers, pollOptions } from './nfs-mount-fixture.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
@@ -27,9 +27,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let storage: StorageNetwork;
     let stowage: Stowage;
     let image: string;
-    const { all, signal } = lasting();
+    const { all, signal } = suiteResources();
     const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-    const refused = refusing(run);
+    const refused = expectFailure(run);
     const says = async (...words: string[]): Promise<string> => {
       const { status, stdout, stderr } = await stowage.cli(...words);
       expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
@@ -59,7 +59,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       });
 
     beforeAll(async () => {
-      top = await passableFolder('st-net-', all);
+      top = await worldReadableFolder('st-net-', all);
       engine = all.use(await startEngine[kind](signal, { bridges: true }));
       all.defer(() => killKeepers(top));
       storage = all.use(await startStorageNetwork(engine, signal));
@@ -192,7 +192,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect((await check('silver')).last).toMatchObject({ step: 'room', ok: true });
         expect(await anchors()).toHaveLength(1);
         await run('rm', '-f', how);
-        await expect.poll(() => run('volume', 'rm', how).catch(String), patience).toBe(how);
+        await expect.poll(() => run('volume', 'rm', how).catch(String), pollOptions).toBe(how);
       },
     );
 
@@ -203,7 +203,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await use('echo before > /data/file');
       const [before = ''] = await anchors();
       await run('rm', '-f', before);
-      await expect.poll(() => anchors(), patience).toEqual([expect.not.stringContaining(before)]);
+      await expect.poll(() => anchors(), pollOptions).toEqual([expect.not.stringContaining(before)]);
       await expect
         .poll(() => use('cat /data/file > /data/copy && sync && echo done').catch(String), aRound)
         .toBe('done');

@@ -1,11 +1,11 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { succeeds } from './nfs-mount-fixture.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { runCli } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
-  let server: FarServer;
+  let server: RemoteNfsServer;
   let host: Host;
   const over = new AbortController();
   const all = new AsyncDisposableStack();
@@ -23,11 +23,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const using = (volume: string, ...words: readonly string[]): readonly string[] => by('0:0', volume, ...words);
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }, { tag: 'flat' }], over.signal));
+    server = all.use(await startRemoteNfsServer([{ tag: 'silver' }, { tag: 'flat' }], over.signal));
     host = all.use(await startHost('one', server, over.signal, { args: ['--userns-remap', 'default'] }));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     await chown(server.folder('flat'), 65_534, 65_534);
-    await succeeds(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all`);
+    await runCli(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all`);
   }, 120_000);
   afterAll(async () => {
     await all.disposeAsync();

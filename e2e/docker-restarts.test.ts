@@ -2,9 +2,9 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { lasting } from './docker-fixture.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { dataPath, killKeepers, patience, serving, succeeds } from './nfs-mount-fixture.ts';
+import { suiteResources } from './docker-fixture.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
 /** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
 const work = `
@@ -19,16 +19,16 @@ const work = `
 const longestWait = 15_000;
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
-  let server: FarServer;
-  const { all, signal } = lasting();
+  let server: RemoteNfsServer;
+  const { all, signal } = suiteResources();
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }], signal));
+    server = all.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
   });
 
   async function aHost(name: string, args: readonly string[] = []): Promise<Host> {
     const host = all.use(await startHost(name, server, signal, { args }));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     return host;
   }
 
@@ -46,7 +46,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     const goesOn = async (): Promise<void> => {
       for (const log of logs) {
         const before = linesIn(log).length;
-        await expect.poll(() => linesIn(log).length, patience).toBeGreaterThan(before);
+        await expect.poll(() => linesIn(log).length, pollOptions).toBeGreaterThan(before);
       }
     };
     await goesOn();
@@ -65,7 +65,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         await host.docker('exec', name, 'touch', '/a/stop').catch(() => undefined);
         expect(await host.docker('wait', name)).toBe('0');
         for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
-        if (after === 'order') await expect.poll(() => mountsOf(host, ids), patience).toEqual([]);
+        if (after === 'order') await expect.poll(() => mountsOf(host, ids), pollOptions).toEqual([]);
         for (const volume of Object.values(volumes))
           expect(await host.refused('volume', 'rm', volume)).toMatch(/in use/);
         await host.docker('rm', name);
@@ -142,17 +142,17 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
     test('keep working when what serves their files is killed', async () => {
       const one = await worker(host, 'served');
-      const { pid } = await serving(host.stowage);
+      const { pid } = await waitUntilServing(host.stowage);
       process.kill(pid, 'SIGKILL');
       await one.goesOn();
-      await expect.poll(() => dataPath(host.stowage), patience).not.toMatchObject({ pid });
+      await expect.poll(() => dataPath(host.stowage), pollOptions).not.toMatchObject({ pid });
       await one.goesOn();
       await one.end();
     });
 
     test('start again when what holds their mounts is killed with it', async () => {
       const one = await worker(host, 'held');
-      await serving(host.stowage);
+      await waitUntilServing(host.stowage);
       killKeepers(host.top);
       // What it had open is lost, and says so.
       expect(await host.docker('wait', 'held')).not.toBe('0');

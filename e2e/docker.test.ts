@@ -8,9 +8,9 @@ import type { TestEngine } from '#testbed/engine-machine.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-fixture.ts';
-import { mountsIn, patience } from './nfs-mount-fixture.ts';
-import { ground } from './nfs-serve-fixture.ts';
+import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
+import { mountsIn, pollOptions } from './nfs-mount-fixture.ts';
+import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
@@ -33,9 +33,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let exported: string;
     let stowage: Stowage;
     let image: string;
-    const { all, signal } = lasting();
+    const { all, signal } = suiteResources();
     const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-    const refused = refusing(run);
+    const refused = expectFailure(run);
     const start = () =>
       startStowage({
         state: join(top, 's'),
@@ -49,7 +49,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     };
 
     beforeAll(async () => {
-      top = await passableFolder('st-eng-', all);
+      top = await worldReadableFolder('st-eng-', all);
       exported = await realpath(await mkdtemp(join(tmpdir(), 'st-exp-')));
       all.defer(() => rm(exported, { recursive: true, force: true }));
       nfs = all.use(await startGanesha({ exports: [{ path: exported, tag: 'silver' }], signal }));
@@ -88,11 +88,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('rm', 'first');
       await run('volume', 'rm', 'photos');
       expect((await stowage.cli('volume', 'show', 'silver/photos')).status).toBe(4);
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
     test('on a store that does not answer: none is made, and it is said whose it is to act', async () => {
-      const { exported: folder, serve } = await ground();
+      const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve();
       expect(await stowage.cli('store', 'add', 'gone', `${server.uri}&timeout=1s&retries=0`)).toMatchObject({
         status: 0,
@@ -158,7 +158,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     }, 240_000);
 
     test('on a store whose server allows other hosts only: it is said that it is a permission', async () => {
-      const { exported: folder, serve } = await ground();
+      const { exported: folder, serve } = await createNfsServeFixture();
       const first = await serve();
       const uri = `${first.uri}&timeout=2s&retries=0`;
       expect(await stowage.cli('store', 'add', 'closed', uri)).toMatchObject({ status: 0 });
@@ -192,7 +192,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     });
 
     test('without naming a store: on the default one, which is on NFS', async () => {
-      const { exported: folder, serve } = await ground();
+      const { exported: folder, serve } = await createNfsServeFixture();
       const { uri } = await serve(forEverybody);
       expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
@@ -208,11 +208,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(JSON.parse(await run('volume', 'inspect', 'unnamed'))[0]).toMatchObject({
           Status: { store: 'usual', health: 'ok', network: 'host' },
         });
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
     test('of a read-only NFS store: what is there is read, and nothing is written, made or deleted', async () => {
-      const { exported: folder, serve } = await ground();
+      const { exported: folder, serve } = await createNfsServeFixture();
       await mkdir(join(folder, 'maps'));
       await writeFile(join(folder, 'maps', 'file'), 'text\n');
       const { uri } = await serve([...forEverybody, '--read-only']);
@@ -230,14 +230,14 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await refused('volume', 'rm', name)).toMatch(/read-only/);
       expect(readdirSync(folder)).toEqual(['maps']);
       expect(readFileSync(join(folder, 'maps', 'file'), 'utf8')).toBe('text\n');
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
     test.each(['SIGKILL', 'SIGSTOP'] as const)(
       'of a server that is down (%s): a stopped container does not start, is told why, and starts when the server is back',
       { timeout: 180_000 },
       async (how) => {
-        const { serve } = await ground();
+        const { serve } = await createNfsServeFixture();
         const server = await serve(forEverybody);
         const options = '&timeout=2s&retries=0';
         expect(await stowage.cli('store', 'add', 'away', `${server.uri}${options}`)).toMatchObject({ status: 0 });
@@ -247,7 +247,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await run('run', '-d', ...atOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
-        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
         if (how === 'SIGKILL') await server.end(how);
         else server.child.kill(how);
         const said = await refused('start', 'cold');
@@ -261,8 +261,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
         expect(await run('exec', 'cold', 'cat', '/data/file')).toBe('before');
         await run('rm', '-f', 'cold');
-        await expect.poll(() => run('volume', 'rm', 'cold').catch(String), patience).toBe('cold');
-        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+        await expect.poll(() => run('volume', 'rm', 'cold').catch(String), pollOptions).toBe('cold');
+        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       },
     );
 
@@ -289,11 +289,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await refused('volume', 'create', '--driver', 'stowage-local', '-o', 'store=silver', 'y')).toMatch(
         /-d stowage/,
       );
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
     test('that nobody could write to are refused when a container starts, with what the administrator can do', async () => {
-      const { exported: folder, serve } = await ground();
+      const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve(['--squash', 'root', '--allow', '127.0.0.1']);
       await chown(folder, 65_534, 65_534);
       const options = `${server.uri}&squash=root&uid=65534&gid=65534`;
@@ -303,7 +303,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
       await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
       // Podman may come back before all is unmounted, and what is still mounted is not looked at again.
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
       expect(said).toMatch(/nobody could write to the volume: root is user 65534 on its server \(squash=root\)/);
@@ -339,15 +339,15 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await stowage.ended();
       const lines = async (): Promise<number> => Number(await run('exec', 'writer', 'sh', '-c', 'wc -l < /data/log'));
       const before = await lines();
-      await expect.poll(lines, patience).toBeGreaterThan(before);
+      await expect.poll(lines, pollOptions).toBeGreaterThan(before);
       stowage = await start();
-      await expect.poll(lines, patience).toBeGreaterThan(before + 5);
+      await expect.poll(lines, pollOptions).toBeGreaterThan(before + 5);
       expect(await run('inspect', '-f', '{{.State.Running}}', 'writer')).toBe('true');
       expect(volumesIn(top).length).toBeGreaterThan(0);
-      await expect.poll(() => using('silver..kept'), patience).toEqual(['container writer']);
+      await expect.poll(() => using('silver..kept'), pollOptions).toEqual(['container writer']);
       await run('rm', '-f', 'writer');
       await run('volume', 'rm', 'kept');
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
   });
 });

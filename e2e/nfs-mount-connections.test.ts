@@ -5,8 +5,15 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type FarNetwork, makeFarNetwork } from '#testing/network-namespaces.ts';
-import { dataPath, mountsIn, place, serving, started, succeeds } from './nfs-mount-fixture.ts';
-import { ground } from './nfs-serve-fixture.ts';
+import {
+  createServerFolders,
+  dataPath,
+  mountsIn,
+  runCli,
+  startTestServer,
+  waitUntilServing,
+} from './nfs-mount-fixture.ts';
+import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 
 const run = promisify(execFile);
 
@@ -20,7 +27,7 @@ async function isShown(at: string, exported: string): Promise<void> {
 
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to the server', () => {
   test('in private: the data path is told the certificates, and nobody else', { timeout: 60_000 }, async () => {
-    const { top: own, exported, serve } = await ground();
+    const { top: own, exported, serve } = await createNfsServeFixture();
     const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {
       const [cert, key] = [join(own, `${name}.pem`), join(own, `${name}.key`)];
       await run('openssl', [
@@ -46,7 +53,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to 
     };
     const [cert, key] = await certified('server');
     const [ownCert, ownKey] = await certified('client');
-    const where = await place();
+    const where = await createServerFolders();
     const served = await serve(['--tls-cert', cert, '--tls-key', key, '--tls-ca', ownCert, '--squash', 'none'], {
       env: { STOWAGE_SOCKET: where.socket },
     });
@@ -55,13 +62,13 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to 
     await copyFile(cert, join(tls, 'ca.pem'));
     await copyFile(ownCert, join(tls, 'client.pem'));
     await copyFile(ownKey, join(tls, 'client.key'));
-    const server = await started(where);
-    await succeeds(server, 'store', 'add', 'silver', served.uri.replace('tls=/FOLDER', `tls=${tls}`));
-    await succeeds(server, 'volume', 'create', 'silver/photos');
+    const server = await startTestServer(where);
+    await runCli(server, 'store', 'add', 'silver', served.uri.replace('tls=/FOLDER', `tls=${tls}`));
+    await runCli(server, 'volume', 'create', 'silver/photos');
     const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
+    await runCli(server, 'mount', 'silver/photos', at);
     await isShown(at, join(exported, 'photos'));
-    const { pid } = await serving(server);
+    const { pid } = await waitUntilServing(server);
     process.kill(pid, 'SIGKILL');
     await isShown(at, join(exported, 'photos'));
     const secret = (await readFile(ownKey, 'utf8')).split('\n')[1] ?? '';
@@ -79,27 +86,27 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to 
     expect(written.join('').length).toBeGreaterThan(10_000);
     for (const text of [JSON.stringify(answers), commands.stdout, server.output(), ...written])
       expect(text.includes(secret)).toBe(false);
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(where.top)).toEqual([]);
   });
 
   test('from a port below 1024, with that right and no other', { timeout: 60_000 }, async () => {
-    const { exported, serve } = await ground();
-    const where = await place();
+    const { exported, serve } = await createNfsServeFixture();
+    const where = await createServerFolders();
     const served = await serve([], { env: { STOWAGE_SOCKET: where.socket } });
-    const server = await started(where);
-    await succeeds(server, 'store', 'add', 'silver', `${served.uri}&sourceport=privileged`);
-    await succeeds(server, 'volume', 'create', 'silver/photos');
+    const server = await startTestServer(where);
+    await runCli(server, 'store', 'add', 'silver', `${served.uri}&sourceport=privileged`);
+    await runCli(server, 'volume', 'create', 'silver/photos');
     const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
+    await runCli(server, 'mount', 'silver/photos', at);
     await isShown(at, join(exported, 'photos'));
-    const { pid } = await serving(server);
+    const { pid } = await waitUntilServing(server);
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     // Bit 10: CAP_NET_BIND_SERVICE.
     expect(status).toMatch(/^CapEff:\t0{13}400$/m);
     expect(status).toMatch(/^CapBnd:\t0{13}400$/m);
     expect(status).toMatch(/^Uid:\t6[1-5]\d{3}\t/m);
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
   });
 });
 
@@ -111,22 +118,22 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns'))('a store in an
   afterAll(() => far[Symbol.asyncDispose]());
 
   test('is mounted from there, by a data path of its own', { timeout: 60_000 }, async () => {
-    const where = await place();
-    const server = await started(where);
+    const where = await createServerFolders();
+    const server = await startTestServer(where);
     const ports = `port=${far.port}&mountport=${far.port}`;
-    await succeeds(server, 'store', 'add', 'far', `nfs://${far.host}/export?${ports}&network=netns:${far.name}`);
-    await succeeds(server, 'volume', 'create', 'far/photos');
+    await runCli(server, 'store', 'add', 'far', `nfs://${far.host}/export?${ports}&network=netns:${far.name}`);
+    await runCli(server, 'volume', 'create', 'far/photos');
     const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'far/photos', at);
+    await runCli(server, 'mount', 'far/photos', at);
     await isShown(at, join(far.exported, 'photos'));
-    const { pid } = await serving(server);
+    const { pid } = await waitUntilServing(server);
     const namespaceOf = async (of: string): Promise<string> => (await run('readlink', [`/proc/${of}/ns/net`])).stdout;
     expect(await namespaceOf(String(pid))).not.toBe(await namespaceOf('self'));
     process.kill(pid, 'SIGKILL');
     await isShown(at, join(far.exported, 'photos'));
-    await succeeds(server, 'client', 'upgrade');
+    await runCli(server, 'client', 'upgrade');
     await isShown(at, join(far.exported, 'photos'));
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });
 });

@@ -11,7 +11,7 @@ import { isErrno } from '#base/errno.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const run = promisify(execFile);
-export const patience = { timeout: 20_000, interval: 50 };
+export const pollOptions = { timeout: 20_000, interval: 50 };
 
 export interface DataPath {
   readonly state: string;
@@ -21,14 +21,14 @@ export interface DataPath {
   readonly takeovers: number;
 }
 
-export interface Place {
+export interface ServerFolders {
   readonly top: string;
   readonly state: string;
   readonly socket: string;
 }
 
 /** A folder that everybody may pass, as the usual ones: so the data path runs as nobody. */
-export async function place(): Promise<Place> {
+export async function createServerFolders(): Promise<ServerFolders> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-mnt-')));
   await chmod(top, 0o755);
   onTestFinished(async () => {
@@ -64,10 +64,10 @@ export function keeperPids(top: string): readonly number[] {
   const all = told.flatMap((text) =>
     [...text.matchAll(/"(?:keeper|dataPath|pid)":(\d+)/g)].map(([, pid]) => Number(pid)),
   );
-  return [...new Set(all)].filter((pid) => pid > 1 && isOurs(pid));
+  return [...new Set(all)].filter((pid) => pid > 1 && isStowageProcess(pid));
 }
 
-export function isOurs(pid: number): boolean {
+export function isStowageProcess(pid: number): boolean {
   try {
     return /^stowage (keeper|data path)/.test(readFileSync(`/proc/${pid}/cmdline`, 'utf8'));
   } catch {
@@ -75,7 +75,7 @@ export function isOurs(pid: number): boolean {
   }
 }
 
-export async function started({ state, socket }: Place): Promise<Stowage> {
+export async function startTestServer({ state, socket }: ServerFolders): Promise<Stowage> {
   const server = await startStowage({ state, socket });
   onTestFinished(() => server.stop());
   return server;
@@ -86,20 +86,20 @@ export async function dataPath(server: Stowage): Promise<DataPath | undefined> {
   return (body['items'] as readonly DataPath[])[0];
 }
 
-export const serving = (server: Stowage): Promise<DataPath> =>
+export const waitUntilServing = (server: Stowage): Promise<DataPath> =>
   expect
-    .poll(() => dataPath(server), patience)
+    .poll(() => dataPath(server), pollOptions)
     .toMatchObject({ state: expect.stringMatching(/serving|failing/), standby: true })
     .then(async () => (await dataPath(server)) as DataPath);
 
-export async function succeeds(server: Stowage, ...args: string[]): Promise<string> {
+export async function runCli(server: Stowage, ...args: string[]): Promise<string> {
   const { status, stdout, stderr } = await server.cli(...args);
   expect(status, `${args.join(' ')}: ${stderr}`).toBe(0);
   return stdout;
 }
 
 /** What the server says of itself, from now on. */
-export function follow(socketPath: string): () => string {
+export function followEvents(socketPath: string): () => string {
   let said = '';
   const asking = request({ socketPath, path: '/v1/events', headers: { accept: 'text/event-stream' } }, (answer) => {
     answer.on('data', (chunk: Buffer) => {
@@ -113,7 +113,11 @@ export function follow(socketPath: string): () => string {
 }
 
 /** Writes a line a second part, with fsync, and says which; ends with the first error. */
-export function writer(file: string): { readonly ended: Promise<string>; readonly count: () => number; stop(): void } {
+export function startWriter(file: string): {
+  readonly ended: Promise<string>;
+  readonly count: () => number;
+  stop(): void;
+} {
   // It says so by a call that waits: what Node cannot write at once it puts off to an event loop that never gets its turn.
   const program = `
     const { openSync, writeSync, fsyncSync } = require('node:fs');

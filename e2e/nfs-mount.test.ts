@@ -11,46 +11,46 @@ import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { suspend } from '#testing/suspend.ts';
 import {
+  createServerFolders,
   dataPath,
-  follow,
-  isOurs,
+  followEvents,
+  isStowageProcess,
   keeperPids,
   killKeepers,
   mountsIn,
-  type Place,
-  patience,
-  place,
-  serving,
-  started,
-  succeeds,
-  writer,
+  pollOptions,
+  runCli,
+  type ServerFolders,
+  startTestServer,
+  startWriter,
+  waitUntilServing,
 } from './nfs-mount-fixture.ts';
 import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
-interface Mounted extends Place {
+interface Mounted extends ServerFolders {
   readonly server: Stowage;
   readonly at: string;
 }
 
 async function withVolumeOf(store: string): Promise<Mounted> {
-  const where = await place();
-  const server = await started(where);
-  await succeeds(server, 'store', 'add', 'silver', store);
-  await succeeds(server, 'volume', 'create', 'silver/photos');
+  const where = await createServerFolders();
+  const server = await startTestServer(where);
+  await runCli(server, 'store', 'add', 'silver', store);
+  await runCli(server, 'volume', 'create', 'silver/photos');
   const at = join(where.top, 'mnt');
-  await succeeds(server, 'mount', 'silver/photos', at);
+  await runCli(server, 'mount', 'silver/photos', at);
   return { ...where, server, at };
 }
 
 /** While nothing can be had from the NFS server, every command answers. Afterwards all is as it should be. */
 async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
-  const app = writer(join(at, 'log'));
-  await expect.poll(() => app.count(), patience).toBeGreaterThan(3);
-  await succeeds(server, 'volume', 'create', 'silver/idle');
+  const app = startWriter(join(at, 'log'));
+  await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
+  await runCli(server, 'volume', 'create', 'silver/idle');
   const idle = join(top, 'idle');
-  await succeeds(server, 'mount', 'silver/idle', idle);
+  await runCli(server, 'mount', 'silver/idle', idle);
   const inTime = async (...args: string[]) => {
     const since = performance.now();
     const finished = await server.cli(...args);
@@ -98,50 +98,50 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     for (const line of shared) expect(line).toMatch(/ shared:\d+ /);
     const device = shared[0]?.split(' ')[2];
     expect(await readFile(`/sys/class/bdi/${device}/read_ahead_kb`, 'utf8')).toBe('4096\n');
-    const { pid } = await serving(server);
+    const { pid } = await waitUntilServing(server);
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     expect(status).toMatch(/^Uid:\t(6[1-5]\d{3})\t\1\t\1\t\1$/m);
     expect(status).toMatch(/^CapEff:\t0{16}$/m);
     expect(status).toMatch(/^CapBnd:\t0{16}$/m);
     expect(status).toMatch(/^NoNewPrivs:\t1$/m);
     expect(status).toMatch(/^Groups:\t\s*$/m);
-    expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toContain(`path ${at}`);
+    expect(await runCli(server, 'volume', 'show', 'silver/photos')).toContain(`path ${at}`);
     expect((await server.cli('volume', 'delete', 'silver/photos')).stderr).toContain('it is used by');
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
-    expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toMatch(/^hosts +-$/m);
-    await succeeds(server, 'volume', 'delete', 'silver/photos');
+    expect(await runCli(server, 'volume', 'show', 'silver/photos')).toMatch(/^hosts +-$/m);
+    await runCli(server, 'volume', 'delete', 'silver/photos');
     const keepers = keeperPids(top);
     expect(keepers.length).toBeGreaterThan(0);
     await server.stop();
-    await expect.poll(() => keepers.filter(isOurs), patience).toEqual([]);
+    await expect.poll(() => keepers.filter(isStowageProcess), pollOptions).toEqual([]);
   });
 
   test('an application writes on, whatever is killed or replaced', { timeout: 90_000 }, async () => {
     const { server, at, exported, ...where } = await withVolume();
     const { top } = where;
-    const app = writer(join(at, 'log'));
+    const app = startWriter(join(at, 'log'));
     const goesOn = async (): Promise<void> => {
       const before = app.count();
-      await expect.poll(() => app.count(), patience).toBeGreaterThan(before + 10);
+      await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(before + 10);
     };
     await goesOn();
     for (let round = 1; round <= 3; round++) {
-      const { pid, takeovers } = await serving(server);
+      const { pid, takeovers } = await waitUntilServing(server);
       process.kill(pid, 'SIGKILL');
-      await expect.poll(async () => (await dataPath(server))?.takeovers, patience).toBeGreaterThan(takeovers);
+      await expect.poll(async () => (await dataPath(server))?.takeovers, pollOptions).toBeGreaterThan(takeovers);
       await goesOn();
-      const said = await succeeds(server, 'client', 'upgrade');
+      const said = await runCli(server, 'client', 'upgrade');
       expect(said).toContain('replaced 1 data path');
-      expect((await serving(server)).pid).not.toBe(pid);
+      expect((await waitUntilServing(server)).pid).not.toBe(pid);
       await goesOn();
     }
     // The server itself, without a word; the next one finds everything as it was.
     server.signal('SIGKILL');
     await server.ended();
     await goesOn();
-    const next = await started(where);
+    const next = await startTestServer(where);
     expect(await dataPath(next)).toMatchObject({ mounts: 1 });
     await goesOn();
     expect((await next.cli('unmount', at)).stderr).toContain('it is in use');
@@ -149,7 +149,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(await app.ended).toBe('');
     const lines = (await readFile(join(exported, 'log'), 'utf8')).trim().split('\n').map(Number);
     expect(lines).toEqual(lines.map((_, i) => i + 1));
-    await succeeds(next, 'unmount', at);
+    await runCli(next, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
@@ -158,9 +158,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
   }, async () => {
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
-    await serving(server);
-    const told = follow(socket);
-    await expect.poll(told, patience).toContain('hello');
+    await waitUntilServing(server);
+    const told = followEvents(socket);
+    await expect.poll(told, pollOptions).toContain('hello');
     killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
@@ -169,9 +169,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     const looked = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
         .stdout;
-    await expect.poll(looked, patience).toBe('kept\n');
-    await expect.poll(told, patience).toContain('mount.repaired');
-    await succeeds(server, 'unmount', at);
+    await expect.poll(looked, pollOptions).toBe('kept\n');
+    await expect.poll(told, pollOptions).toContain('mount.repaired');
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
@@ -180,9 +180,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
   }, async () => {
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
-    const { pid } = await serving(server);
-    const told = follow(socket);
-    await expect.poll(told, patience).toContain('hello');
+    const { pid } = await waitUntilServing(server);
+    const told = followEvents(socket);
+    await expect.poll(told, pollOptions).toContain('hello');
     for (const keeper of keeperPids(top)) if (keeper !== pid) await suspend(keeper);
     process.kill(pid, 'SIGKILL');
     const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
@@ -201,7 +201,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     await expect.poll(told, { timeout: 20_000 }).toContain('keeper.ended');
     await expect.poll(told, { timeout: 20_000 }).toContain('mount.repaired');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('kept\n');
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
@@ -228,7 +228,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     } finally {
       ganesha.server.thaw();
     }
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect((await readFile(join(exported, 'file'))).length).toBe(300_000);
   });
 

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
 import { program } from './stowage.ts';
 
-export interface Serving {
+export interface NfsServeProcess {
   readonly child: ChildProcess;
   readonly port: number;
   readonly portmapper: number | null;
@@ -19,11 +19,11 @@ export interface Serving {
   end(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals>;
 }
 
-export interface Ground {
+export interface NfsServeFixture {
   readonly top: string;
   /** Empty, to be exported. */
   readonly exported: string;
-  serve(options?: readonly string[], how?: ServeOptions): Promise<Serving>;
+  serve(options?: readonly string[], how?: ServeOptions): Promise<NfsServeProcess>;
 }
 
 interface ServeOptions {
@@ -33,7 +33,7 @@ interface ServeOptions {
 }
 
 /** Folders of its own, and `stowage nfs serve` on them; all of it goes with the test. */
-export async function ground(): Promise<Ground> {
+export async function createNfsServeFixture(): Promise<NfsServeFixture> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-serve-')));
   onTestFinished(() => rm(top, { recursive: true }));
   const exported = join(top, 'exported');
@@ -50,7 +50,7 @@ export async function ground(): Promise<Ground> {
 }
 
 /** As it is called, and ended with the test. */
-export async function serve(args: readonly string[], how: ServeOptions = {}): Promise<Serving> {
+export async function serve(args: readonly string[], how: ServeOptions = {}): Promise<NfsServeProcess> {
   const [file = program, ...first] = how.command ?? [program];
   const child = spawn(file, [...first, ...args], {
     stdio: ['ignore', 'pipe', 'pipe', ...(how.channel === true ? (['ipc'] as const) : [])],

@@ -11,14 +11,14 @@ import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
 import { fileType, nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 import type { RpcClientOptions } from '#wire/rpc/client.ts';
 import { getPort } from '#wire/rpc/portmap.ts';
-import { ground, type Serving } from './nfs-serve-fixture.ts';
+import { createNfsServeFixture, type NfsServeProcess } from './nfs-serve-fixture.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
 
 /** By our own client. */
 async function mounted(
-  { port }: Pick<Serving, 'port'>,
+  { port }: Pick<NfsServeProcess, 'port'>,
   options?: Partial<RpcClientOptions>,
 ): ReturnType<typeof openExport> {
   const open = await openExport({ host, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000, ...options });
@@ -28,7 +28,7 @@ async function mounted(
 
 describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   test('serves the tools of libnfs', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     const serving = await serve();
     await writeFile(join(top, 'file'), 'through the network');
     expect((await run('nfs-cp', [join(top, 'file'), serving.url('/copy')])).status).toBe(0);
@@ -39,9 +39,9 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 
   test.skipIf(needs('root', 'ordinary-user'))('lets only its own user in, unless others are named', async () => {
-    const { exported, serve } = await ground();
+    const { exported, serve } = await createNfsServeFixture();
     await chmod(join(exported, '..'), 0o755);
-    const asOther = ({ url }: Serving): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
+    const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
     const own = await serve();
     expect((await run('nfs-ls', [own.url()])).status).toBe(0);
     expect((await asOther(own)).status).not.toBe(0);
@@ -52,8 +52,8 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 
   test.skipIf(needs('ipv6'))('is reached by those who are allowed, by IPv6 and by both', async () => {
-    const { serve } = await ground();
-    const reached = async ({ port }: Serving, at: string): Promise<number> => {
+    const { serve } = await createNfsServeFixture();
+    const reached = async ({ port }: NfsServeProcess, at: string): Promise<number> => {
       const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
       onTestFinished(() => open[Symbol.dispose]());
       return (await open.nfs.getattr(open.root)).type;
@@ -67,7 +67,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 
   test('read-only, everything can be read and nothing changed', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const serving = await serve(['--read-only']);
     expect((await run('nfs-cat', [serving.url('/file')])).stdout).toBe('kept');
@@ -77,10 +77,10 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 
   test.skipIf(needs('root'))('does what callers ask for as whom it is told to', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     const all = ['--allow', host];
     await writeFile(join(top, 'f'), 'x');
-    const cp = async (serving: Serving, to: string, more?: string): Promise<number | undefined> => {
+    const cp = async (serving: NfsServeProcess, to: string, more?: string): Promise<number | undefined> => {
       const { status } = await run('nfs-cp', [join(top, 'f'), serving.url(`/${to}`, more)]);
       return status === 0 ? (await stat(join(exported, to))).uid : undefined;
     };
@@ -102,7 +102,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
 
 describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   test('what it prints says what is exported, and how to use it', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
     // On the port of the first, which is in use.
     const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
@@ -116,7 +116,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   });
 
   test.each(['SIGTERM', 'SIGINT'] as const)('%s ends it cleanly, also while somebody is connected', async (signal) => {
-    const { serve } = await ground();
+    const { serve } = await createNfsServeFixture();
     const serving = await serve();
     await mounted(serving);
     expect(await serving.end(signal)).toBe(0);
@@ -124,7 +124,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   });
 
   test('it ends with the program that started it with a channel', async () => {
-    const { serve } = await ground();
+    const { serve } = await createNfsServeFixture();
     const { child } = await serve([], { channel: true });
     const ended = once(child, 'exit');
     child.disconnect();
@@ -132,7 +132,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   });
 
   test('it ends, too, when that program is gone before it began', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
     const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
     const ended = once(child, 'exit');
@@ -141,7 +141,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   });
 
   test('what clients know stays good when it is killed and started again', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const first = await serve();
     const { nfs, root } = await mounted(first);
@@ -155,7 +155,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
   });
 
   test('it answers as a portmapper where that is asked for', async () => {
-    const { serve } = await ground();
+    const { serve } = await createNfsServeFixture();
     const { port, portmapper } = await serve(['--portmapper', '0']);
     using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
     expect(await rpc.call(getPort, { program: nfsProgram, version: nfsVersion })).toBe(port);
@@ -165,7 +165,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
 
 describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
   test('keeps its secrets in the state folder, apart for each directory, and serves only that user', async () => {
-    const { top, exported, serve } = await ground();
+    const { top, exported, serve } = await createNfsServeFixture();
     const isRoot = process.getuid?.() === 0;
     const uid = isRoot ? ordinaryUid : (process.getuid?.() ?? 0);
     await mkdir(join(top, 'home'));
@@ -202,7 +202,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
   });
 
   test.skipIf(needs('root', 'netns'))('may not use ports below 1024', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     await chown(top, ordinaryUid, ordinaryUid);
     await chmod(exported, 0o755);
     const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
@@ -225,7 +225,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
 describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
   // What else it refuses is in src/app/nfs-plan.test.ts.
   test('a directory that is not there', async () => {
-    const { top } = await ground();
+    const { top } = await createNfsServeFixture();
     expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
       status: 4,
       stdout: '',
@@ -234,7 +234,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
   });
 
   test('the address of another machine', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     const options = ['--state', join(top, 'state'), '--host', '192.0.2.1', '--allow', '192.0.2.0/24'];
     const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
     expect(status).toBe(2);
@@ -244,7 +244,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
   });
 
   test('a portmapper where there is one already', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     const other = createServer().listen(0, host);
     onTestFinished(() => void other.close());
     await once(other, 'listening');
@@ -268,7 +268,7 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   const asking = { program: nfsProgram, version: nfsVersion };
 
   test('whoever does not use it is refused', async () => {
-    const { top, serve } = await ground();
+    const { top, serve } = await createNfsServeFixture();
     const { cert, key } = certificate(top, 'server');
     const serving = await serve(['--tls-cert', cert, '--tls-key', key]);
     expect(serving.uri).toContain('&tls=on');
@@ -282,7 +282,7 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   });
 
   test('a certificate can be asked for, and then says who may connect', async () => {
-    const { top, serve } = await ground();
+    const { top, serve } = await createNfsServeFixture();
     const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
     const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];
     const serving = await serve([...options, '--squash', 'none']);

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { onPath } from '#testbed/component.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
-import { type Inmate, runInside, startInside } from '#testbed/machine.ts';
+import { type MachineProcess, runInside, startInside } from '#testbed/machine.ts';
 import { program } from './stowage.ts';
 
 /** A network of an engine, and in it a machine with our own NFS server, which answers to nobody else. */
@@ -23,9 +23,9 @@ const range = '10.77.0.128/25';
 
 /** It is called `storage`, and has no way out. The server survives its engine. */
 export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-filer-')));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
   const exported = join(folder, 'export');
   for (const name of ['silver', 'plain']) await mkdir(join(exported, name), { recursive: true });
   const called = { docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`], podman: ['--disable-dns'] };
@@ -44,7 +44,7 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   for (const link of ['lo', 'eth0']) await ip('-n', 'filer', 'link', 'set', link, 'up');
   // Engines give the host an address in each of their networks.
   await ip('-n', 'filer', 'route', 'add', 'blackhole', gateway);
-  const server: Inmate = await startInside(engine, {
+  const server: MachineProcess = await startInside(engine, {
     command: [
       onPath('ip') ?? 'ip',
       'netns',
@@ -67,8 +67,8 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
     isReady: (log) => log.includes('stowage nfs ready'),
     signal,
   });
-  ground.defer(() => server.kill());
-  const all = ground.move();
+  stack.defer(() => server.kill());
+  const all = stack.move();
   return {
     exported,
     uri: (name) => `nfs://${storageHost}/export/${name}?port=${storagePort}&mountport=${storagePort}`,

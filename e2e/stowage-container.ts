@@ -2,9 +2,9 @@ import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import type { Engine } from '#testbed/dockerd.ts';
-import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { type GaneshaExport, ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import { runInside } from '#testbed/machine.ts';
 import { digest } from '#testbed/rootfs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -49,7 +49,7 @@ export interface ServerInside extends AsyncDisposable {
 
 const preload = (): string => {
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
 /** An NFS server on the engine's own machine, with a folder for each export. */
@@ -73,7 +73,7 @@ export async function ganeshaIn(
     signal,
     inside: engine.inside,
     listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
-    env: { ...quiet(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
+    env: { ...quietEnvironment(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   return {
     folder,

@@ -17,13 +17,13 @@ export const conditions = {
   certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
 } as const;
 
-export const own = 'own';
+export const ownNamespace = 'own';
 
 export interface RbacRole {
   readonly name: string;
   readonly title: string;
   readonly about: string;
-  readonly where: 'cluster' | typeof own;
+  readonly where: 'cluster' | typeof ownNamespace;
   /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
   readonly account?: string;
   readonly value?: string;

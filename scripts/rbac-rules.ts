@@ -1,6 +1,6 @@
 import { drivers } from '#core/csi-drivers.ts';
-import { core, discovery, followed, own, type RbacRole, storage, stowage, watched } from './rbac-role.ts';
-import { adopter, everybody, looking, viewer } from './rbac-users.ts';
+import { core, discovery, followed, ownNamespace, type RbacRole, storage, stowage, watched } from './rbac-role.ts';
+import { adopter, everybody, readRules, viewer } from './rbac-users.ts';
 
 const controller: RbacRole = {
   name: 'stowage-controller',
@@ -108,7 +108,7 @@ const controllerAtHome: RbacRole = {
   name: 'stowage-controller',
   title: 'Controller, at home',
   about: '',
-  where: own,
+  where: ownNamespace,
   account: 'stowage-controller',
   rules: [
     {
@@ -222,7 +222,7 @@ const agentAtHome: RbacRole = {
   name: 'stowage-agent',
   title: 'Agents, at home',
   about: '',
-  where: own,
+  where: ownNamespace,
   account: 'stowage-agent',
   rules: [
     {
@@ -249,6 +249,6 @@ export const roles: readonly RbacRole[] = [
   agentAtHome,
   viewer,
   adopter,
-  looking,
+  readRules,
   everybody,
 ].filter(({ rules }) => rules.length > 0);

@@ -3,7 +3,7 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { conditions, own, type RbacRole, type RbacRule } from './rbac-role.ts';
+import { conditions, ownNamespace, type RbacRole, type RbacRule } from './rbac-role.ts';
 import { roles } from './rbac-rules.ts';
 
 const repository = join(import.meta.dirname, '..');
@@ -37,7 +37,7 @@ function head(kind: string, { name, where, extraLabels = {} }: RbacRole): string
     `kind: ${kind}`,
     'metadata:',
     `  name: ${name}`,
-    ...(where === own ? [`  namespace: ${namespace}`] : []),
+    ...(where === ownNamespace ? [`  namespace: ${namespace}`] : []),
     '  labels:',
     `    ${labels}`,
     ...Object.entries(extraLabels).map(([key, value]) => `    ${key}: ${JSON.stringify(value)}`),
@@ -52,7 +52,8 @@ function ruleText(rule: RbacRule): string {
 const rulesOf = ({ rules }: RbacRole): string => ['rules:', ...rules.map(ruleText)].join('\n');
 
 function roleText(role: RbacRole): string {
-  const [kind, bindingKind] = role.where === own ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
+  const [kind, bindingKind] =
+    role.where === ownNamespace ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
   const binding = (subjects: string): string =>
     [
       head(bindingKind, role),
@@ -86,7 +87,7 @@ const shownResource = ({ group: apiGroup, resource, names }: RbacRule): string =
 
 function section(role: RbacRole): string {
   const rows = role.rules.map((rule) => `| ${shownResource(rule)} | ${rule.verbs.join(', ')} | ${shownWhy(rule)} |`);
-  const where = role.where === own ? "in Stowage's own namespace" : 'in the whole cluster';
+  const where = role.where === ownNamespace ? "in Stowage's own namespace" : 'in the whole cluster';
   return [
     `## ${role.title}`,
     `\`${role.name}\`, ${where}. ${role.about}`,

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { text } from 'node:stream/consumers';
 
-export interface Ran {
+export interface CommandResult {
   readonly stdout: string;
   readonly stderr: string;
   readonly seconds: number;
@@ -22,7 +22,7 @@ export async function command(
   [file, ...args]: readonly [string, ...string[]],
   signal: AbortSignal,
   { timeoutMs = usualPatienceMs, ...options }: CommandOptions = {},
-): Promise<Ran> {
+): Promise<CommandResult> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]);
   limit.throwIfAborted();
   const began = performance.now();

@@ -2,7 +2,7 @@ import { mkdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Row, toRow } from '../report.ts';
 import { command } from './command.ts';
-import type { Ours } from './our-data-path.ts';
+import type { OurDataPath } from './our-data-path.ts';
 
 const goals = [
   { mounts: 20, below: 150 },
@@ -11,7 +11,7 @@ const goals = [
 const fileMib = 4;
 
 /** Of a data path that is new: the most that it ever had, after some work on so many mounts, on all of them at once. */
-export async function memoryRows(ours: Ours, parent: string, signal: AbortSignal): Promise<readonly Row[]> {
+export async function memoryRows(ours: OurDataPath, parent: string, signal: AbortSignal): Promise<readonly Row[]> {
   const rows: Row[] = [];
   await using mounted = new AsyncDisposableStack();
   const places: string[] = [];
@@ -35,14 +35,14 @@ async function work(at: string, signal: AbortSignal): Promise<void> {
 }
 
 /** As it is now. */
-export async function memoryRow(ours: Ours, when: string): Promise<Row> {
+export async function memoryRow(ours: OurDataPath, when: string): Promise<Row> {
   return toRow({ name: `${memoryName}, ${when}`, unit: 'MB', values: [await megabytes(ours, 'VmRSS')] });
 }
 
 export const memoryName = 'memory of the data path';
 
 /** Resident: now, or at most ever. */
-async function megabytes(ours: Ours, which: 'VmRSS' | 'VmHWM'): Promise<number> {
+async function megabytes(ours: OurDataPath, which: 'VmRSS' | 'VmHWM'): Promise<number> {
   const { active } = await ours.complete();
   const status = await readFile(`/proc/${active?.pid}/status`, 'utf8');
   const line = status.split('\n').find((each) => each.startsWith(`${which}:`));

@@ -8,13 +8,13 @@ import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { repository } from '#testbed/component.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { command } from './command.ts';
 import type { Mounted, Mounting } from './mounting.ts';
 
 /** A keeper, its data paths, and mounts that they serve. */
-export interface Ours extends Mounting, AsyncDisposable {
+export interface OurDataPath extends Mounting, AsyncDisposable {
   readonly client: KeeperClient;
   /** What data paths run. */
   readonly program: string;
@@ -22,7 +22,7 @@ export interface Ours extends Mounting, AsyncDisposable {
   complete(): Promise<KeeperState>;
 }
 
-export interface OursOptions {
+export interface OurDataPathOptions {
   readonly server: NfsServer;
   /** Where mount points are made. */
   readonly folder: string;
@@ -45,12 +45,17 @@ async function bundle(tree: string, folder: string, signal: AbortSignal): Promis
   return join(folder, 'data-path.mjs');
 }
 
-export async function startOurs({ server, folder, signal, tree = repository }: OursOptions): Promise<Ours> {
+export async function startOurDataPath({
+  server,
+  folder,
+  signal,
+  tree = repository,
+}: OurDataPathOptions): Promise<OurDataPath> {
   await using stack = new AsyncDisposableStack();
   const built = join(folder, 'built');
   mkdirSync(built, { recursive: true });
   const program = await bundle(tree, built, signal);
-  const keepers: KeeperGround = stack.use(createKeeperGround());
+  const keepers: KeeperFixture = stack.use(createKeeperFixture());
   await keepers.startKeeper({ program, flags: dataPathFlags });
   const client = keepers.client();
   let count = 0;

@@ -6,9 +6,9 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { command } from '../datapath/command.ts';
-import { makeFolder, type Place } from '../nfs/measured-folder.ts';
+import { type MeasuredFileSystem, makeFolder } from '../nfs/measured-folder.ts';
 import { type Server, startServer } from '../server.ts';
 import { type RecordedCall, startRecorder } from './recorder.ts';
 
@@ -24,7 +24,7 @@ const drivers: Readonly<Record<Side, readonly string[]>> = {
 const plugins = ['stowage', 'stowage-local'];
 
 /** An engine, an NFS server, and a Stowage that serves both. */
-export interface Host extends AsyncDisposable {
+export interface DockerHost extends AsyncDisposable {
   /** What of it Docker is asked for by `run`. */
   makeVolume(side: Side, name: string): Promise<void>;
   /** `docker run --rm -v volume:/data image true`, in milliseconds. */
@@ -38,21 +38,21 @@ export interface Host extends AsyncDisposable {
 }
 
 /** `exports` is where the server's files are. Everything is in folders of its own, and goes with it. */
-export async function startHost(exports: Place, signal: AbortSignal): Promise<Host> {
+export async function startHost(exports: MeasuredFileSystem, signal: AbortSignal): Promise<DockerHost> {
   await using stack = new AsyncDisposableStack();
-  const ground = stack.use(createGround('st-bench-'));
+  const scratch = stack.use(createScratchFolder('st-bench-'));
   // As the usual ones: the data path runs as nobody.
-  await chmod(ground.folder, 0o755);
+  await chmod(scratch.folder, 0o755);
   const exported = stack.use(await makeFolder(exports, []));
   const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
-  const engine = stack.use(await startDockerd(signal, { shared: [ground.folder] }));
+  const engine = stack.use(await startDockerd(signal, { shared: [scratch.folder] }));
   let stowage: Server | undefined;
   stack.defer(async () => await stowage?.[Symbol.asyncDispose]());
   // Before Stowage: then no container has a volume of it any more.
   stack.defer(() => engine.stop());
   const image = await loadBusybox(engine, signal);
   const start = (folder: string): Promise<Server> =>
-    startServer(ground.folder, signal, ['--plugins', folder, '--docker-socket', engine.socket]);
+    startServer(scratch.folder, signal, ['--plugins', folder, '--docker-socket', engine.socket]);
   stowage = await start(engine.plugins);
   const { host, nfsPort, mountPort } = nfs;
   const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
@@ -83,7 +83,7 @@ export async function startHost(exports: Place, signal: AbortSignal): Promise<Ho
     },
     record: async () => {
       await stowage?.[Symbol.asyncDispose]();
-      const behind = join(ground.folder, 'plugins');
+      const behind = join(scratch.folder, 'plugins');
       stowage = await start(behind);
       const recorders = await Promise.all(
         plugins.map((name) => startRecorder(join(engine.plugins, `${name}.sock`), join(behind, `${name}.sock`))),

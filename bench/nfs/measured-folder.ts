@@ -7,7 +7,7 @@ import { join } from 'node:path';
 const entries = 5000;
 
 /** A file system to measure on. */
-export interface Place {
+export interface MeasuredFileSystem {
   /** As the kernel calls it. */
   readonly kind: string;
   readonly parent: string;
@@ -17,8 +17,8 @@ const memory = '/dev/shm';
 const tmpfs = 0x0102_1994;
 
 /** Memory first, where nothing but the programs counts; then the disk that temporary files are on, if they are on one. */
-export function places(): readonly Place[] {
-  const found: Place[] = [memory, tmpdir()].map((parent) => ({ parent, kind: kindOf(parent) }));
+export function measuredFileSystems(): readonly MeasuredFileSystem[] {
+  const found: MeasuredFileSystem[] = [memory, tmpdir()].map((parent) => ({ parent, kind: kindOf(parent) }));
   return found.filter(({ kind }, i) => found.findIndex((other) => other.kind === kind) === i);
 }
 
@@ -34,7 +34,7 @@ function kindOf(path: string): string {
 
 /** A new folder there, with one for each side in it, as the programs want them. */
 export async function makeFolder(
-  { parent }: Place,
+  { parent }: MeasuredFileSystem,
   sides: readonly string[],
 ): Promise<AsyncDisposable & { readonly path: string }> {
   const path = await mkdtemp(join(parent, 'stowage-bench-'));

@@ -13,7 +13,7 @@ import type { NodeName, StoreConfig, VolumeId } from '#core/model.ts';
 import { storeName, volumeName } from '#core/names.ts';
 import { type Connect, createConnect, type Session } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { plainPolicy as policy } from '#testing/default-policy.ts';
+import { defaultPolicy as policy } from '#testing/default-policy.ts';
 import { type CountStep, record, replay } from './replay.ts';
 
 const [side = '', host = '', port = '', mountport = '', path = '', folder = ''] = process.argv.slice(2);

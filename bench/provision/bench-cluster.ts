@@ -8,11 +8,11 @@ import { buildImage } from '#testbed/image.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { toolPath } from '#testbed/needs.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { startFiler } from '../../e2e/kubernetes/agent-filer.ts';
-import { makeFolder, places } from '../nfs/measured-folder.ts';
+import { makeFolder, measuredFileSystems } from '../nfs/measured-folder.ts';
 import { type Audit, createAudit } from './audit.ts';
-import { podsFirst } from './cpu-share.ts';
+import { prioritizePods } from './cpu-share.ts';
 import { processOf, type Running, start } from './process.ts';
 
 /** Who makes the volumes of a round: Stowage on a store, or the loop that only creates the objects. */
@@ -28,7 +28,7 @@ const silver = 'silver';
 /** Of the class and its provisioner. */
 const classOf: Readonly<Record<Side, string>> = { nfs: silver, local: 'local', bare: 'bare.bench' };
 /** What is asked as time goes by, and not for a claim. */
-export const byTime =
+export const periodicRequests =
   /^(watch |\S+ (leases|endpoints|stores|stores\/status|endpointslices|secrets|configmaps|csistoragecapacities)$)/;
 const quietMs = 1_500;
 /** Many times what a load takes: for the first of its claims, and for each. */
@@ -44,14 +44,14 @@ export interface Created {
 export type Provisioning = AsyncDisposable & Pick<Running, 'restingMemory' | 'cpuMs'>;
 
 /** Those of the node, beside the controller. */
-export const ofNode = ['agent', 'keeper'] as const;
+export const nodeProcesses = ['agent', 'keeper'] as const;
 
 /** A cluster of one node, an NFS server, and a Stowage by its chart. Its controller runs only while it is wanted. */
-export interface Ground extends AsyncDisposable {
+export interface BenchCluster extends AsyncDisposable {
   /** In MB, once they have come to rest. */
-  memoryOf(which: (typeof ofNode)[number]): Promise<number>;
+  memoryOf(which: (typeof nodeProcesses)[number]): Promise<number>;
   /** Ready to work. */
-  begin(side: Side): Promise<Provisioning>;
+  startProvisioner(side: Side): Promise<Provisioning>;
   create(side: Side, prefix: string, count: number): Promise<Created>;
   /** Deletes what was created: until the last PersistentVolume is gone, in milliseconds. */
   remove(side: Side, prefix: string, count: number): Promise<number>;
@@ -61,10 +61,10 @@ export interface Ground extends AsyncDisposable {
   settled(): Promise<ReadonlyMap<string, number>>;
 }
 
-export async function startGround(signal: AbortSignal): Promise<Ground> {
+export async function startBenchCluster(signal: AbortSignal): Promise<BenchCluster> {
   const tar = await buildImage(signal);
   await using stack = new AsyncDisposableStack();
-  const { folder } = stack.use(createGround('st-bench-'));
+  const { folder } = stack.use(createScratchFolder('st-bench-'));
   const audit = await createAudit(folder, `system:serviceaccount:${namespace}:stowage-controller`);
   // The controller that binds would be measured instead.
   const controllerManager = ['--kube-api-qps=500', '--kube-api-burst=1000'];
@@ -76,13 +76,13 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
     }),
   );
   // In memory, where there is some to lie in: nothing but the programs counts.
-  const [place] = places();
+  const [place] = measuredFileSystems();
   if (place === undefined) throw new Error('there is no file system to measure on');
   const exported = stack.use(await makeFolder(place, []));
   const filer = stack.use(await startFiler(cluster, signal, exported.path));
   await cluster.importImage(tar, 'docker.io/library/stowage:bench');
   await installChart(cluster, filer.uri, signal);
-  const share = await podsFirst(cluster.folder);
+  const share = await prioritizePods(cluster.folder);
   await cluster.apply(bareClass);
   const ways = new Map<Account, string>();
   const ca = join(cluster.folder, 'pki', 'ca.crt');
@@ -110,7 +110,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   return {
     settled: () => settled(audit, signal),
     memoryOf: async (which) => await processOf(await pidOf(which, cluster), signal).restingMemory(),
-    begin: async (side) => {
+    startProvisioner: async (side) => {
       if (side === 'bare') {
         const running = start(
           script(new URL('./bare.ts', import.meta.url), ways.get('bare') ?? '', classOf.bare),
@@ -198,7 +198,7 @@ async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<s
     await delay(quietMs, undefined, { signal });
     isQuiet = true;
     for (const [what, times] of await audit.taken()) {
-      isQuiet &&= byTime.test(what);
+      isQuiet &&= periodicRequests.test(what);
       counts.set(what, (counts.get(what) ?? 0) + times);
     }
   }

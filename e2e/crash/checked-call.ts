@@ -1,41 +1,46 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import type { Told, Victim } from './killed-server.ts';
+import type { KilledServer, RetriedAnswer } from './killed-server.ts';
 
-export interface Asked {
+export interface CheckedAnswer {
   readonly status: number;
   readonly body: Readonly<Record<string, unknown>>;
-  readonly repeated: boolean;
+  readonly wasRetried: boolean;
 }
 
 /** Makes calls, each with a key of its own; throws for an answer that is not one of the `allowed`. */
-export type Ask = (method: string, path: string, body: unknown, allowed: (answer: Told) => boolean) => Promise<Asked>;
+export type CheckedCall = (
+  method: string,
+  path: string,
+  body: unknown,
+  allowed: (answer: RetriedAnswer) => boolean,
+) => Promise<CheckedAnswer>;
 
 /** The answer, or "not found" to a repeat: the call that was interrupted may have got to its end. */
-export const orGone =
+export const orNotFoundOnRetry =
   (status: number) =>
-  (answer: Told): boolean =>
-    answer.status === status || (answer.repeated && answer.status === 404);
+  (answer: RetriedAnswer): boolean =>
+    answer.status === status || (answer.wasRetried && answer.status === 404);
 
-export const is =
+export const hasStatus =
   (...statuses: readonly number[]) =>
-  (answer: Told): boolean =>
+  (answer: RetriedAnswer): boolean =>
     statuses.includes(answer.status);
 
 /** A store comes or goes at this moment, so nobody can say that there is no such volume. Nothing was done. */
-const undecided = ({ status, body }: Told): boolean =>
+const isIncompleteLookup = ({ status, body }: RetriedAnswer): boolean =>
   status === 503 && ['volume-lookup-incomplete', 'trash-lookup-incomplete'].includes(String(body['reason']));
 
-export function createAsk(name: string, victim: Victim, random: () => number): Ask {
+export function createCheckedCall(name: string, victim: KilledServer, random: () => number): CheckedCall {
   return async (method, path, body, allowed) => {
     const key = `${name}-${Math.floor(random() * 1e15)}`;
     let answer = await victim.call(method, path, body, key);
-    for (let attempt = 0; attempt < 100 && undecided(answer); attempt++) {
+    for (let attempt = 0; attempt < 100 && isIncompleteLookup(answer); attempt++) {
       await delay(50);
       const next = await victim.call(method, path, body, key);
-      answer = { ...next, repeated: answer.repeated || next.repeated };
+      answer = { ...next, wasRetried: answer.wasRetried || next.wasRetried };
     }
     if (allowed(answer)) return { ...answer, body: answer.body ?? {} };
-    const how = `${answer.status}${answer.repeated ? ' when repeated' : ''}`;
+    const how = `${answer.status}${answer.wasRetried ? ' when repeated' : ''}`;
     throw new Error(`${method} ${path} ${JSON.stringify(body)} gave ${how}: ${JSON.stringify(answer.body)}`);
   };
 }

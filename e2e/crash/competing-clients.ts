@@ -1,5 +1,5 @@
-import { createAsk, is } from './checked-call.ts';
-import type { Told, Victim } from './killed-server.ts';
+import { createCheckedCall, hasStatus } from './checked-call.ts';
+import type { KilledServer, RetriedAnswer } from './killed-server.ts';
 import { pick } from './seeded-random.ts';
 
 /** What all rivals know together. Every answer must agree with it. */
@@ -7,9 +7,9 @@ interface History {
   /** Ids that a creation was answered with. */
   readonly created: Set<string>;
   /** Ids somebody asked to delete: from then on they may be gone. */
-  readonly doomed: Set<string>;
+  readonly deleteRequested: Set<string>;
   /** Ids that were said to be gone. */
-  readonly gone: Set<string>;
+  readonly deleted: Set<string>;
   /** Answers that a name is taken. */
   taken: number;
 }
@@ -20,15 +20,15 @@ interface Listed {
 }
 
 /** Clients that want the same few names of one store. */
-export function createRivals(about: {
+export function createCompetingClients(about: {
   readonly count: number;
-  readonly victim: Victim;
+  readonly victim: KilledServer;
   readonly store: string;
   readonly names: readonly string[];
   readonly random: () => number;
 }): { readonly steps: readonly (() => Promise<void>)[]; readonly history: History; check(): Promise<void> } {
-  const history: History = { created: new Set(), doomed: new Set(), gone: new Set(), taken: 0 };
-  const rivals = Array.from({ length: about.count }, (_, index) => createRival(`rival${index}`, about, history));
+  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), taken: 0 };
+  const rivals = Array.from({ length: about.count }, (_, index) => createClient(`rival${index}`, about, history));
   return {
     history,
     steps: rivals.map(({ step }) => step),
@@ -36,29 +36,29 @@ export function createRivals(about: {
       const found = (await rivals[0]?.list()) ?? [];
       const present = new Set(found.map(({ id }) => id));
       for (const id of present) if (!history.created.has(id)) throw new Error(`nobody was told of ${id}`);
-      const accounted = [...history.created].filter((id) => present.has(id) === history.gone.has(id));
+      const accounted = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
       if (accounted.length > 0) throw new Error(`there and gone, or neither: ${accounted.join(', ')}`);
     },
   };
 }
 
-function createRival(me: string, about: Parameters<typeof createRivals>[0], history: History) {
+function createClient(me: string, about: Parameters<typeof createCompetingClients>[0], history: History) {
   const { store, names, random } = about;
-  const ask = createAsk(me, about.victim, random);
+  const ask = createCheckedCall(me, about.victim, random);
   const mine = new Set<string>();
   const name = (): string => pick(names, random) ?? '';
   const fail = (what: string): never => {
     throw new Error(`${me}: ${what}`);
   };
-  const isTaken = ({ status, body }: Told): boolean => {
+  const isTaken = ({ status, body }: RetriedAnswer): boolean => {
     if (status !== 409 || body['reason'] !== 'volume-exists') return false;
     history.taken++;
     return true;
   };
 
   async function find(wanted: string): Promise<string | undefined> {
-    const gone = new Set(history.gone);
-    const { status, body } = await ask('GET', `/v1/volumes/${store}..${wanted}`, undefined, is(200, 404));
+    const gone = new Set(history.deleted);
+    const { status, body } = await ask('GET', `/v1/volumes/${store}..${wanted}`, undefined, hasStatus(200, 404));
     if (status === 404) return undefined;
     const id = String(body['id']);
     if (gone.has(id)) fail(`${wanted} is ${id}, which was said to be gone`);
@@ -66,13 +66,13 @@ function createRival(me: string, about: Parameters<typeof createRivals>[0], hist
   }
 
   async function list(): Promise<readonly Listed[]> {
-    const [gone, created] = [new Set(history.gone), new Set(history.created)];
-    const { body } = await ask('GET', `/v1/volumes?store=${store}`, undefined, is(200));
+    const [gone, created] = [new Set(history.deleted), new Set(history.created)];
+    const { body } = await ask('GET', `/v1/volumes?store=${store}`, undefined, hasStatus(200));
     const items = body['items'] as readonly Listed[];
     const ids = new Set(items.map(({ id }) => id));
     if (new Set(items.map((one) => one.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
     for (const id of ids) if (gone.has(id)) fail(`${id} is listed, and was said to be gone`);
-    for (const id of created) if (!ids.has(id) && !history.doomed.has(id)) fail(`${id} is not listed`);
+    for (const id of created) if (!ids.has(id) && !history.deleteRequested.has(id)) fail(`${id} is not listed`);
     return items;
   }
 
@@ -91,20 +91,21 @@ function createRival(me: string, about: Parameters<typeof createRivals>[0], hist
       const id = await find(name());
       if (id === undefined) return;
       // The other one may have been quicker.
-      const contested = history.doomed.has(id);
-      history.doomed.add(id);
-      const allowed = (a: Told): boolean => a.status === 200 || (a.status === 404 && (contested || a.repeated));
+      const contested = history.deleteRequested.has(id);
+      history.deleteRequested.add(id);
+      const allowed = (a: RetriedAnswer): boolean =>
+        a.status === 200 || (a.status === 404 && (contested || a.wasRetried));
       const { status } = await ask('DELETE', `/v1/volumes/${id}`, undefined, allowed);
-      if (status === 200 && history.gone.has(id)) fail(`${id} was deleted twice`);
-      history.gone.add(id);
+      if (status === 200 && history.deleted.has(id)) fail(`${id} was deleted twice`);
+      history.deleted.add(id);
     },
     // Only one's own, which nobody else renames: so what it is called then is known.
     async function rename() {
       const id = pick([...mine], random);
       if (id === undefined) return;
       const to = name();
-      const allowed = (a: Told): boolean =>
-        a.status === 200 || (a.status === 404 && history.doomed.has(id)) || isTaken(a);
+      const allowed = (a: RetriedAnswer): boolean =>
+        a.status === 200 || (a.status === 404 && history.deleteRequested.has(id)) || isTaken(a);
       const { status, body } = await ask('POST', `/v1/volumes/${id}/rename`, { name: to }, allowed);
       if (status === 404) mine.delete(id);
       if (status === 200 && body['name'] !== to) fail(`${id} was renamed to ${body['name']}, not ${to}`);

@@ -10,7 +10,7 @@ import { contents } from './volume-contents.ts';
 import type { Store } from './workload.ts';
 
 /** The folders, stores and files that the test works with. */
-export interface Ground {
+export interface CrashFixture {
   readonly top: string;
   readonly state: string;
   readonly config: string;
@@ -25,7 +25,7 @@ export interface Ground {
   changeConfig(): Promise<void>;
 }
 
-export async function createGround(): Promise<Ground> {
+export async function createCrashFixture(): Promise<CrashFixture> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
   const at = (name: string): string => join(top, name);
   const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
@@ -102,7 +102,7 @@ export async function mountsUnder(folder: string): Promise<string[]> {
 const settleMs = 60_000;
 
 /** The server works on in the background after its answers. Waits until the folder is empty; returns what is left in it. */
-export async function settled(folder: string): Promise<string[]> {
+export async function entriesAfterCleanup(folder: string): Promise<string[]> {
   for (const since = performance.now(); ; ) {
     const left = await readdir(folder);
     if (left.length === 0 || performance.now() - since > settleMs) return left;

@@ -4,11 +4,11 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { createRivals } from './competing-clients.ts';
-import { createGround, type Ground, loopsOn, mountsUnder, settled } from './crash-fixture.ts';
-import { startVictim, type Victim } from './killed-server.ts';
-import { chance } from './seeded-random.ts';
-import { checkOnStore, type Known } from './volume-contents.ts';
+import { createCompetingClients } from './competing-clients.ts';
+import { type CrashFixture, createCrashFixture, entriesAfterCleanup, loopsOn, mountsUnder } from './crash-fixture.ts';
+import { type KilledServer, startKilledServer } from './killed-server.ts';
+import { seededRandom } from './seeded-random.ts';
+import { checkOnStore, type KnownVolume } from './volume-contents.ts';
 import { createWorker, type Store } from './workload.ts';
 
 const operations = sized({ usual: 200, long: 600 });
@@ -18,7 +18,7 @@ type Worker = ReturnType<typeof createWorker>;
 type Brief = { readonly id: string; readonly name: string; readonly store: string; readonly bytes?: unknown };
 const brief = ({ id, store, name, bytes }: Brief): string => `${id} ${store}/${name} ${bytes ?? ''}`;
 
-async function listed(victim: Victim, path: string): Promise<readonly Brief[]> {
+async function listed(victim: KilledServer, path: string): Promise<readonly Brief[]> {
   const items: Brief[] = [];
   for (let after = ''; ; ) {
     const { body } = await victim.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
@@ -31,8 +31,8 @@ async function listed(victim: Victim, path: string): Promise<readonly Brief[]> {
 
 /** All at work until enough was done, under a server that is killed again and again. Gives how often each thing was done. */
 async function ordeal(
-  victim: Victim,
-  ground: Ground,
+  victim: KilledServer,
+  fixture: CrashFixture,
   crew: readonly Worker[],
   rivals: readonly (() => Promise<void>)[],
   random: () => number,
@@ -68,8 +68,8 @@ async function ordeal(
       const enough = done + Math.floor(random() * 7);
       while (!over && done < enough) await delay(5);
       if (random() < 0.5) {
-        await ground.changeConfig();
-        await victim.hangUp();
+        await fixture.changeConfig();
+        await victim.reloadConfig();
       }
       await delay(random() * 80);
       if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
@@ -80,8 +80,8 @@ async function ordeal(
 }
 
 /** What is listed, mounted and attached is what the answers said. */
-async function checkRecords(victim: Victim, ground: Ground, crew: readonly Worker[]): Promise<void> {
-  const { state, mounts, top, contested } = ground;
+async function checkRecords(victim: KilledServer, fixture: CrashFixture, crew: readonly Worker[]): Promise<void> {
+  const { state, mounts, top, contested } = fixture;
   const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
   const volumes = (await listed(victim, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
   const extra = crew.flatMap((worker) => worker.extraVolumes());
@@ -98,7 +98,7 @@ async function checkRecords(victim: Victim, ground: Ground, crew: readonly Worke
   expect((await loopsOn(top)).length).toBe(mounted.filter((volume) => volume.layout === 'image').length);
 }
 
-async function checkNothingMounted({ top, mounts, state }: Ground): Promise<void> {
+async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promise<void> {
   expect(await mountsUnder(top)).toEqual([]);
   expect(await loopsOn(top)).toEqual([]);
   expect(await readdir(mounts)).toEqual([]);
@@ -106,15 +106,15 @@ async function checkNothingMounted({ top, mounts, state }: Ground): Promise<void
 }
 
 /** The store holds what belongs to its volumes, and nothing else. */
-async function checkStore(victim: Victim, store: Store, crew: readonly Worker[]): Promise<void> {
-  const ours = (from: (model: Worker['model']) => ReadonlyMap<string, Known>): readonly Known[] =>
+async function checkStore(victim: KilledServer, store: Store, crew: readonly Worker[]): Promise<void> {
+  const ours = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
     crew.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
   const [volumes, retained] = [ours((model) => model.volumes), ours((model) => model.retained)];
   const suffix = store.layout === 'image' ? '.img' : '';
   const own = (name: string): string => join(store.root, '.stowage', name);
-  expect(await settled(own('deleting'))).toEqual([]);
+  expect(await entriesAfterCleanup(own('deleting'))).toEqual([]);
   // The running server writes here in the background: once deleted volumes are gone, it refills the reserve of the store.
-  expect(await settled(own('tmp'))).toEqual([]);
+  expect(await entriesAfterCleanup(own('tmp'))).toEqual([]);
   if (store.isRemote) {
     // Lock files stay with their volumes. What they say is in their times, so they never hold anything.
     for (const lock of await readdir(own('locks'))) {
@@ -122,7 +122,7 @@ async function checkStore(victim: Victim, store: Store, crew: readonly Worker[])
       expect((await stat(join(own('locks'), lock))).size).toBe(0);
     }
     // A server that was killed tells it behind the answers of the next one.
-    expect(await settled(own('users'))).toEqual([]);
+    expect(await entriesAfterCleanup(own('users'))).toEqual([]);
   }
   const data = [...volumes, ...retained].map(({ name }) => `${name}${suffix}`);
   const records = volumes.map(({ name }) => `${name}.meta`);
@@ -141,17 +141,23 @@ async function checkStore(victim: Victim, store: Store, crew: readonly Worker[])
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
   test('loses nothing, makes nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
-    const random = chance(seed);
-    const another = (): (() => number) => chance(Math.floor(random() * 2 ** 31));
-    const ground = await createGround();
-    const victim = await startVictim(ground);
+    const random = seededRandom(seed);
+    const another = (): (() => number) => seededRandom(Math.floor(random() * 2 ** 31));
+    const fixture = await createCrashFixture();
+    const victim = await startKilledServer(fixture);
     try {
       const crew = Array.from({ length: workers }, (_, index) =>
-        createWorker({ ...ground, name: `w${index}`, victim, random: another() }),
+        createWorker({ ...fixture, name: `w${index}`, victim, random: another() }),
       );
       const names = ['one', 'two', 'three'];
-      const rivals = createRivals({ count: 2, victim, store: ground.contested.name, names, random: another() });
-      const kinds = await ordeal(victim, ground, crew, rivals.steps, random);
+      const rivals = createCompetingClients({
+        count: 2,
+        victim,
+        store: fixture.contested.name,
+        names,
+        random: another(),
+      });
+      const kinds = await ordeal(victim, fixture, crew, rivals.steps, random);
       // Else nothing was tried.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual([...(crew[0]?.kinds ?? [])].sort());
@@ -159,20 +165,20 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))(
       expect(victim.interrupted).toBeGreaterThan(20);
       expect(rivals.history.taken).toBeGreaterThan(0);
 
-      await checkRecords(victim, ground, crew);
+      await checkRecords(victim, fixture, crew);
       await rivals.check();
       await Promise.all(crew.map((worker) => worker.unmountAll()));
-      await checkNothingMounted(ground);
-      for (const store of ground.stores) await checkStore(victim, store, crew);
+      await checkNothingMounted(fixture);
+      for (const store of fixture.stores) await checkStore(victim, store, crew);
       // What was written is still there.
       await Promise.all(crew.map((worker) => worker.checkImages()));
-      await checkNothingMounted(ground);
+      await checkNothingMounted(fixture);
     } catch (cause) {
       throw new Error(`with STOWAGE_SEED=${seed}, after ${victim.kills} kills`, { cause });
     } finally {
       await victim.stop();
-      await ground.end();
+      await fixture.end();
     }
-    await rm(ground.top, { recursive: true });
+    await rm(fixture.top, { recursive: true });
   });
 });

@@ -3,22 +3,22 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { type Answer, type Stowage, startStowage } from '../stowage.ts';
 
 /** A Stowage that is killed again and again, and started anew each time. */
-export interface Victim {
+export interface KilledServer {
   /** Repeats the call, with the same key, until a living server has answered it. */
-  call(method: string, path: string, body: unknown, key: string): Promise<Told>;
+  call(method: string, path: string, body: unknown, key: string): Promise<RetriedAnswer>;
   readonly kills: number;
   /** Calls that a kill interrupted. */
   readonly interrupted: number;
   /** kill -9, then a new process on the same state; with `again`, that one is killed too, so many ms after its start. */
   kill(again: number | undefined): Promise<void>;
   /** It reads its configuration again, in its own time. */
-  hangUp(): Promise<void>;
+  reloadConfig(): Promise<void>;
   stop(): Promise<void>;
 }
 
-export interface Told extends Answer {
+export interface RetriedAnswer extends Answer {
   /** A server that was killed had the request, and may have done all of it. */
-  readonly repeated: boolean;
+  readonly wasRetried: boolean;
 }
 
 /** Recovery itself is interrupted: what it had begun to repair must be repairable still. */
@@ -35,7 +35,10 @@ async function killWhileStarting(options: Parameters<typeof startStowage>[0], af
 const neverSent = (thrown: unknown): boolean =>
   thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
 
-export async function startVictim(options: { readonly state: string; readonly config: string }): Promise<Victim> {
+export async function startKilledServer(options: {
+  readonly state: string;
+  readonly config: string;
+}): Promise<KilledServer> {
   let kills = 0;
   let interrupted = 0;
   let up: Promise<Stowage> = startStowage(options);
@@ -47,7 +50,7 @@ export async function startVictim(options: { readonly state: string; readonly co
       for (let attempt = 0; attempt < 100; attempt++) {
         const server = await up;
         try {
-          return { ...(await server.api(method, path, body, headers)), repeated };
+          return { ...(await server.api(method, path, body, headers)), wasRetried: repeated };
         } catch (thrown) {
           // Killed under the call, or between two. A server that does not come back is reported by `up`.
           if (attempt === 0) interrupted++;
@@ -73,7 +76,7 @@ export async function startVictim(options: { readonly state: string; readonly co
       });
       await up;
     },
-    hangUp: async () => (await up).signal('SIGHUP'),
+    reloadConfig: async () => (await up).signal('SIGHUP'),
     stop: async () => (await up).stop(),
   };
 }

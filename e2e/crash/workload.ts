@@ -1,16 +1,16 @@
 import { copyFile, mkdir, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Ask, createAsk, is, orGone } from './checked-call.ts';
+import { type CheckedCall, createCheckedCall, hasStatus, orNotFoundOnRetry } from './checked-call.ts';
 import { createExtraStore } from './extra-store.ts';
-import type { Victim } from './killed-server.ts';
+import type { KilledServer } from './killed-server.ts';
 import { pick, shuffled } from './seeded-random.ts';
-import { checkContents, contents, type Known, refusesWrites, writeContents } from './volume-contents.ts';
+import { checkContents, contents, expectReadOnly, type KnownVolume, writeContents } from './volume-contents.ts';
 
 interface Model {
-  readonly volumes: Map<string, Known>;
-  readonly trash: Map<string, Known>;
+  readonly volumes: Map<string, KnownVolume>;
+  readonly trash: Map<string, KnownVolume>;
   /** Deleted, with their data left on the store. */
-  readonly retained: Map<string, Known>;
+  readonly retained: Map<string, KnownVolume>;
 }
 
 export interface Store {
@@ -24,7 +24,7 @@ export interface Store {
 
 interface WorkerParts {
   readonly name: string;
-  readonly victim: Victim;
+  readonly victim: KilledServer;
   readonly stores: readonly Store[];
   readonly mounts: string;
   /** A folder for stores of the worker's own. */
@@ -36,7 +36,7 @@ interface WorkerParts {
 
 /** What an action works with. */
 export interface Hands extends WorkerParts {
-  readonly ask: Ask;
+  readonly ask: CheckedCall;
   readonly model: Model;
   readonly freshName: () => string;
 }
@@ -51,7 +51,7 @@ export function createWorker(about: WorkerParts) {
   const { random } = about;
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
   let count = 0;
-  const ask = createAsk(about.name, about.victim, random);
+  const ask = createCheckedCall(about.name, about.victim, random);
   const hands: Hands = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
   const mounting = createMounting(hands);
   const extra = createExtraStore(hands);
@@ -85,7 +85,8 @@ export function createWorker(about: WorkerParts) {
   };
 }
 
-const unmounted = ({ volumes }: Model): Known[] => [...volumes.values()].filter((one) => one.mountedAt === undefined);
+const unmounted = ({ volumes }: Model): KnownVolume[] =>
+  [...volumes.values()].filter((one) => one.mountedAt === undefined);
 
 function createChanging({ ask, model, freshName, random, stores, template, extras }: Hands): Actions {
   const sized = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
@@ -94,7 +95,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
     return { bytes: String((random() < 0.3 ? 300n : 16n) * MiB) };
   };
   const known = (store: Store, name: string, body: Readonly<Record<string, unknown>>, marker?: string): boolean => {
-    const [id, access] = [String(body['id']), body['access'] as Known['access']];
+    const [id, access] = [String(body['id']), body['access'] as KnownVolume['access']];
     const bytes = typeof body['bytes'] === 'string' ? BigInt(body['bytes']) : undefined;
     model.volumes.set(id, {
       id,
@@ -114,17 +115,17 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       const store = pick(stores, random);
       if (store === undefined) return false;
       const [name, size] = [freshName(), sized(store)];
-      const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, is(201));
+      const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, hasStatus(201));
       return known(store, name, body);
     },
     expand: async () => {
       // ext4 cannot grow while mounted on every kernel; that has a test of its own.
-      const grows = ({ mountedAt, access, bytes }: Known): boolean =>
+      const grows = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
         mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
       const volume = pick([...model.volumes.values()].filter(grows), random);
       if (volume === undefined) return false;
       const bytes = (volume.bytes ?? 16n * MiB) + 16n * MiB;
-      await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, is(200));
+      await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, hasStatus(200));
       volume.bytes = bytes;
       return true;
     },
@@ -132,14 +133,14 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       const volume = pick(unmounted(model), random);
       if (volume === undefined) return false;
       const name = freshName();
-      await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, is(200));
+      await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, hasStatus(200));
       volume.name = name;
       return true;
     },
     label: async () => {
       const volume = pick([...model.volumes.values()], random);
       if (volume === undefined) return false;
-      await ask('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: freshName() } }, is(200));
+      await ask('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: freshName() } }, hasStatus(200));
       return true;
     },
     adopt: async () => {
@@ -153,8 +154,8 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
         await mkdir(join(store.root, name));
         await writeFile(join(store.root, name, 'marker'), contents(name));
       }
-      await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, is(200));
-      const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, is(200));
+      await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, hasStatus(200));
+      const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, hasStatus(200));
       return known(store, name, body, store.layout === 'image' ? 'template' : name);
     },
   };
@@ -164,7 +165,7 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
   const remove = async (): Promise<boolean> => {
     const volume = pick(unmounted(model), random);
     if (volume === undefined) return false;
-    await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orGone(200));
+    await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orNotFoundOnRetry(200));
     model.volumes.delete(volume.id);
     const onDelete = stores.find((one) => one.name === volume.store)?.onDelete;
     if (onDelete === 'archive') model.trash.set(volume.id, volume);
@@ -177,7 +178,7 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
       const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
       const name = random() < 0.5 ? volume.name : freshName();
-      await ask('POST', `/v1/trash/${volume.id}/restore`, { name }, is(200));
+      await ask('POST', `/v1/trash/${volume.id}/restore`, { name }, hasStatus(200));
       model.trash.delete(volume.id);
       volume.name = name;
       model.volumes.set(volume.id, volume);
@@ -186,15 +187,15 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
     purge: async () => {
       const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
-      await ask('DELETE', `/v1/trash/${volume.id}`, undefined, orGone(204));
+      await ask('DELETE', `/v1/trash/${volume.id}`, undefined, orNotFoundOnRetry(204));
       model.trash.delete(volume.id);
       return true;
     },
     readopt: async () => {
       const volume = pick([...model.retained.values()], random);
       if (volume === undefined) return false;
-      await ask('POST', `/v1/stores/${volume.store}/adopt`, { names: [volume.name] }, is(200));
-      const { body } = await ask('GET', `/v1/volumes/${volume.store}..${volume.name}`, undefined, is(200));
+      await ask('POST', `/v1/stores/${volume.store}/adopt`, { names: [volume.name] }, hasStatus(200));
+      const { body } = await ask('GET', `/v1/volumes/${volume.store}..${volume.name}`, undefined, hasStatus(200));
       if (body['id'] !== volume.id) throw new Error(`${volume.name} was ${volume.id} and came back as ${body['id']}`);
       model.retained.delete(volume.id);
       model.volumes.set(volume.id, volume);
@@ -204,19 +205,19 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
 }
 
 function createMounting({ ask, model, freshName, random, mounts }: Hands) {
-  const mounted = (): Known[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
-  async function mount(volume: Known, readOnly: boolean): Promise<void> {
+  const mounted = (): KnownVolume[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
+  async function mount(volume: KnownVolume, readOnly: boolean): Promise<void> {
     const target = join(mounts, freshName());
-    await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, is(200));
+    await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, hasStatus(200));
     volume.mountedAt = target;
     await checkContents(volume);
-    if (readOnly) return await refusesWrites(target);
+    if (readOnly) return await expectReadOnly(target);
     volume.marker ??= `of ${volume.id}`;
     await writeContents(volume);
   }
-  async function unmount(volume: Known): Promise<void> {
+  async function unmount(volume: KnownVolume): Promise<void> {
     await checkContents(volume);
-    await ask('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, orGone(204));
+    await ask('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, orNotFoundOnRetry(204));
     volume.mountedAt = undefined;
   }
   const actions: Actions = {

@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentGround, components, startAgents } from './agent.ts';
+import { type AgentFixture, components, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, long, type Pods, wait } from './agent-pods.ts';
 
@@ -11,14 +11,14 @@ const addsLines =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
 describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when something ends', () => {
-  let ground: AgentGround;
+  let fixture: AgentFixture;
   let pods: Pods;
 
   beforeAll(async () => {
-    ground = await startAgents(signal);
-    pods = createPods(ground);
+    fixture = await startAgents(signal);
+    pods = createPods(fixture);
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   /** The server itself, not the shell that is the first process of its container: with that all end. */
   const killAgent = async (node: number): Promise<void> => {
@@ -26,16 +26,16 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
     const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
     // With it ends its container, and what kills it too, which waits for that.
     const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
-    const inAgent = ['exec', '--namespace', namespace, await ground.agentOn(node), '--', 'sh', '-c', find];
-    await expect(ground.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
+    const inAgent = ['exec', '--namespace', namespace, await fixture.agentOn(node), '--', 'sh', '-c', find];
+    await expect(fixture.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
   };
   const restarts = async (node: number): Promise<number> => {
     const about = 'jsonpath={.status.containerStatuses[0].restartCount}';
     const where = ['--namespace', namespace, '--output', about];
-    return Number(await ground.cluster.kubectl('get', 'pod', await ground.agentOn(node), ...where));
+    return Number(await fixture.cluster.kubectl('get', 'pod', await fixture.agentOn(node), ...where));
   };
   const answers = (node: number) =>
-    expect.poll(() => ground.stowage(node, 'status', '--quiet').then(() => 'it does', String), wait).toBe('it does');
+    expect.poll(() => fixture.stowage(node, 'status', '--quiet').then(() => 'it does', String), wait).toBe('it does');
   const lines = (pod: string): Promise<number> => pods.exec(pod, 'wc -l </data/log').then(Number);
   const goesOn = async (pod: string): Promise<void> => {
     const before = await lines(pod);
@@ -53,7 +53,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       const names = ['a', 'b', 'c', 'd', 'e', 'f'].map((name) => ({ name: `killed-${name}` }));
       const ids: string[] = [];
       for (const { name } of names) {
-        const handle = await ground.create(0, `images/${name}`, '--size', '64M');
+        const handle = await fixture.create(0, `images/${name}`, '--size', '64M');
         ids.push(handle);
         await pods.volume({ name, driver: local, handle, mode: 'ReadWriteOnce' });
       }
@@ -73,7 +73,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   test(
     'does not disturb a pod that writes to a local volume when the agent is killed',
     async () => {
-      const handle = await ground.create(1, 'images/busy', '--size', '64M');
+      const handle = await fixture.create(1, 'images/busy', '--size', '64M');
       await pods.volume({ name: 'busy', driver: local, handle, mode: 'ReadWriteOnce' });
       await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${addsLines}; sleep 100000` });
       await pods.ready('busy');
@@ -100,19 +100,19 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   test(
     'goes on when a kubelet is restarted',
     async () => {
-      const handle = await ground.create(0, 'files/kept', '--size', '64M');
+      const handle = await fixture.create(0, 'files/kept', '--size', '64M');
       await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
       await pods.ready('kept');
-      await ground.cluster.nodes[0]?.restartKubelet();
+      await fixture.cluster.nodes[0]?.restartKubelet();
       await expect.poll(() => goesOn('kept').then(() => true, String), wait).toBe(true);
       // It knows the driver again.
       await pods.pod({ name: 'later', node: 0, volume: 'kept' });
       await pods.ready('later');
-      await ground.cluster.nodes[0]?.killKubelet();
-      await ground.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
-      await ground.cluster.nodes[0]?.startKubelet();
-      await ground.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
+      await fixture.cluster.nodes[0]?.killKubelet();
+      await fixture.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
+      await fixture.cluster.nodes[0]?.startKubelet();
+      await fixture.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
       await pods.nothingLeft(0, handle);
     },
     long,
@@ -121,7 +121,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   test(
     'lets pods go while the server of their volumes is silent',
     async () => {
-      const handle = await ground.create(0, 'files/silent', '--size', '64M');
+      const handle = await fixture.create(0, 'files/silent', '--size', '64M');
       await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
       for (const node of [0, 1]) {
         await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
@@ -134,15 +134,15 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await pods.ready('passing');
       await goesOn('silent-0');
       await goesOn('passing');
-      await ground.filer.freeze();
+      await fixture.filer.freeze();
       try {
         // What was written and is not on the server yet is kept, in the stage, which no pod waits for; what goes with its pod is not.
         await pods.end('silent-0', 'silent-1', 'passing');
       } finally {
-        ground.filer.thaw();
+        fixture.filer.thaw();
       }
       await expect
-        .poll(() => ground.stowage(0, 'volume', 'list', '--store', 'files', '--json'), wait)
+        .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), wait)
         .not.toMatch(/csi-/);
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });

@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import type { Daemon } from '#testbed/daemon.ts';
-import { ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { digest } from '#testbed/rootfs.ts';
@@ -22,7 +22,7 @@ const [nfsPort, mountPort] = [20_490, 20_480];
 
 const preload = (): string => {
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
 /** It goes with the cluster, at the latest. `folder`: where it keeps everything. */
@@ -43,7 +43,7 @@ export async function startFiler(
     inside: cluster.network.inside,
     exports: [{ path: exported, tag: '/export', squash: 'none' }],
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
-    env: { ...quiet(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
+    env: { ...quietEnvironment(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
   });
   const place = `nfs://${addresses.controlPlane}${exported}`;
   const options = { port: String(nfsPort), mountport: String(mountPort) };

@@ -1,5 +1,5 @@
 import { expect } from 'vitest';
-import type { AgentGround } from './agent.ts';
+import type { AgentFixture } from './agent.ts';
 import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agent-objects.ts';
 
 /** How long anything may take on a machine that has much else to do. */
@@ -25,7 +25,7 @@ export interface Pods {
   nothingLeft(node: number, id: string): Promise<void>;
 }
 
-export function createPods({ cluster, busybox }: AgentGround): Pods {
+export function createPods({ cluster, busybox }: AgentFixture): Pods {
   const { kubectl } = cluster;
   return {
     volume: async (about) => {

@@ -19,7 +19,7 @@ export const components = [
 ] as const;
 
 /** A cluster of two nodes, on each of them Stowage. */
-export interface AgentGround extends AsyncDisposable {
+export interface AgentFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
   /** What pods run. */
@@ -33,11 +33,11 @@ export interface AgentGround extends AsyncDisposable {
 }
 
 /** `files` is shared, and allows inline volumes; `disks` and `images` are each node's own. */
-export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
+export async function startAgents(signal: AbortSignal): Promise<AgentFixture> {
   const tar = await buildImage(signal);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const stateFolder = '/var/lib/stowage';
-  const cluster = ground.use(
+  const cluster = stack.use(
     await startCluster(signal, {
       nodes: 2,
       folders: [stateFolder],
@@ -45,7 +45,7 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
       args: { kubelet: ['--volume-stats-agg-period=5s'] },
     }),
   );
-  const filer = ground.use(await startFiler(cluster, signal));
+  const filer = stack.use(await startFiler(cluster, signal));
   await cluster.importImage(tar);
   const busybox = await importBusybox(cluster, signal);
   const [disks, images] = ['disks', 'images'].map((name) => `${stateFolder}/stores/${name}`);
@@ -62,7 +62,7 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
   };
   const stowage = async (node: number, ...words: readonly string[]): Promise<string> =>
     await cluster.kubectl('exec', '--namespace', namespace, await agentOn(node), '--', 'stowage', ...words);
-  const all = ground.move();
+  const all = stack.move();
   return {
     cluster,
     filer,

@@ -1,6 +1,6 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type ChartGround, namespace } from './chart-fixture.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
 
 /** Something that an account tries. What the API server would let it do is not done. */
 export interface Attempt {
@@ -15,7 +15,7 @@ export interface Attempt {
 const dryRun = (verb: string): readonly string[] => [verb, '--dry-run=server'];
 
 /** The first words of an attempt. */
-export const tried = {
+export const dryRuns = {
   create: dryRun('create'),
   replace: dryRun('replace'),
   remove: dryRun('delete'),
@@ -29,7 +29,7 @@ const denied = /denied request: ([^\n]+)/;
 
 /** What came of each: `done`, what the policy said, or what else was said. */
 export async function outcomesOf(
-  { cluster }: ChartGround,
+  { cluster }: ChartFixture,
   name: 'controller' | 'agent',
   attempts: Readonly<Record<string, Attempt>>,
 ): Promise<Readonly<Record<string, string>>> {
@@ -50,7 +50,7 @@ export const expectedOf = (attempts: Readonly<Record<string, Attempt>>): Readonl
   Object.fromEntries(Object.entries(attempts).map(([what, { refused }]) => [what, refused ?? 'done']));
 
 /** An account may do everything, for as long as it is held. */
-export async function withAllRights({ cluster }: ChartGround, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
+export async function withAllRights({ cluster }: ChartFixture, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
   const binding = ['clusterrolebinding', `all-for-the-${name}`];
   const subject = `--serviceaccount=${namespace}:stowage-${name}`;
   await cluster.kubectl('create', ...binding, '--clusterrole=cluster-admin', subject);

@@ -1,7 +1,7 @@
-import { type Attempt, merge, tried } from './chart-accounts.ts';
-import { type ChartGround, namespace } from './chart-fixture.ts';
+import { type Attempt, dryRuns, merge } from './chart-accounts.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
 
-const { create, replace, remove, patch } = tried;
+const { create, replace, remove, patch } = dryRuns;
 
 interface AddressWish {
   readonly name: string;
@@ -34,7 +34,7 @@ function slice(wish: AddressWish): object {
   };
 }
 
-export const othersAddresses: readonly object[] = [
+export const foreignAddresses: readonly object[] = [
   endpoints({ name: 'held', where: 'default' }),
   slice({ name: 'held', where: 'default' }),
   // No node has that label, so it never runs.
@@ -90,7 +90,7 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
 };
 
 /** With all rights. */
-export const almightyAddresses: Readonly<Record<string, Attempt>> = {
+export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
   'says elsewhere where the leader is': make(slice({ name: 'stowage-leader', where: 'default' }), says.slices),
   'makes its Endpoints elsewhere': make(endpoints({ name: 'stowage', where: 'default' }), says.endpoints),
   ...Object.fromEntries(
@@ -112,7 +112,7 @@ const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'o
   },
 });
 
-export async function evictionAttempts({ cluster }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+export async function evictionAttempts({ cluster }: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   const words = ['get', 'pod', 'held', '--namespace=default', '--output=jsonpath={.metadata.uid}'];
   const preconditions = { uid: await cluster.kubectl(...words) };
   return {

@@ -5,7 +5,7 @@ import { expect } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { repository } from '#testbed/component.ts';
 import { program } from '../stowage.ts';
-import type { ChartGround } from './chart-fixture.ts';
+import type { ChartFixture } from './chart-fixture.ts';
 
 const account = 'checker';
 
@@ -45,7 +45,7 @@ export interface CheckOutcome {
 }
 
 /** `kubectl stowage store check STORE --from PLACE`. */
-export async function checkFrom({ cluster }: ChartGround, store: string, from: string): Promise<CheckOutcome> {
+export async function checkFrom({ cluster }: ChartFixture, store: string, from: string): Promise<CheckOutcome> {
   const words = ['--account', account, '--json', 'store', 'check', store, '--from', from];
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
   const { promise, resolve, reject } = Promise.withResolvers<CheckOutcome>();

@@ -15,7 +15,7 @@ export interface AccountController extends AsyncDisposable {
   stop(): Promise<void>;
 }
 
-export const door = { host: addresses.controlPlane, port: 8443 } as const;
+export const controllerPort = { host: addresses.controlPlane, port: 8443 } as const;
 
 /** A kubeconfig with which one has the rights of an account, from the network of the control plane. */
 export async function accountConfig(cluster: Cluster, account: string): Promise<string> {
@@ -48,7 +48,7 @@ export async function startAsAccount(
   await mkdir(folder, { recursive: true });
   const [first, ...inside] = cluster.network.inside;
   const words = ['--kubeconfig', kubeconfig, '--namespace', namespace, '--state', join(folder, 'state')];
-  const own = [...words, '--listen', `${door.host}:${door.port}`, '--log-level', 'debug', ...more];
+  const own = [...words, '--listen', `${controllerPort.host}:${controllerPort.port}`, '--log-level', 'debug', ...more];
   const child = spawn(first, [...inside, program, 'controller', ...own], { stdio: ['ignore', 'pipe', 'pipe'] });
   const ended = once(child, 'close');
   let output = '';

@@ -13,7 +13,7 @@ export const chart = join(repository, 'deploy', 'kubernetes', 'chart');
 export const namespace = 'stowage-system';
 
 /** A cluster of two nodes that has the image, and a real Helm for it. */
-export interface ChartGround extends AsyncDisposable {
+export interface ChartFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly dns: ClusterDns;
   readonly busybox: string;
@@ -22,24 +22,24 @@ export interface ChartGround extends AsyncDisposable {
   /** `kubectl` in Stowage's namespace. */
   own(...words: readonly string[]): Promise<string>;
   /** The address of the embedded NFS server, as the DNS of a cluster learns it by itself. */
-  tellDns(): Promise<void>;
+  registerInDns(): Promise<void>;
 }
 
 /** The names that the one image has: versions that differ in nothing but their name. */
 const tags = ['testbed', 'next'] as const;
 
-export async function startChartGround(signal: AbortSignal): Promise<ChartGround> {
+export async function startChartFixture(signal: AbortSignal): Promise<ChartFixture> {
   const tar = await buildImage(signal);
-  await using ground = new AsyncDisposableStack();
-  const cluster = ground.use(
+  await using stack = new AsyncDisposableStack();
+  const cluster = stack.use(
     await startCluster(signal, { nodes: 2, folders: ['/var/lib/stowage'], args: { kubelet: dnsArgs } }),
   );
-  const dns = ground.use(await startDns(cluster, signal));
+  const dns = stack.use(await startDns(cluster, signal));
   await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
   const busybox = await importBusybox(cluster, signal);
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
-  const own: ChartGround['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);
-  const all = ground.move();
+  const own: ChartFixture['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);
+  const all = stack.move();
   return {
     cluster,
     dns,
@@ -49,7 +49,7 @@ export async function startChartGround(signal: AbortSignal): Promise<ChartGround
       const whole = [...words, '--namespace', namespace];
       return (await promisify(execFile)(toolPath('helm'), whole, { env, signal, timeout: 180_000 })).stdout;
     },
-    tellDns: async () => {
+    registerInDns: async () => {
       const address = await own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
       await dns.tell({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
     },
@@ -122,13 +122,13 @@ export const serviceMonitors: object = {
   },
 };
 
-export interface ClaimWish {
+export interface ClaimOptions {
   readonly name: string;
   readonly storageClassName: string;
   readonly mode: 'ReadWriteOnce' | 'ReadWriteMany';
 }
 
-export const claim = ({ name, storageClassName, mode }: ClaimWish): object => ({
+export const claim = ({ name, storageClassName, mode }: ClaimOptions): object => ({
   apiVersion: 'v1',
   kind: 'PersistentVolumeClaim',
   metadata: { name, namespace: 'default' },
@@ -164,7 +164,7 @@ export const deployment = (name: string, image: string): object => ({
 });
 
 /** Whoever holds the mounts of a node, both at once: then they are lost. */
-export async function loseMounts({ cluster, own }: ChartGround, node: number): Promise<void> {
+export async function killMountHolders({ cluster, own }: ChartFixture, node: number): Promise<void> {
   const { name, inside } = cluster.nodes[node] ?? {};
   const containerOf = async (component: string): Promise<string> => {
     const about = '--output=jsonpath={.items[0].status.containerStatuses[0].containerID}';
@@ -180,7 +180,7 @@ export async function loseMounts({ cluster, own }: ChartGround, node: number): P
 }
 
 /** Kills the container of a pod of Stowage's that has one. The kubelet starts it again. */
-export async function killContainer({ cluster, own }: ChartGround, pod: string): Promise<void> {
+export async function killContainer({ cluster, own }: ChartFixture, pod: string): Promise<void> {
   const about = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
   const [node, id = ''] = (await own('get', 'pod', pod, about)).split(' ');
   const kill = ['ctr', '--namespace', 'k8s.io', 'tasks', 'kill', '--signal', 'SIGKILL', '--all'];
@@ -188,7 +188,7 @@ export async function killContainer({ cluster, own }: ChartGround, pod: string):
 }
 
 /** Kills the agent of a node, the server itself, at the moment when it has staged one volume more than it had at the call. */
-export async function killMountingAgent({ cluster }: ChartGround, node: number): Promise<void> {
+export async function killMountingAgent({ cluster }: ChartFixture, node: number): Promise<void> {
   const lines = [
     'staged() { grep -c " /var/lib/stowage/mounts/" /proc/self/mountinfo; }',
     'before=$(staged)',

@@ -17,7 +17,7 @@ const namespace = 'default';
 const inFlight = 32;
 
 /** A cluster, an NFS server, and a store `silver` with its class on it. */
-export interface FaultGround extends AsyncDisposable {
+export interface ControllerFaultsFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly nfs: NfsServer;
   start(...more: readonly string[]): RunningController;
@@ -29,16 +29,16 @@ export interface FaultGround extends AsyncDisposable {
   claims(): Promise<readonly PersistentVolumeClaim[]>;
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of volumes on the store. */
-  onStore(): readonly string[];
+  volumesOnStore(): readonly string[];
   /** The mark of the process that holds each lock on the store, by the lock's name. */
   heldLocks(): ReadonlyMap<string, number>;
   /** On the store and in the cluster. */
-  left(): Promise<readonly string[]>;
+  leftovers(): Promise<readonly string[]>;
   /** The texts of Events on an object. */
   notes(name: string): Promise<string>;
 }
 
-export async function startFaultGround(signal: AbortSignal): Promise<FaultGround> {
+export async function startControllerFaultsFixture(signal: AbortSignal): Promise<ControllerFaultsFixture> {
   await using stack = new AsyncDisposableStack();
   const folder = mkdtempSync(join(tmpdir(), 'stowage-e2e-faults-'));
   stack.defer(() => rmSync(folder, { recursive: true, force: true }));
@@ -84,7 +84,7 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
     remove: (names) => each(names, (name) => gone(client.delete(claims, { namespace, name }, {}, signal))),
     claims: () => listed(client, claims, signal),
     volumes: () => listed(client, persistentVolumes, signal),
-    onStore: () => entries().filter((name) => !name.endsWith('.meta')),
+    volumesOnStore: () => entries().filter((name) => !name.endsWith('.meta')),
     heldLocks: () => {
       const locks = join(exported, '.stowage', 'locks');
       const markOf = (name: string): number =>
@@ -95,7 +95,7 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
           .filter(([, mark]) => mark !== 1),
       );
     },
-    left: async () => {
+    leftovers: async () => {
       const objects = [...(await listed(client, claims, signal)), ...(await listed(client, persistentVolumes, signal))];
       return [...entries(), ...objects.map(({ metadata }) => metadata.name ?? '')];
     },

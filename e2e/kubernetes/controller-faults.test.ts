@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { type FaultGround, startFaultGround } from './controller-faults-fixture.ts';
+import { type ControllerFaultsFixture, startControllerFaultsFixture } from './controller-faults-fixture.ts';
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
@@ -20,57 +20,57 @@ const named = (prefix: string, count: number): readonly string[] =>
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the controller of a real cluster, when something ends',
   () => {
-    let ground: FaultGround;
+    let fixture: ControllerFaultsFixture;
 
     beforeAll(async () => {
-      ground = await startFaultGround(signal);
+      fixture = await startControllerFaultsFixture(signal);
     }, 400_000);
-    afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
-    afterEach(() => ground.killAll(), 60_000);
+    afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
+    afterEach(() => fixture.killAll(), 60_000);
 
     /** As if nothing had happened. */
     const allBoundOnce = async (names: readonly string[]): Promise<void> => {
-      const phases = async () => new Set((await ground.claims()).map(({ status }) => status?.phase));
+      const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
       await expect.poll(phases, wait).toEqual(new Set(['Bound']));
-      const [claims, volumes] = [await ground.claims(), await ground.volumes()];
+      const [claims, volumes] = [await fixture.claims(), await fixture.volumes()];
       expect(claims.map(({ metadata }) => metadata.name).sort()).toEqual([...names].sort());
       expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
         claims.map(({ metadata }) => metadata.uid).sort(),
       );
       expect(new Set(volumes.map(({ spec }) => spec.csi?.volumeHandle)).size).toBe(names.length);
-      expect([...ground.onStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
+      expect([...fixture.volumesOnStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
     };
     const allGone = async (names: readonly string[]): Promise<void> => {
-      await ground.remove(names);
-      await expect.poll(() => ground.left(), wait).toEqual([]);
+      await fixture.remove(names);
+      await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
     };
     /** Without a pause: as many volumes were made. */
     const made = (count: number): Promise<void> =>
-      expect.poll(() => ground.onStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
+      expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
       'many claims have one volume each although it is killed again and again, and nothing is left of them although it is killed meanwhile',
       async () => {
         const names = named('many', sized({ usual: 60, long: 200 }));
-        const creating = ground.create(names);
+        const creating = fixture.create(names);
         // At moments that nobody has chosen, in the first, the second and the last third.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
-          await ground.start().leads();
+          await fixture.start().leads();
           await made(moment);
-          await ground.killAll();
+          await fixture.killAll();
         }
         await creating;
-        await ground.start().leads();
+        await fixture.start().leads();
         await allBoundOnce(names);
-        await ground.remove(names);
+        await fixture.remove(names);
         const few = Math.floor(Math.random() * names.length * 0.75);
         await expect
-          .poll(() => ground.onStore().length, { ...wait, interval: 1 })
+          .poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 })
           .toBeLessThanOrEqual(few + Math.ceil(names.length / 5));
-        await ground.killAll();
-        await ground.start().leads();
-        await expect.poll(() => ground.left(), wait).toEqual([]);
+        await fixture.killAll();
+        await fixture.start().leads();
+        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
       long,
     );
@@ -79,11 +79,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       'another takes over in bounded time from one that is killed in the middle',
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
-        const second = ground.start();
+        const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
-        const creating = ground.create(names);
+        const creating = fixture.create(names);
         await made(5);
         const killedAt = performance.now();
         await first.kill();
@@ -91,7 +91,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await second.leads();
         expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
         await allBoundOnce(names);
-        const third = ground.start();
+        const third = fixture.start();
         await expect.poll(() => third.output(), wait).toContain('waits to lead');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
@@ -106,26 +106,26 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'a leader that is suspended in the middle of its work keeps its locks while another one leads',
       async () => {
-        let first = ground.start();
+        let first = fixture.start();
         await first.leads();
         for (let round = 0; ; round++) {
           const names = named(`suspended-${round}`, 100);
-          await ground.create(names);
+          await fixture.create(names);
           await allBoundOnce(names);
-          await ground.remove(names);
+          await fixture.remove(names);
           const mark = await suspendWithLock(first);
           // It was too fast: everything is deleted already.
           if (mark === undefined) continue;
-          const second = ground.start();
+          const second = fixture.start();
           await second.leads();
           const held = locksOf(mark);
           // It does all the rest. What the first one has locked is left to it: it lives.
-          await expect.poll(async () => (await ground.volumes()).length, wait).toBeLessThanOrEqual(held.length);
+          await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
           // It may have had no time to release its locks. The second one has begun before its end, and waits for them.
-          await expect.poll(() => ground.left(), { ...wait, timeout: 200_000 }).toEqual([]);
+          await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
           // The server had got the call by which the last lock was released.
           first = second;
@@ -135,15 +135,15 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     const locksOf = (mark: number): readonly string[] =>
-      [...ground.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
+      [...fixture.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
 
     /** Stops a controller that alone works on the store, while it holds a lock. Gives its mark, or nothing if no volume is left. */
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
-      const isDone = (): boolean => ground.onStore().length === 0;
+      const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
-        await expect.poll(() => ground.heldLocks().size > 0 || isDone(), { ...wait, interval: 1 }).toBe(true);
+        await expect.poll(() => fixture.heldLocks().size > 0 || isDone(), { ...wait, interval: 1 }).toBe(true);
         await controller.suspend();
-        const [mark] = ground.heldLocks().values();
+        const [mark] = fixture.heldLocks().values();
         if (mark !== undefined) return mark;
         controller.resume();
       }
@@ -154,24 +154,24 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
         // What was not asked for in time is asked for afterwards.
-        const creating = ground.create(names).catch(() => undefined);
+        const creating = fixture.create(names).catch(() => undefined);
         await made(10);
         const stoppedAt = performance.now();
-        await ground.cluster.apiServer.stop();
+        await fixture.cluster.apiServer.stop();
         await creating;
         // As a kubelet does with a container that ends.
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
-        const second = ground.start();
+        const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
         await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
-        await ground.cluster.apiServer.start();
+        await fixture.cluster.apiServer.start();
         await second.leads();
-        const there = new Set((await ground.claims()).map(({ metadata }) => metadata.name));
-        await ground.create(names.filter((name) => !there.has(name)));
+        const there = new Set((await fixture.claims()).map(({ metadata }) => metadata.name));
+        await fixture.create(names.filter((name) => !there.has(name)));
         await allBoundOnce(names);
         await allGone(names);
       },
@@ -182,19 +182,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       'a leader that an API server does not answer ends in bounded time, and whoever comes next finishes its work',
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
-        await ground.create(names);
+        await fixture.create(names);
         const frozenAt = performance.now();
-        await ground.cluster.apiServer.freeze();
+        await fixture.cluster.apiServer.freeze();
         try {
           expect(await first.ended()).toBe(1);
           expect(performance.now() - frozenAt, first.output()).toBeLessThan(givesUpMs);
         } finally {
-          ground.cluster.apiServer.thaw();
+          fixture.cluster.apiServer.thaw();
         }
         expect(first.output()).toContain('another may lead by now');
-        await ground.start().leads();
+        await fixture.start().leads();
         await allBoundOnce(names);
         await allGone(names);
       },
@@ -205,14 +205,14 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       'claims that are deleted while their volumes are made leave nothing',
       async () => {
         const names = named('brief', sized({ usual: 40, long: 100 }));
-        await ground.start().leads();
-        const creating = ground.create(names);
+        await fixture.start().leads();
+        const creating = fixture.create(names);
         await made(1);
         // Some are not there yet, some have a volume and no object, some are bound.
-        await ground.remove(names);
+        await fixture.remove(names);
         await creating;
-        await ground.remove(names);
-        await expect.poll(() => ground.left(), wait).toEqual([]);
+        await fixture.remove(names);
+        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
       long,
     );
@@ -221,22 +221,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       'volumes whose server is away stay, with what to do about it on their objects, until it is back',
       async () => {
         const names = named('behind', 5);
-        await ground.start().leads();
-        await ground.create(names);
+        await fixture.start().leads();
+        await fixture.create(names);
         await allBoundOnce(names);
-        await ground.nfs.stop();
+        await fixture.nfs.stop();
         try {
-          await ground.remove(names);
-          const phases = async () => (await ground.volumes()).map(({ status }) => status?.phase);
+          await fixture.remove(names);
+          const phases = async () => (await fixture.volumes()).map(({ status }) => status?.phase);
           await expect.poll(phases, wait).toEqual(names.map(() => 'Released'));
-          for (const { metadata } of await ground.volumes())
-            await expect.poll(() => ground.notes(metadata.name ?? ''), wait).toContain('kubectl get stores');
-          expect(await ground.volumes()).toHaveLength(names.length);
-          expect(ground.onStore()).toHaveLength(names.length);
+          for (const { metadata } of await fixture.volumes())
+            await expect.poll(() => fixture.notes(metadata.name ?? ''), wait).toContain('kubectl get stores');
+          expect(await fixture.volumes()).toHaveLength(names.length);
+          expect(fixture.volumesOnStore()).toHaveLength(names.length);
         } finally {
-          await ground.nfs.restart();
+          await fixture.nfs.restart();
         }
-        await expect.poll(() => ground.left(), { ...wait, timeout: 120_000 }).toEqual([]);
+        await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 120_000 }).toEqual([]);
       },
       long,
     );

@@ -1,9 +1,9 @@
 import { expect } from 'vitest';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type ChartGround, chart, claim, deployment, startChartGround } from './chart-fixture.ts';
+import { type ChartFixture, chart, claim, deployment, startChartFixture } from './chart-fixture.ts';
 
 /** A cluster with Stowage, and a shared store `files`. */
-export interface HealthGround extends ChartGround {
+export interface HealthFixture extends ChartFixture {
   readonly filer: Filer;
   /** With its claim of the same name: one pod that writes, begun on that node, and free to go elsewhere from then on. */
   application(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
@@ -13,7 +13,7 @@ export interface HealthGround extends ChartGround {
   runsOn(name: string): Promise<string>;
   nodeName(node: number): string;
   /** What is said on an object, newest last. */
-  told(name: string): Promise<string>;
+  eventsOf(name: string): Promise<string>;
 }
 
 export const components = [
@@ -22,21 +22,21 @@ export const components = [
 export const wait = { interval: 500, timeout: 150_000 };
 export const long = 400_000;
 
-export async function startHealthGround(signal: AbortSignal): Promise<HealthGround> {
+export async function startHealthFixture(signal: AbortSignal): Promise<HealthFixture> {
   await using parts = new AsyncDisposableStack();
-  const ground = parts.use(await startChartGround(signal));
-  const { cluster } = ground;
+  const fixture = parts.use(await startChartFixture(signal));
+  const { cluster } = fixture;
   const filer = parts.use(await startFiler(cluster, signal));
   const store = { name: 'files', ...filer.spec, storageClass: {} };
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
-  await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+  await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
   for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-    await ground.own('rollout', 'status', one, '--timeout=120s');
+    await fixture.own('rollout', 'status', one, '--timeout=120s');
   const nodeName = (node: number): string => cluster.nodes[node]?.name ?? '';
   const { kubectl } = cluster;
   const all = parts.move();
   return {
-    ...ground,
+    ...fixture,
     filer,
     nodeName,
     application: async (name, node, annotations = {}) => {
@@ -44,7 +44,7 @@ export async function startHealthGround(signal: AbortSignal): Promise<HealthGrou
       const others = cluster.nodes.filter((_, index) => index !== node).map((one) => one.name);
       await kubectl('cordon', ...others);
       const metadata = { ...wanted.metadata, annotations };
-      await cluster.apply({ ...wanted, metadata }, deployment(name, ground.busybox));
+      await cluster.apply({ ...wanted, metadata }, deployment(name, fixture.busybox));
       await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=120s');
       await kubectl('uncordon', ...others);
     },
@@ -53,7 +53,7 @@ export async function startHealthGround(signal: AbortSignal): Promise<HealthGrou
       return await kubectl('exec', pod?.metadata.name ?? '', '--', 'sh', '-c', script);
     },
     runsOn: async (name) => (await readyPod(kubectl, name))?.spec.nodeName ?? '',
-    told: (name) =>
+    eventsOf: (name) =>
       kubectl(
         'get',
         'events',
@@ -71,7 +71,7 @@ interface ListedPod {
   readonly status: { readonly conditions?: readonly { readonly type: string; readonly status: string }[] };
 }
 
-async function readyPod(kubectl: ChartGround['cluster']['kubectl'], name: string): Promise<ListedPod | undefined> {
+async function readyPod(kubectl: ChartFixture['cluster']['kubectl'], name: string): Promise<ListedPod | undefined> {
   const list = await kubectl('get', 'pods', `--selector=app=${name}`, '--output=json');
   const { items } = JSON.parse(list) as { readonly items: readonly ListedPod[] };
   expect(items.length).toBeLessThan(5);

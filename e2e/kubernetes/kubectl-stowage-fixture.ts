@@ -19,29 +19,34 @@ const deploy = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes');
 const definition = join(deploy, 'crds', 'stores.yaml');
 const manifests = join(deploy, 'stowage.yaml');
 
-export interface Ran {
+export interface CommandResult {
   readonly status: number;
   readonly stdout: string;
   readonly stderr: string;
 }
 
-export interface Said {
+export interface HttpAnswer {
   readonly status: number;
   // biome-ignore lint/suspicious/noExplicitAny: an answer of any route
   readonly body: any;
 }
 
 /** A controller at its door in a cluster, and those who want something of it. */
-export interface Ground extends AsyncDisposable {
+export interface KubectlStowageFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
   /** A kubeconfig of a service account in the namespace `default`, which has no rights but those that are given to it. */
   kubeconfigOf(account: string): Promise<string>;
   token(account: string, audience?: string): Promise<string>;
   /** `kubectl stowage`, as kubectl runs it. */
-  stowage(kubeconfig: string, ...words: readonly string[]): Promise<Ran>;
+  stowage(kubeconfig: string, ...words: readonly string[]): Promise<CommandResult>;
   /** Straight to the door, without the API server. */
-  door(method: string, path: string, headers: Readonly<Record<string, string>>, body?: object): Promise<Said>;
+  callController(
+    method: string,
+    path: string,
+    headers: Readonly<Record<string, string>>,
+    body?: object,
+  ): Promise<HttpAnswer>;
   /** Runs the agent of the first node, as a process of this machine; resolves when the controller has it. */
   startAgent(): Promise<Agent>;
   stopController(): Promise<void>;
@@ -49,7 +54,7 @@ export interface Ground extends AsyncDisposable {
 
 export interface Agent {
   /** The command line at its own socket. */
-  stowage(...words: readonly string[]): Promise<Ran>;
+  stowage(...words: readonly string[]): Promise<CommandResult>;
 }
 
 const kinds = ['Namespace', 'ServiceAccount', 'Role', 'RoleBinding', 'ClusterRole', 'ClusterRoleBinding', 'Service'];
@@ -72,7 +77,7 @@ const objects: readonly object[] = [
   },
 ];
 
-export const bound = (role: string, account: string, of: string): object => ({
+export const roleBinding = (role: string, account: string, of: string): object => ({
   apiVersion: 'rbac.authorization.k8s.io/v1',
   kind: 'ClusterRoleBinding',
   metadata: { name: `${role}-${account}` },
@@ -80,12 +85,12 @@ export const bound = (role: string, account: string, of: string): object => ({
   subjects: [{ kind: 'ServiceAccount', name: account, namespace: of }],
 });
 
-export async function startGround(signal: AbortSignal): Promise<Ground> {
-  await using ground = new AsyncDisposableStack();
+export async function startKubectlStowageFixture(signal: AbortSignal): Promise<KubectlStowageFixture> {
+  await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'st-kubectl-'));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
-  const cluster = ground.use(await startCluster(signal, { nodes: 1 }));
-  const filer = ground.use(await startFiler(cluster, signal));
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
+  const cluster = stack.use(await startCluster(signal, { nodes: 1 }));
+  const filer = stack.use(await startFiler(cluster, signal));
   await cluster.kubectl('apply', '--filename', definition);
   await cluster.apply(...(await ofChart()), ...objects);
   const address = { podIP: addresses.controlPlane, podIPs: [{ ip: addresses.controlPlane }] };
@@ -94,7 +99,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const inside = await insideConfig(cluster, folder);
   const [first, ...into] = cluster.network.inside;
   const children: ChildProcess[] = [];
-  ground.defer(async () => {
+  stack.defer(async () => {
     for (const child of children) await end(child, 'SIGKILL');
   });
   const start = (name: string, env: object, ...words: readonly string[]): ChildProcess => {
@@ -128,12 +133,12 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const env = { POD_NAME: pod, POD_IP: addresses.controlPlane };
   const controller = start('controller', env, 'controller', ...common, ...state, '--listen', listen);
   await saying('controller', controller, 'the service leads here');
-  const forward = ground.use(
+  const forward = stack.use(
     await startForward(cluster.network.inside, { host: addresses.controlPlane, port: doorPort }, 'door'),
   );
   const token = (account: string, audience?: string): Promise<string> =>
     cluster.kubectl('create', 'token', account, ...(audience === undefined ? [] : ['--audience', audience]));
-  const all = ground.move();
+  const all = stack.move();
   return {
     cluster,
     filer,
@@ -141,7 +146,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
     kubeconfigOf: async (account) => await writeConfig(cluster, folder, account, { token: await token(account) }),
     stowage: (kubeconfig, ...words) =>
       run(program.replace(/stowage$/, 'kubectl-stowage'), words, { KUBECONFIG: kubeconfig, HOME: folder }),
-    door: (method, path, headers, body) => ask(forward, method, path, headers, body),
+    callController: (method, path, headers, body) => ask(forward, method, path, headers, body),
     startAgent: async () => {
       const socket = join(folder, 'a', 'stowage.sock');
       const tokenFile = join(folder, 'agent-token');
@@ -212,8 +217,12 @@ async function writeConfig(cluster: Cluster, folder: string, name: string, user:
   return path;
 }
 
-async function run(file: string, words: readonly string[], env: Readonly<Record<string, string>>): Promise<Ran> {
-  const { promise, resolve } = Promise.withResolvers<Ran>();
+async function run(
+  file: string,
+  words: readonly string[],
+  env: Readonly<Record<string, string>>,
+): Promise<CommandResult> {
+  const { promise, resolve } = Promise.withResolvers<CommandResult>();
   execFile(file, words, { env: { PATH: process.env['PATH'], ...env }, timeout: 60_000 }, (error, stdout, stderr) => {
     const status = error === null ? 0 : typeof error.code === 'number' ? error.code : -1;
     resolve({ status, stdout, stderr });
@@ -227,8 +236,8 @@ async function ask(
   path: string,
   headers: Readonly<Record<string, string>>,
   body?: object,
-): Promise<Said> {
-  const { promise, resolve, reject } = Promise.withResolvers<Said>();
+): Promise<HttpAnswer> {
+  const { promise, resolve, reject } = Promise.withResolvers<HttpAnswer>();
   const type = body === undefined ? {} : { 'content-type': 'application/json' };
   const options = { host: to.host, port: to.port, method, path, rejectUnauthorized: false, agent: false };
   const sent = request({ ...options, headers: { ...type, ...headers } }, (answer) => {

@@ -24,7 +24,7 @@ import {
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, claim, startChartGround } from './chart-fixture.ts';
+import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -43,15 +43,15 @@ function commandsIn(title: string): readonly (readonly string[])[] {
 }
 
 describe.skipIf(needs(...components))('as the page about Kubernetes says', () => {
-  let ground: ChartGround;
+  let fixture: ChartFixture;
   let filer: Filer;
-  let kubectl: ChartGround['cluster']['kubectl'];
+  let kubectl: ChartFixture['cluster']['kubectl'];
   let at: { readonly server: string; readonly path: string };
   let env: Readonly<Record<string, string>>;
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    const { cluster } = ground;
+    fixture = await startChartFixture(signal);
+    const { cluster } = fixture;
     ({ kubectl } = cluster);
     filer = await startFiler(cluster, signal);
     at = { server: addresses.controlPlane, path: filer.exported };
@@ -64,7 +64,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
-    await ground?.[Symbol.asyncDispose]();
+    await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
   /** As it is written, in a clone. */
@@ -83,9 +83,9 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   /** Controller and agents get certificates by the upgrade, so Kubernetes replaces their pods. */
   async function untilReplaced(): Promise<void> {
     for (const what of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
-      await ground.own('rollout', 'status', what, '--timeout=180s');
+      await fixture.own('rollout', 'status', what, '--timeout=180s');
     const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
-    await expect.poll(() => ground.own('get', 'pods', ending), wait).toBe('');
+    await expect.poll(() => fixture.own('get', 'pods', ending), wait).toBe('');
     // Until the new controller leads, none can be reached.
     await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
   }
@@ -124,11 +124,11 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     async () => {
       const [, , share = []] = commandsIn('Quick start');
       const [apply = '', ready = '', logs = ''] = share;
-      await ground.tellDns();
+      await fixture.registerInDns();
       await shell(apply);
       await shell(ready).catch(async (cause: Error) => {
         const about = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
-        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await ground.own('get', 'pods,pvc')}`, {
+        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await fixture.own('get', 'pods,pvc')}`, {
           cause,
         });
       });
@@ -155,7 +155,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       });
       const parameters = { store: 'small', onDelete: 'archive' };
       await mkdir(`${filer.exported}/small`);
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         store('wrong-host', host.href),
         store('wrong-path', path.href),
         store('small', `${filer.spec.uri}/small`, { options: { ...options, maxBytes: '1G' }, storageClass: {} }),
@@ -199,7 +199,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     await mkdir(folder, { mode: 0o777 });
     await writeFile(join(folder, 'old'), `of ${name}\n`);
     const made = foreignVolume(kind, there, at);
-    await ground.cluster.apply(made);
+    await fixture.cluster.apply(made);
     await expect.poll(async () => (await claimOf(name)).status?.phase, wait).toBe('Bound');
     return { volume: made.metadata.name ?? '', folder };
   }
@@ -216,12 +216,12 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   test(
     'claims of others are found, with those who use them',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'shop' } },
         foreignClass('csi', at),
         foreignClass('subdir', at),
         foreignClaim('csi', 'shop', 'films'),
-        statefulSet(ground.busybox),
+        statefulSet(fixture.busybox),
       );
       db = await provision('subdir', 'data-db-0');
       films = await provision('csi', 'films');
@@ -230,7 +230,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       inodes = inodesOf(db.folder);
       // Only now: the server remembers for a while what was in a directory that it has shown.
       const store = { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: filer.spec };
-      await ground.cluster.apply(store);
+      await fixture.cluster.apply(store);
       await kubectl('wait', '--for=condition=Ready', 'store/silver', '--timeout=90s');
       const found = await shell(look.join('\n'));
       expect(found).toMatch(
@@ -252,14 +252,14 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       expect(adopt).toHaveLength(1);
       await all(adopt);
       const objects = /^```yaml\n(.*?)^```/ms.exec(section)?.[1] ?? '';
-      const file = join(ground.cluster.folder, 'films.yaml');
+      const file = join(fixture.cluster.folder, 'films.yaml');
       await writeFile(file, objects);
-      await ground.cluster.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'video' } });
+      await fixture.cluster.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'video' } });
       await shell(`kubectl apply -f ${file}`);
       const script = 'cat /data/old && exec sleep 100000';
-      const node = ground.cluster.nodes[0]?.name ?? '';
-      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: ground.busybox });
-      await ground.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
+      const node = fixture.cluster.nodes[0]?.name ?? '';
+      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: fixture.busybox });
+      await fixture.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
       const own = ['--namespace=video', '--timeout=90s'];
       await kubectl('wait', '--for=condition=Ready', 'pod/films', ...own);
       expect(await kubectl('logs', 'films', '--namespace=video')).toBe('by hand');
@@ -365,7 +365,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
       await all(rename);
       const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
-      await ground.cluster.apply(fresh);
+      await fixture.cluster.apply(fresh);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
       expect(existsSync(films.folder)).toBe(true);
       // What csi-driver-nfs would have done, nobody knows: it stays, until somebody says otherwise.

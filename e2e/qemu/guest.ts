@@ -9,7 +9,7 @@ import { release } from 'node:os';
 import { join } from 'node:path';
 import process from 'node:process';
 import { block, blockSize } from '#testing/block-writer.ts';
-import { disturbed, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
+import { type KeeperMounts, runWithFaults, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { modelled, run } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
@@ -35,7 +35,7 @@ async function serve(): Promise<void> {
 async function trial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
   const file = join(at, `file ${what}`);
   const blocks = 64;
-  await disturbed(often, disturb, async (round) => {
+  await runWithFaults(often, disturb, async (round) => {
     const names = join(at, `names ${what} ${round}`);
     await run('mkdir', [names], work);
     await run('truncate', ['--size=0', file], work);
@@ -51,7 +51,7 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
   console.log(`${what}: ${often} times, no error, no difference`);
 }
 
-async function main(mounts: KeptMounts): Promise<void> {
+async function main(mounts: KeeperMounts): Promise<void> {
   const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
   const { at } = await mounts.mount(await sourceOf(served, '/export'));
   await trial('killed', 12, at, () => mounts.killDataPath());
@@ -63,7 +63,7 @@ async function main(mounts: KeptMounts): Promise<void> {
 console.log(`kernel ${release()}`);
 try {
   await serve();
-  await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
+  await using mounts = await startKeeperMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
   await main(mounts).catch((cause: unknown) => {
     console.log(mounts.log().slice(-20_000));
     throw cause;

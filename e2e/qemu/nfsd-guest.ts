@@ -14,7 +14,7 @@ import { stripVTControlCharacters } from 'node:util';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import * as cases from '#testing/resend-cases.ts';
 import { changingData, type Mutation, makingNames, mutations, takingNames } from '#testing/resend-mutations.ts';
-import { chance } from '../crash/seeded-random.ts';
+import { seededRandom } from '../crash/seeded-random.ts';
 import { connect, type Disturbances, disturbances, nfsd, openWorkplace, restartNfsd, second } from './nfsd-clients.ts';
 import { holdByTurns, releaseAcrossFailOver } from './nfsd-locks.ts';
 import { runWorkload } from './nfsd-workload.ts';
@@ -108,7 +108,7 @@ async function restarts(): Promise<void> {
   for (const mutation of takingNames.slice(0, 1))
     await trial('the question whether nfsd restarted changes nothing', async () => {
       using nodes = await openWorkplace(shortHandles);
-      await cases.askUnnoticed(nodes, mutation);
+      await cases.restartProbeHasNoEffect(nodes, mutation);
     });
   for (const mutation of takingNames) {
     await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
@@ -173,14 +173,21 @@ async function workload(
 ): Promise<string> {
   using nodes = await openWorkplace(shortHandles);
   using opened = new DisposableStack();
-  const all = [0, 1].map((i) => disturbances(chance(seed + i), { late }));
+  const all = [0, 1].map((i) => disturbances(seededRandom(seed + i), { late }));
   const clients = [];
   for (const [i, disturbed] of all.entries()) {
     const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${20 + i}` }));
     clients.push(opened.use(connect({ addresses: [proxy] })));
   }
   const { directory, folder } = nodes;
-  await runWorkload({ clients, directory, folder, steps, random: chance(seed + 2), ...(onChange && { onChange }) });
+  await runWorkload({
+    clients,
+    directory,
+    folder,
+    steps,
+    random: seededRandom(seed + 2),
+    ...(onChange && { onChange }),
+  });
   return `${steps} changes; ${summed(all.map(({ counts }) => counts))}`;
 }
 

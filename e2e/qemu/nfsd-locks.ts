@@ -15,7 +15,7 @@ import { parseOptions } from '#stores/nfs/options.ts';
 import { openNfsPlace } from '#stores/nfs/place.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { remove, setattr } from '#wire/nfs3/procedures.ts';
-import { chance } from '../crash/seeded-random.ts';
+import { seededRandom } from '../crash/seeded-random.ts';
 import { type Disturbances, disturbances, mountPort, nfsd, second } from './nfsd-clients.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
@@ -79,7 +79,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
   }
   const hosts: HostLocks[] = [];
   for (const i of [0, 1, 2]) {
-    const disturbed = disturbances(chance(seed + i), { late: true });
+    const disturbed = disturbances(seededRandom(seed + i), { late: true });
     cuts.push(disturbed.counts);
     const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${10 + i}` }));
     hosts.push(opened.use(await openHost([proxy.host], proxy.port, folder, `host-${i}`)).others);

@@ -72,7 +72,7 @@ export function fails(
 }
 
 /** Something of a fixed version in the cache folder. The marker is written last: a half-made one is made again. */
-export interface Kept {
+export interface CachedBuild {
   readonly folder: () => string;
   readonly marker: () => string;
   readonly tool: () => string;
@@ -80,7 +80,7 @@ export interface Kept {
 }
 
 /** What is built from Rust crates into its place of the cache folder. */
-export const builtByCargo = (place: Kept): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
+export const builtByCargo = (place: CachedBuild): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
   probe: () => {
     const why = place.probe();
     const lacking = missingPrograms('cargo', 'gcc');
@@ -91,7 +91,7 @@ export const builtByCargo = (place: Kept): Pick<Component, 'probe' | 'tool' | 'c
   packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
 });
 
-export function kept(name: string, version: string, program: string): Kept {
+export function cachedBuild(name: string, version: string, program: string): CachedBuild {
   const folder = (): string => join(cacheFolder(), `${name}-${version}`);
   const marker = (): string => join(folder(), '.complete');
   const tool = (): string => join(folder(), program);

@@ -3,14 +3,14 @@ import { readFileSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, onPath } from './component.ts';
 import type { Engine } from './dockerd.ts';
 import { digest } from './rootfs.ts';
 
 const version = '2.40.3';
 const source = join(import.meta.dirname, 'compose');
 const sources = ['go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
+const place = cachedBuild('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
 const commandDeadline = 180_000;
 
 /** What Debian calls docker-compose is an older program, which people no longer have. */

@@ -5,7 +5,7 @@ import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
 import { onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
-import { type Inmate, startInside, startMachine } from './machine.ts';
+import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { removeCgroups } from './own-cgroups.ts';
 import { sharedFolder } from './shared-folder.ts';
 
@@ -24,18 +24,18 @@ export interface EngineOptions extends TestEngineOptions {
 const withoutBridges = ['--bridge', 'none', '--iptables=false', '--ip6tables=false', '--ip-forward=false'];
 
 export async function startDockerd(signal: AbortSignal, options: EngineOptions = {}): Promise<Engine> {
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
   // An engine that remaps users has others than root go through it.
   await chmod(folder, 0o711);
   for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
-  for (const shared of options.shared ?? []) ground.use(await sharedFolder(shared, signal));
-  ground.defer(() => removeCgroups(basename(folder)));
+  for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
+  stack.defer(() => removeCgroups(basename(folder)));
   const more = ['mkdir -p /run/docker/plugins', 'mount --bind "$1/plugins" /run/docker/plugins'];
-  const machine = ground.use(await startMachine({ folder, more }, signal));
+  const machine = stack.use(await startMachine({ folder, more }, signal));
   const socket = join(folder, 'docker.sock');
-  let inmate: Inmate | undefined;
+  let inmate: MachineProcess | undefined;
   const start = async (): Promise<void> => {
     inmate = await startInside(machine, {
       command: [
@@ -52,8 +52,8 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   };
   await start();
   // First as the engine wants it, so that containers end in order.
-  ground.defer(async () => await inmate?.stop());
-  const all = ground.move();
+  stack.defer(async () => await inmate?.stop());
+  const all = stack.move();
   const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
   const { inside, beside } = machine;
   return {

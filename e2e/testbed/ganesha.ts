@@ -2,13 +2,13 @@ import { globSync, readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, onPath } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
 
 const source = join(import.meta.dirname, 'ganesha', 'preload.c');
-const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so');
+const preload = cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so');
 const backEnd = '/usr/lib{,/*}/ganesha/libfsalvfs.so';
 
 /** The NFS server in user space that storage products ship. Its back end for local folders needs root. */
@@ -61,7 +61,7 @@ export async function startGanesha({ exports, clockFile, signal }: GaneshaOption
   const start = async () => {
     await writeFile(mounts, await mountsOf(exports.map(({ path }) => path)));
     const clock = clockFile === undefined ? {} : { STOWAGE_CLOCK: clockFile };
-    const env = { ...quiet(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts, ...clock };
+    const env = { ...quietEnvironment(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts, ...clock };
     return await ganeshaDaemon({ folder, exports, listen: { host, nfsPort, mountPort }, env, signal });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, () => rm(folder, { recursive: true, force: true }));
@@ -92,7 +92,7 @@ export async function ganeshaDaemon({ folder, exports, listen, env, inside = [],
 }
 
 /** What it would otherwise share with the machine: the system's message bus and the cache of block devices. */
-export const quiet = (folder: string): Record<string, string> => ({
+export const quietEnvironment = (folder: string): Record<string, string> => ({
   DBUS_SYSTEM_BUS_ADDRESS: `unix:path=${join(folder, 'no-bus')}`,
   BLKID_FILE: join(folder, 'blkid'),
 });

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, kept, missingPrograms } from './component.ts';
+import { byTestbed, type Component, cachedBuild, missingPrograms } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -10,7 +10,7 @@ import { digest } from './rootfs.ts';
 const version = '0.0.4';
 const source = join(import.meta.dirname, 'go-nfs');
 const sources = ['main.go', 'go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
+const place = cachedBuild('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
 
 /** A library that others build NFS servers from; it does not follow the protocol in all things. */
 export const goNfs: Component = {

@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { onPath } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
-import { enterOwn, joinOwn, showOwn } from './own-cgroups.ts';
+import { enterCgroupNamespace, joinCgroup, remountOwnCgroups } from './own-cgroups.ts';
 
 const stopDeadline = 20_000;
 const runDeadline = 60_000;
@@ -65,8 +65,8 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
   const last = [...more, ...hold];
   // The namespace's top is where its first process is at that moment.
-  const script = groups ? [...setUp, ...joinOwn, 'exec unshare --cgroup sh -c "$2" sh "$1"'] : [...setUp, ...last];
-  const rest = groups ? [['set -e', ...showOwn, ...last].join('\n')] : [];
+  const script = groups ? [...setUp, ...joinCgroup, 'exec unshare --cgroup sh -c "$2" sh "$1"'] : [...setUp, ...last];
+  const rest = groups ? [['set -e', ...remountOwnCgroups, ...last].join('\n')] : [];
   const outer = await startDaemon({
     command: [onPath('unshare') ?? 'unshare', ...namespaces, 'sh', '-c', script.join('\n'), 'sh', folder, ...rest],
     logFile: join(own, 'log'),
@@ -77,7 +77,7 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   if (first === undefined) throw new Error('the first process of the machine has ended');
   const enter = [onPath('nsenter') ?? 'nsenter', '--target', `${first}`, '--net', '--mount'] as const;
   return {
-    inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterOwn, 'sh'] : ['--'])],
+    inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterCgroupNamespace, 'sh'] : ['--'])],
     beside: [...enter, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', ownProc, 'sh'],
     // The kernel ends all others before the first one is gone.
     [Symbol.asyncDispose]: () => endOf(outer, first),
@@ -90,7 +90,7 @@ async function endOf(outer: Daemon, first: number): Promise<void> {
 }
 
 /** A program inside, started from here, that tests stop, kill and start again. */
-export interface Inmate {
+export interface MachineProcess {
   /** Tells it to end, and kills it when it does not. */
   stop(): Promise<void>;
   kill(): Promise<void>;
@@ -99,7 +99,7 @@ export interface Inmate {
 export async function startInside(
   machine: Machine,
   options: Omit<Parameters<typeof startDaemon>[0], 'command'> & { readonly command: readonly string[] },
-): Promise<Inmate> {
+): Promise<MachineProcess> {
   const outer = await startDaemon({ ...options, command: [...machine.inside, ...options.command] });
   const tell = (name: NodeJS.Signals): void => {
     for (const pid of childrenOf(outer.pid)) process.kill(pid, name);

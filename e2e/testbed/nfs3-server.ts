@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { cp, mkdir, mkdtemp, mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { builtByCargo, type Component, kept, type Run } from './component.ts';
+import { builtByCargo, type Component, cachedBuild, type Run } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -10,7 +10,7 @@ import { digest } from './rootfs.ts';
 const version = '0.11.1';
 const source = join(import.meta.dirname, 'nfs3-server');
 const sources = ['main.rs', 'Cargo.toml', 'crates.lock'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
+const place = cachedBuild('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
 
 /** The Rust crate with its file system in memory. Debian 12 and 13 have no cargo that is new enough for it. */
 export const rustNfs: Component = {

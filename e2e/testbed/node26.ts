@@ -1,10 +1,10 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { arch } from 'node:os';
-import { byTestbed, type Component, kept } from './component.ts';
+import { byTestbed, type Component, cachedBuild } from './component.ts';
 
 const version = '26.10.0';
 const npmPackage = `node-linux-${arch()}`;
-const place = kept('node26', version, `node_modules/${npmPackage}/bin/node`);
+const place = cachedBuild('node26', version, `node_modules/${npmPackage}/bin/node`);
 
 /** The next LTS: what `engines` promises beyond the one that npm scripts run on. */
 export const node26: Component = {

@@ -5,7 +5,7 @@ import { globSync, rmdirSync } from 'node:fs';
  * per controller. After `unshare --cgroup` that group is the top of the tree, once `showOwn` has mounted it anew. Where there is
  * only one tree, a group with processes cannot have groups below it: there, the machine has no group of its own.
  */
-export const joinOwn: readonly string[] = [
+export const joinCgroup: readonly string[] = [
   'for at in /sys/fs/cgroup/*; do',
   '  if [ -L "$at" ] || [ ! -e "$at/cgroup.procs" ] || [ -e /sys/fs/cgroup/cgroup.procs ]; then continue; fi',
   '  own="$at/$(basename "$1")"',
@@ -18,7 +18,7 @@ export const joinOwn: readonly string[] = [
   'done',
 ];
 
-export const showOwn: readonly string[] = [
+export const remountOwnCgroups: readonly string[] = [
   'mounts=$(cat /proc/mounts)',
   'echo "$mounts" | while read -r _ at type options _; do',
   '  case "$type $at" in',
@@ -32,7 +32,7 @@ export const showOwn: readonly string[] = [
 ];
 
 /** For a program that entered the machine: it was still in the group of whoever started it. */
-export const enterOwn =
+export const enterCgroupNamespace =
   'for at in /sys/fs/cgroup/*/cgroup.procs; do if [ ! -L "$(dirname "$at")" ]; then echo 0 >"$at"; fi; done; exec "$@"';
 
 /** The kernel keeps empty groups; there is one tree per controller. */

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { type Component, fails, missingPrograms } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
-import { type GaneshaOptions, ganeshaDaemon, quiet } from './ganesha.ts';
+import { type GaneshaOptions, ganeshaDaemon, quietEnvironment } from './ganesha.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 
@@ -68,7 +68,7 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
       exports,
       listen,
       signal,
-      env: quiet(folder),
+      env: quietEnvironment(folder),
       inside: ['nsenter', ...enter, '--'],
     });
   };

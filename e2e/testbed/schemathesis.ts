@@ -1,9 +1,9 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { byTestbed, type Component, fails, kept } from './component.ts';
+import { byTestbed, type Component, cachedBuild, fails } from './component.ts';
 
 const version = '4.32.5';
-const place = kept('schemathesis', version, 'bin/schemathesis');
+const place = cachedBuild('schemathesis', version, 'bin/schemathesis');
 const requirements = join(import.meta.dirname, 'schemathesis.txt');
 
 /** Property tests from the OpenAPI document, in a virtual environment of its own. */

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { connect } from 'node:net';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { needs } from './needs.ts';
 import { startSftpServer, startSshServer } from './sshfs.ts';
 
@@ -26,10 +26,10 @@ describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
   });
 
   test.skipIf(needs('root'))('has ssh around it, if that is wanted', async () => {
-    using ground = createGround();
+    using scratch = createScratchFolder();
     // sshd wants this folder. The server uses one of its own; a machine that runs sshd has it anyway.
     const hadFolder = existsSync('/run/sshd');
-    await using server = await startSshServer(ground.folder, async (file, args) => (await run(file, args)).stdout);
+    await using server = await startSshServer(scratch.folder, async (file, args) => (await run(file, args)).stdout);
     const options = server.options.map((option) => `-o${option}`);
     const { stdout } = await run('ssh', [...options, server.host, 'echo', 'hello'], { timeout: 20_000 });
     expect(stdout).toBe('hello\n');

@@ -9,7 +9,7 @@ import { createControllerMetrics } from '#controllers/metrics.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 
 /** What a running server says of itself; nothing can be more true. */
-export interface Told {
+export interface LiveAnswers {
   readonly openApi: unknown;
   readonly metrics: string;
 }
@@ -17,7 +17,7 @@ export interface Told {
 const deadlineMs = 60_000;
 
 /** Starts a server with a folder of its own, does a little with it, so that every metric has been counted once, and asks. */
-export async function askServer(): Promise<Told> {
+export async function askServer(): Promise<LiveAnswers> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-docs-'));
   const signal = AbortSignal.timeout(deadlineMs);
   const socket = join(folder.path, 'socket');

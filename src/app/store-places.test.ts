@@ -6,7 +6,7 @@ import { storeName } from '#core/names.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { plainPolicy as policy } from '#testing/default-policy.ts';
+import { defaultPolicy as policy } from '#testing/default-policy.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
 

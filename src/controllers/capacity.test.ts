@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { AgentRequest } from './agents.ts';
 import { type CapacityController, createCapacity } from './capacity.ts';
 import { createNodeStores } from './node-stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const mib = 1024n ** 2n;
 const drivers = '/apis/storage.k8s.io/v1/csidrivers';
 const objects = '/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities';

@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { claims, events } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
@@ -13,7 +13,7 @@ import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 import { keptNodes, notReported } from './unhealthy-nodes.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const podsAt = '/api/v1/namespaces/shop/pods';
 const volume = 'sv1-00000000-0000-4000-8000-000000000001';
 const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;

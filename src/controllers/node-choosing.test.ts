@@ -4,7 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
@@ -17,7 +17,7 @@ import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
 const gib = 1024n ** 3n;
 

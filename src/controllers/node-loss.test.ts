@@ -1,14 +1,14 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
-import { controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';
 import { createNodeLoss } from './node-loss.ts';
 
-const it = controlled();
+const it = controllerFixture();
 let volume: Volume;
 let agents: FakeAgents;
 

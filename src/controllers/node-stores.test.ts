@@ -1,10 +1,10 @@
 import { setImmediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
-import { controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import type { AgentRequest } from './agents.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const aStore = (name: string): void =>
   void it.api.put(paths.stores, { metadata: { name }, spec: { uri: `local:///${name}` } });
 const listed = (name: string, more: object = {}): object => ({

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { selectedNode } from './names.ts';
@@ -9,7 +9,7 @@ import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { twoNodes, lead, wellMade } = localClaims(it);
 
 async function claimed(accessModes: readonly string[], volumeMode = 'Filesystem'): Promise<AgentNode> {

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { startServer } from '#testing/server.ts';
@@ -11,7 +11,7 @@ import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createCoreProvisioner, createWhyNotOpen } from './provisioner.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
 const made = () => it.list(persistentVolumes);
 const settled = async (): Promise<void> => {

@@ -1,7 +1,7 @@
 import { readdirSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startServer } from '#testing/server.ts';
@@ -16,7 +16,7 @@ import type { Wanted } from './provisioner.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
 /** A Store object of a newer Stowage: this one has no such kind. */
 const putUnknown = (name: string, more: object = {}): void =>

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { plainPolicy as policy } from '#testing/default-policy.ts';
+import { defaultPolicy as policy } from '#testing/default-policy.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { StoreConfig, StoreName, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';

@@ -7,7 +7,7 @@ import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { type Controlled, paths } from './controller-fixture.ts';
+import { type ControllerFixture, paths } from './controller-fixture.ts';
 import { aCall } from './core-calls.ts';
 import { startServer, type TestServer } from './server.ts';
 
@@ -24,7 +24,7 @@ export interface AgentNode {
 }
 
 /** In the cluster, and connected. */
-export async function anAgentNode(it: Controlled, name: string, options = ''): Promise<AgentNode> {
+export async function anAgentNode(it: ControllerFixture, name: string, options = ''): Promise<AgentNode> {
   const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind()] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const place = join(server.folder, 'disks');

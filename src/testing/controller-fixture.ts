@@ -21,11 +21,11 @@ import { aCall } from './core-calls.ts';
 import { createFakeAgents, type FakeAgents } from './fakes/agents.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
-import type { Thing } from './fakes/kube-objects.ts';
+import type { AnyObject } from './fakes/kube-objects.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { startServer } from './server.ts';
 
-export type Parts = ControllerParts & {
+export type TestControllerParts = ControllerParts & {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly agents: FakeAgents;
@@ -35,9 +35,9 @@ export type Parts = ControllerParts & {
 };
 
 /** For each test an API server in memory, and a core with a shared store `silver`. */
-export interface Controlled {
+export interface ControllerFixture {
   api: FakeKubeApi;
-  parts: Parts;
+  parts: TestControllerParts;
   core: WholeCore;
   nfs: GatedKind;
   /** The folder of `silver`. */
@@ -48,7 +48,7 @@ export interface Controlled {
   /** None is connected. */
   agents: FakeAgents;
   /** Runs it, and what it needs; until the test ends. */
-  start<C extends Controller>(make: (parts: Parts) => C, more?: Partial<Parts>): C;
+  start<C extends Controller>(make: (parts: TestControllerParts) => C, more?: Partial<TestControllerParts>): C;
   /** The leader steps down: the controllers that it started end. Those that are started next belong to another leader. */
   stepDown(): Promise<void>;
   list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
@@ -67,8 +67,8 @@ export const paths = {
   nodes: '/api/v1/nodes',
 } as const;
 
-export function controlled(): Controlled {
-  const it = {} as Controlled;
+export function controllerFixture(): ControllerFixture {
+  const it = {} as ControllerFixture;
   beforeEach(async () => {
     const clock = systemClock();
     const folder = mkdtempSync(join(tmpdir(), 'stowage-controlled-'));
@@ -147,7 +147,7 @@ export const eventually = (look: () => unknown): ReturnType<typeof expect.poll> 
 const uid = (name: string): string => `uid-of-${name}`;
 
 /** A claim of 1 GiB of the class `fast`. */
-export const aClaim = (name: string, spec: object = {}, metadata: object = {}): Thing => ({
+export const aClaim = (name: string, spec: object = {}, metadata: object = {}): AnyObject => ({
   metadata: { name, namespace: 'shop', uid: uid(name), ...metadata },
   spec: {
     accessModes: ['ReadWriteOnce'],
@@ -159,7 +159,7 @@ export const aClaim = (name: string, spec: object = {}, metadata: object = {}): 
   status: { phase: 'Pending' },
 });
 
-export const aClass = (name = 'fast', more: object = {}): Thing => ({
+export const aClass = (name = 'fast', more: object = {}): AnyObject => ({
   metadata: { name },
   provisioner: 'file.stowage.dev',
   parameters: { store: 'silver' },

@@ -9,11 +9,11 @@ const run = promisify(execFile);
 const repository = dirname(dirname(import.meta.dirname));
 
 /** The command that runs another one on our end of that network. */
-export const inside = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
+export const enterNamespace = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
   [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
 async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
-  const [file, ...args] = [...inside(far), ...command] as const;
+  const [file, ...args] = [...enterNamespace(far), ...command] as const;
   return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
 }
 
@@ -30,11 +30,15 @@ export async function farSource(far: FarNetwork): Promise<Source> {
 }
 
 /** lose: packets go nowhere. refuse: whoever sends one is told that there is no such connection. */
-export type Cut = 'lose' | 'refuse';
+export type PacketFault = 'lose' | 'refuse';
 const targets = { lose: ['DROP'], refuse: ['REJECT', '--reject-with', 'tcp-reset'] } as const;
 
 /** A rule of a firewall on our end, until it is disposed of; for some ports of ours, or all. */
-export async function cutNetwork(far: FarNetwork, how: Cut, ports: readonly number[] = []): Promise<AsyncDisposable> {
+export async function cutNetwork(
+  far: FarNetwork,
+  how: PacketFault,
+  ports: readonly number[] = [],
+): Promise<AsyncDisposable> {
   const iptables = onPath('iptables') ?? 'iptables';
   const rules = (ports.length === 0 ? [undefined] : ports).flatMap((port) =>
     (

@@ -1,7 +1,7 @@
 import type { StorePolicy } from '#core/model.ts';
 
 /** Of a store about which the administrator said nothing. */
-export const plainPolicy: StorePolicy = {
+export const defaultPolicy: StorePolicy = {
   onDelete: 'delete',
   retention: 0,
   readOnly: false,

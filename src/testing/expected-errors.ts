@@ -30,14 +30,17 @@ export const outcome = (work: Promise<unknown>, says: 'code' | 'reason'): Promis
   );
 
 /** What a program and a person are told. */
-export interface Told {
+export interface ExpectedError {
   readonly code: string;
   readonly reason: string;
   readonly message: RegExp;
   readonly action: RegExp;
 }
 
-export function expectTold(error: Pick<StowageError, 'code' | 'reason' | 'message' | 'action'>, told: Told): void {
+export function expectError(
+  error: Pick<StowageError, 'code' | 'reason' | 'message' | 'action'>,
+  told: ExpectedError,
+): void {
   expect({ code: error.code, reason: error.reason }).toEqual({ code: told.code, reason: told.reason });
   expect(error.message).toMatch(told.message);
   expect(error.action).toMatch(told.action);

@@ -3,7 +3,7 @@ import { connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
 /** One more address of a server, until it is cut. It ends with the test. */
-export interface Passage {
+export interface ExtraAddress {
   /** Whoever connects is refused; who is connected is cut off. */
   cut(): Promise<void>;
   /** Connections, now and ever. */
@@ -11,11 +11,11 @@ export interface Passage {
   readonly used: number;
 }
 
-export async function startPassage(
+export async function openExtraAddress(
   host: string,
   port: number,
   to: { readonly host: string; readonly port: number },
-): Promise<Passage> {
+): Promise<ExtraAddress> {
   const clients = new Set<Socket>();
   let used = 0;
   const listener = createServer((client) => {

@@ -7,7 +7,7 @@ import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import type { Ground } from './scratch-folder.ts';
+import type { ScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
@@ -54,7 +54,7 @@ export function guard(at: string): Disposable {
 
 /** Mounts for real, and serves in this process: whoever uses the mount from here must not wait in the main thread. */
 export async function mountFuse(
-  { folder }: Pick<Ground, 'folder'>,
+  { folder }: Pick<ScratchFolder, 'folder'>,
   operations: Partial<Operations>,
   wishes = usualWishes,
   { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},

@@ -10,9 +10,9 @@ import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import type { StartedKeeper } from '#keeper/start-keeper.ts';
 import { guard } from './fuse-mount.ts';
-import { createKeeperGround, eventually } from './keeper/keeper-process.ts';
+import { createKeeperFixture, eventually } from './keeper/keeper-process.ts';
 import { openExport, type Served } from './nfs-export.ts';
-import { createGround } from './scratch-folder.ts';
+import { createScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
 /** The end of the log that an error quotes. */
@@ -27,7 +27,7 @@ export interface Source {
   readonly root: string;
 }
 
-export interface KeptMount {
+export interface KeeperMount {
   readonly at: string;
   on(name: string): string;
   /** By force, with whatever waits for it: as the agent does when nobody can be brought to answer. */
@@ -39,11 +39,11 @@ export interface KeptMount {
 }
 
 /** Mounts as the product makes them: a keeper, a data path that serves, and one that waits. */
-export interface KeptMounts extends AsyncDisposable {
+export interface KeeperMounts extends AsyncDisposable {
   readonly folder: string;
-  mount(source: Source, options?: Partial<MountSpec>): Promise<KeptMount>;
+  mount(source: Source, options?: Partial<MountSpec>): Promise<KeeperMount>;
   /** When there is one that serves and one that waits. What dies often is called failing, and serves all the same. */
-  whole(): Promise<KeeperState>;
+  ready(): Promise<KeeperState>;
   /** The data path that serves, without a word. Resolves when another one does. */
   killDataPath(): Promise<void>;
   /** It stands still, which the keeper finds out. Resolves when another one serves. */
@@ -58,7 +58,7 @@ export interface KeptMounts extends AsyncDisposable {
   log(): string;
 }
 
-export interface KeepOptions {
+export interface KeeperMountOptions {
   /** A command that runs another one, in another network. */
   readonly enter?: readonly string[];
   /** The data path's. */
@@ -69,17 +69,17 @@ export interface KeepOptions {
   readonly limitMs?: number;
 }
 
-export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts> {
+export async function startKeeperMounts(options: KeeperMountOptions = {}): Promise<KeeperMounts> {
   const { enter = [], program = sources, prefix, limitMs } = options;
-  const ground = createGround(prefix);
-  const keepers = createKeeperGround();
+  const scratch = createScratchFolder(prefix);
+  const keepers = createKeeperFixture();
   const { signal } = keepers;
   const start = (): Promise<StartedKeeper> =>
     keepers.startKeeper({ program, enter, flags: dataPathFlags, clock: clockFor(limitMs) }).catch((cause: unknown) => {
       // Whoever reads this has no other chance to see the log: the folder is removed, or is in a virtual machine.
       throw new Error(`no keeper: ${String(cause)}\n${keepers.log().slice(-shownLog)}`, { cause });
     });
-  const control = join(ground.folder, 'fusectl');
+  const control = join(scratch.folder, 'fusectl');
   let keeper = await start();
   let client: KeeperClient = keepers.client();
   let count = 0;
@@ -88,18 +88,18 @@ export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts>
 
   const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
     eventually(() => client.status(signal), isSo, limitMs);
-  const whole = (): Promise<KeeperState> =>
+  const ready = (): Promise<KeeperState> =>
     when(({ doing, active, standby }) => doing !== 'moving' && active?.ready === true && standby !== null);
 
   async function endDataPath(by: 'SIGKILL' | 'SIGSTOP'): Promise<void> {
-    const { active, takeovers } = await whole();
+    const { active, takeovers } = await ready();
     process.kill(active?.pid ?? 0, by);
     await when((state) => state.takeovers > takeovers);
   }
 
-  async function mount({ host, port, root }: Source, options: Partial<MountSpec> = {}): Promise<KeptMount> {
+  async function mount({ host, port, root }: Source, options: Partial<MountSpec> = {}): Promise<KeeperMount> {
     const name = `mnt-${++count}`;
-    const at = join(ground.folder, name);
+    const at = join(scratch.folder, name);
     mkdirSync(at);
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     try {
@@ -122,9 +122,9 @@ export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts>
   mkdirSync(control);
   await run('mount', ['-t', 'fusectl', 'stowage-fusectl', control]);
   return {
-    folder: ground.folder,
+    folder: scratch.folder,
     mount,
-    whole,
+    ready,
     log: () => keepers.log(),
     get keeper() {
       return keeper;
@@ -132,16 +132,16 @@ export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts>
     killDataPath: () => endDataPath('SIGKILL'),
     hangDataPath: () => endDataPath('SIGSTOP'),
     upgrade: async () => {
-      await whole();
+      await ready();
       await client.upgrade(program, signal);
     },
     replaceKeeper: async () => {
-      await whole();
+      await ready();
       keeper = await start();
       client = keepers.client();
     },
     killKeeper: async () => {
-      await whole();
+      await ready();
       process.kill(keeper.pid, 'SIGKILL');
       await keeper.ended;
       keeper = await start();
@@ -150,7 +150,7 @@ export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts>
     [Symbol.asyncDispose]: async () => {
       // The mounts end with whoever serves them, so that nothing waits for a server that may be gone.
       await keepers[Symbol.asyncDispose]();
-      ground[Symbol.dispose]();
+      scratch[Symbol.dispose]();
       guards.dispose();
     },
   };
@@ -204,7 +204,7 @@ export async function sourceOf(server: Served, folder: string): Promise<Source> 
 }
 
 /** Has the work done again and again, and disturbs it meanwhile, until that was often enough; then it is done to its end. */
-export async function disturbed(
+export async function runWithFaults(
   often: number,
   disturb: () => Promise<unknown>,
   work: (round: number) => Promise<unknown>,

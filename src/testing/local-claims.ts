@@ -11,9 +11,9 @@ import { createResizing } from '#controllers/resizing.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentNode, anAgentNode } from './agent-nodes.ts';
-import { aClaim, aClass, type Controlled, paths } from './controller-fixture.ts';
+import { aClaim, aClass, type ControllerFixture, paths } from './controller-fixture.ts';
 import { aCall } from './core-calls.ts';
-import type { Thing } from './fakes/kube-objects.ts';
+import type { AnyObject } from './fakes/kube-objects.ts';
 
 /** Claims of the store `disks`, which two nodes have. */
 export interface LocalClaims {
@@ -28,7 +28,7 @@ export interface LocalClaims {
   makeFor(name: string, node: AgentNode): Promise<void>;
 }
 
-export function localClaims(it: Controlled): LocalClaims {
+export function localClaims(it: ControllerFixture): LocalClaims {
   const volumes = () => it.list(persistentVolumes);
   return {
     volumes,
@@ -60,11 +60,11 @@ export function localClaims(it: Controlled): LocalClaims {
 }
 
 /** It waits for a pod, unless more is said. */
-export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): Thing =>
+export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): AnyObject =>
   aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' }, ...more });
 
 /** With the node that the scheduler chose, if it has. */
-export const aLocalClaim = (name: string, node?: string): Thing =>
+export const aLocalClaim = (name: string, node?: string): AnyObject =>
   aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
 
 /** Its store of that name means another place from now on, a folder of that name. */

@@ -9,7 +9,7 @@ import { storeName } from '#core/names.ts';
 import type { FileStore } from '#stores/file-store/verbs.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
-import { plainPolicy as policy } from './default-policy.ts';
+import { defaultPolicy as policy } from './default-policy.ts';
 
 const run = promisify(execFile);
 

@@ -22,7 +22,7 @@ export const quickFolder = (what: string): string =>
 const pathsIn = (folder: string): string[] => readdirSync(folder, { recursive: true, encoding: 'utf8' }).sort();
 
 /** Remembers what is there now; the result puts it there again. */
-export function picture(folder: string): () => void {
+export function snapshotOf(folder: string): () => void {
   const texts = pathsIn(folder).map((path) => {
     const at = join(folder, path);
     const about = lstatSync(at);

@@ -12,7 +12,7 @@ import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { removeTree } from '#wire/nfs3/index.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
-import { plainPolicy as policy } from './default-policy.ts';
+import { defaultPolicy as policy } from './default-policy.ts';
 
 export interface NfsStoreUnderTest extends StoreUnderTest<FileStore> {
   /** The folder that the server exports: what the store writes can be seen in it. */

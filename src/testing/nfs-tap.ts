@@ -4,13 +4,13 @@ import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
 
 /** Sees each call before it is made, makes it or not, and answers. */
-export type Hook = (call: {
+export type CallInterceptor = (call: {
   readonly procedure: string;
   readonly args: readonly unknown[];
   make(): Promise<unknown>;
 }) => Promise<unknown>;
 
-export function tapped(connect: Connect, hook: Hook): Connect {
+export function interceptCalls(connect: Connect, hook: CallInterceptor): Connect {
   return async (options, onStep, signal) => {
     const session = await connect(options, onStep, signal);
     const nfs = new Proxy(session.nfs, {
@@ -34,7 +34,7 @@ export function tapped(connect: Connect, hook: Hook): Connect {
 }
 
 /** A process that can be killed: at one of its calls, before the server gets it or after it has done it. */
-export interface Mortal {
+export interface CrashableProcess {
   readonly connect: Connect;
   dieAt(call: number, when: 'before' | 'after'): void;
   /** Dies after the first call that makes the condition true. Unlike `dieAt`, it is not affected by calls from timers. */
@@ -44,14 +44,14 @@ export interface Mortal {
   readonly calls: number;
 }
 
-export function mortal(connect: Connect): Mortal {
+export function crashableProcess(connect: Connect): CrashableProcess {
   let calls = 0;
   let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
   let isTimeToDie = (): boolean => false;
   let isDead = false;
   const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   return {
-    connect: tapped(connect, async ({ make }) => {
+    connect: interceptCalls(connect, async ({ make }) => {
       if (isDead) throw gone();
       const isLast = ++calls === death?.at;
       if (isLast && death?.when === 'before') {
@@ -81,13 +81,13 @@ export function mortal(connect: Connect): Mortal {
   };
 }
 
-const haste = 5;
+const timeFactor = 5;
 
 /**
  * A host that waits for another one waits for a moment only, in which that time and more of it passes. Time passes by waiting alone: however
  * long a busy machine takes for everything else, no lock gets old and no deadline is missed by it.
  */
-export function impatient(
+export function shortWaitClock(
   clock: Clock,
   onSleep: () => void = () => undefined,
 ): Clock & { /** Without anybody's doing anything. */ pass(ms: number): void } {
@@ -98,7 +98,7 @@ export function impatient(
     sleep: async (ms, signal) => {
       signal.throwIfAborted();
       onSleep();
-      now += ms * haste;
+      now += ms * timeFactor;
       await setImmediate();
     },
     pass: (ms) => {

@@ -28,7 +28,7 @@ export interface OwnServer {
 }
 
 /** Somebody by that number, in the group of that number. */
-export const as = (uid: number, ...groups: readonly number[]) => ({
+export const runAs = (uid: number, ...groups: readonly number[]) => ({
   identity: { uid, gid: uid, groups, machine: 'test' },
 });
 
@@ -57,7 +57,7 @@ export async function startOwnServer(options: Partial<NfsServerOptions> = {}): P
   onTestFinished(() => own.server.close());
   const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
     const { host, port } = own.server;
-    const client = createRpcClient({ clock, addresses: [{ host, port }], ...as(process.getuid?.() ?? 0), ...more });
+    const client = createRpcClient({ clock, addresses: [{ host, port }], ...runAs(process.getuid?.() ?? 0), ...more });
     onTestFinished(() => client.close());
     return client;
   };

@@ -33,7 +33,7 @@ export async function loseReply(nodes: Nodes, { procedure, prepare }: Mutation):
  * To ask whether the server restarted leaves the file as it is, and takes no write error from the application: that is told to one
  * COMMIT only.
  */
-export async function askUnnoticed(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function restartProbeHasNoEffect(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy, b, witnesses } = nodes;
   const { byA } = await prepare(nodes);
   await learnVerifier(nodes);

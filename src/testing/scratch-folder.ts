@@ -6,7 +6,7 @@ import { unmountedImage } from '#base/e2fsprogs.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 
 /** A folder of this machine to mount in, from which everything is cleared away at the end. */
-export interface Ground extends Disposable {
+export interface ScratchFolder extends Disposable {
   readonly folder: string;
   readonly scope: Scope;
   /** A sparse file with a file system in it, or with nothing. */
@@ -18,7 +18,7 @@ export interface Ground extends Disposable {
 }
 
 /** `prefix`: of the folder's name, for those who need a short path. */
-export function createGround(prefix = 'stowage-ground-'): Ground {
+export function createScratchFolder(prefix = 'stowage-test-'): ScratchFolder {
   const folder = realpathSync(mkdtempSync(join(tmpdir(), prefix)));
   const isOn = (path: string, file?: string): boolean =>
     file === undefined ? path.startsWith(`${folder}/`) : path === file;

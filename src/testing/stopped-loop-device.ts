@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { Ground } from './scratch-folder.ts';
+import type { ScratchFolder } from './scratch-folder.ts';
 
 /** Somebody else's loop device on a file of a FUSE mount whose server is stopped: every question about that file waits. */
 export interface StoppedLoopDevice extends AsyncDisposable {
@@ -23,7 +23,7 @@ const program = fileURLToPath(new URL('fuse-file-server.ts', import.meta.url));
 
 /** Programs of the whole machine that ask all loop devices wait until this is disposed of: keep it short. */
 export async function stoppedLoopDevice(
-  { folder, image }: Ground,
+  { folder, image }: ScratchFolder,
   { name = 'other.img', mounted = false }: StoppedLoopOptions = {},
 ): Promise<StoppedLoopDevice> {
   const top = join(folder, 'stopped');

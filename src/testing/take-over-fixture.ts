@@ -8,7 +8,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
-import type { Thing } from './fakes/kube-objects.ts';
+import type { AnyObject } from './fakes/kube-objects.ts';
 import { type Foreign, foreignClaim, foreignClass, foreignVolume } from './foreign-volumes.ts';
 
 export const at = { server: '10.10.2.4', path: '/export/silver' };
@@ -21,10 +21,10 @@ export const paths = {
 };
 const { signal } = new AbortController();
 export const administrator = 'administrator';
-export const usualPatienceMs = 10_000;
-export const asIs = (object: object): Thing => object as Thing;
+export const defaultTimeoutMs = 10_000;
+export const asAnyObject = (object: object): AnyObject => object as AnyObject;
 
-export const pod = (phase: string): Thing => ({
+export const pod = (phase: string): AnyObject => ({
   metadata: { name: 'web-0' },
   status: { phase },
   spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
@@ -38,7 +38,7 @@ interface Which {
 }
 
 /** For each test an API server in memory, with a store and the classes of other drivers, and an administrator who runs the command. */
-export function takingOverGround() {
+export function takeOverFixture() {
   let api: FakeKubeApi;
   /** Changes that are still let through; then the process that asks is as good as killed. */
   let lives: number;
@@ -51,13 +51,13 @@ export function takingOverGround() {
     onTestFinished(() => api[Symbol.asyncDispose]());
     lives = Number.POSITIVE_INFINITY;
     destroyed = [];
-    patienceMs = usualPatienceMs;
+    patienceMs = defaultTimeoutMs;
     api.intercept = ({ method = '', headers }, response) => {
       if (method !== 'GET' && headers['user-agent'] === administrator && lives-- <= 0) response.destroy();
       return response.destroyed;
     };
     putStore();
-    for (const kind of ['csi', 'subdir'] as const) api.put(paths.classes, asIs(foreignClass(kind, at)));
+    for (const kind of ['csi', 'subdir'] as const) api.put(paths.classes, asAnyObject(foreignClass(kind, at)));
   });
 
   const putStore = (options?: object, query = ''): void =>
@@ -122,16 +122,22 @@ export function takingOverGround() {
     name = 'data',
     change: (volume: PersistentVolume) => object = (one) => one,
   ): string {
-    const made = api.put(paths.claims, asIs(foreignClaim(kind, 'shop', name))) as unknown as PersistentVolumeClaim;
+    const made = api.put(
+      paths.claims,
+      asAnyObject(foreignClaim(kind, 'shop', name)),
+    ) as unknown as PersistentVolumeClaim;
     const given = foreignVolume(kind, made, at);
     const called = given.metadata.name ?? '';
     const annotations = { ...made.metadata.annotations, 'pv.kubernetes.io/bind-completed': 'yes' };
     const bound = { ...made, metadata: { ...made.metadata, annotations }, spec: { ...made.spec, volumeName: called } };
-    api.put(paths.claims, asIs({ ...bound, status: { phase: 'Bound' } }));
+    api.put(paths.claims, asAnyObject({ ...bound, status: { phase: 'Bound' } }));
     // Nobody here takes finalizers away.
     api.put(
       paths.volumes,
-      asIs({ ...change({ ...given, metadata: { ...given.metadata, finalizers: [] } }), status: { phase: 'Bound' } }),
+      asAnyObject({
+        ...change({ ...given, metadata: { ...given.metadata, finalizers: [] } }),
+        status: { phase: 'Bound' },
+      }),
     );
     return called;
   }
@@ -170,13 +176,13 @@ export function takingOverGround() {
     patienceMs = 100;
     await run(deed).catch(() => undefined);
     lives = Number.POSITIVE_INFINITY;
-    patienceMs = usualPatienceMs;
+    patienceMs = defaultTimeoutMs;
   }
 
   const refused = (deed: Deed, which?: Which) => run(deed, which).then(() => undefined, stowageError);
   const holds = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
-    api.put(paths.claims, asIs({ ...rest, metadata: { ...metadata, finalizers } }));
+    api.put(paths.claims, asAnyObject({ ...rest, metadata: { ...metadata, finalizers } }));
   };
 
   const found = async (servers?: readonly string[]): Promise<readonly Candidate[]> => {

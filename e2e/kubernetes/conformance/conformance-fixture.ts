@@ -3,7 +3,7 @@ import { agnhost, binaries } from '#testbed/kubernetes/build.ts';
 import { importSuiteImages } from '#testbed/kubernetes/images.ts';
 import { toolPath } from '#testbed/needs.ts';
 import { startFiler } from '../agent-filer.ts';
-import { type ChartGround, chart, startChartGround } from '../chart-fixture.ts';
+import { type ChartFixture, chart, startChartFixture } from '../chart-fixture.ts';
 
 /** What has to be on this machine. */
 export const components = [
@@ -11,16 +11,16 @@ export const components = [
   ...(['helm', 'k8s-e2e', 'ginkgo'] as const),
 ] as const;
 
-export type ConformanceGround = Pick<ChartGround, 'cluster'> & AsyncDisposable;
+export type ConformanceFixture = Pick<ChartFixture, 'cluster'> & AsyncDisposable;
 
 /** More than all others need at once. */
 const mostVolumes = 40;
 
 /** All that Kubernetes' own tests need: a cluster with Stowage, its classes, and their images. */
-export async function startGround(signal: AbortSignal): Promise<ConformanceGround> {
-  await using ground = new AsyncDisposableStack();
-  const { cluster, helm, own } = ground.use(await startChartGround(signal));
-  const filer = ground.use(await startFiler(cluster, signal));
+export async function startConformanceFixture(signal: AbortSignal): Promise<ConformanceFixture> {
+  await using stack = new AsyncDisposableStack();
+  const { cluster, helm, own } = stack.use(await startChartFixture(signal));
+  const filer = stack.use(await startFiler(cluster, signal));
   const images = { suite: toolPath('k8s-e2e'), agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') };
   await importSuiteImages(cluster, images, signal);
   const stores = [
@@ -35,7 +35,7 @@ export async function startGround(signal: AbortSignal): Promise<ConformanceGroun
   for (const part of parts) await own('rollout', 'status', part, '--timeout=150s');
   for (const { storageClass } of stores)
     await cluster.kubectl('wait', '--for=create', `storageclass/${storageClass.name}`, '--timeout=60s');
-  const all = ground.move();
+  const all = stack.move();
   return { cluster, [Symbol.asyncDispose]: () => all.disposeAsync() };
 }
 

@@ -4,7 +4,7 @@ import { parseArgs } from 'node:util';
 import { component } from '#testbed/components.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { namespace } from '../chart-fixture.ts';
-import { components, startGround } from './conformance-fixture.ts';
+import { components, startConformanceFixture } from './conformance-fixture.ts';
 import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
 
 const usage =
@@ -44,8 +44,8 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   }
   const top = resolve('.stowage-conformance');
   await mkdir(top, { recursive: true });
-  await using ground = await startGround(signal);
-  const { cluster } = ground;
+  await using fixture = await startConformanceFixture(signal);
+  const { cluster } = fixture;
   const { focus, atOnce, minutes } = wish;
   let hasFailed = false;
   for (const driver of wish.chosen) {

@@ -5,7 +5,7 @@ import { apiVersionOf, pathOf, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 
 /** Whatever it is: tests look at what the API server says. */
-export interface Thing extends KubeObject {
+export interface AnyObject extends KubeObject {
   readonly apiVersion: string;
   readonly kind: string;
   readonly spec?: Readonly<Record<string, unknown>>;
@@ -15,10 +15,10 @@ export interface Thing extends KubeObject {
 /** A cluster of which nothing is known but a way to its API server. */
 export interface AnyCluster {
   /** Makes it what is said, whatever it was; one with a uid, only if it is that one. Gives what it is then. */
-  apply(object: object): Promise<Thing>;
+  apply(object: object): Promise<AnyObject>;
   /** Undefined: there is none. */
-  find(object: object): Promise<Thing | undefined>;
-  list(apiVersion: string, kind: string, namespace?: string): Promise<readonly Thing[]>;
+  find(object: object): Promise<AnyObject | undefined>;
+  list(apiVersion: string, kind: string, namespace?: string): Promise<readonly AnyObject[]>;
   /** One with a uid, only if it is that one. Absent is success. Does not wait until it is gone. */
   remove(object: object): Promise<void>;
   /** What a pod printed. */
@@ -37,9 +37,9 @@ interface Listing {
 }
 
 export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCluster {
-  const known = new Map<string, Resource<Thing>>();
+  const known = new Map<string, Resource<AnyObject>>();
 
-  async function resourceOf(apiVersion: string, kind: string): Promise<Resource<Thing>> {
+  async function resourceOf(apiVersion: string, kind: string): Promise<Resource<AnyObject>> {
     const before = known.get(`${apiVersion} ${kind}`);
     if (before !== undefined) return before;
     const [group, version] = apiVersion.includes('/') ? apiVersion.split('/') : ['', apiVersion];
@@ -53,7 +53,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     return resource;
   }
 
-  const placeOf = ({ metadata: { namespace, name } }: Thing) => ({ namespace, name });
+  const placeOf = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
   /** There is none, not even of its kind, or another by now. */
   const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
   const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
@@ -84,7 +84,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
   return {
     until,
     apply: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
       return await client.patch(
         resource,
@@ -94,7 +94,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       );
     },
     find: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
       return await orAbsent(client.get(resource, placeOf(thing), signal));
     },
@@ -103,7 +103,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       return pages.flatMap(({ items }) => items);
     },
     remove: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind).catch(() => undefined);
       if (resource === undefined) return;
       const only = { propagation: 'Background', uid: thing.metadata.uid } as const;

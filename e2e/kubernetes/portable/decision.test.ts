@@ -2,23 +2,32 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
-import type { Thing } from './cluster.ts';
-import { belongingTo, countsOf, decide, disksOf, imageValues, isReady, type Seen, withImage } from './decision.ts';
+import type { AnyObject } from './cluster.ts';
+import {
+  belongingTo,
+  type ClusterFacts,
+  countsOf,
+  decide,
+  disksOf,
+  imageValues,
+  isReady,
+  withImage,
+} from './decision.ts';
 
-const nothing: Seen = { deployments: [], objects: [], stores: [], volumes: [] };
-const thing = (kind: string, name: string, more: Partial<Thing> = {}): Thing => ({
+const nothing: ClusterFacts = { deployments: [], objects: [], stores: [], volumes: [] };
+const thing = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyObject => ({
   apiVersion: 'v1',
   kind,
   metadata: { name },
   ...more,
 });
-const controller = (namespace: string, component = 'controller'): Thing => {
+const controller = (namespace: string, component = 'controller'): AnyObject => {
   const labels = { 'app.kubernetes.io/name': 'stowage', 'app.kubernetes.io/component': component };
   return thing('Deployment', 'stowage-controller', { metadata: { name: 'stowage-controller', namespace, labels } });
 };
-const volume = (name: string, spec: object): Thing =>
+const volume = (name: string, spec: object): AnyObject =>
   thing('PersistentVolume', name, { spec: spec as Readonly<Record<string, unknown>> });
-const retained = (name: string, uid: string): Thing =>
+const retained = (name: string, uid: string): AnyObject =>
   volume(name, { claimRef: { namespace: 'stowage-system', name: 'stowage-nfs', uid } });
 const others = volume('theirs', { claimRef: { namespace: 'default', name: 'data', uid: 'u' }, csi: { driver: 'x' } });
 
@@ -79,7 +88,7 @@ test("a claim's disk is the one with its uid, and not one of an earlier claim of
 });
 
 test('classes go with the stores that they were made for', () => {
-  const owned = (name: string, uid: string): Thing =>
+  const owned = (name: string, uid: string): AnyObject =>
     thing('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },
     });
@@ -89,12 +98,12 @@ test('classes go with the stores that they were made for', () => {
 });
 
 test('it is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
-  const agents = (ready: number): Thing => ({
+  const agents = (ready: number): AnyObject => ({
     ...controller('storage', 'agent'),
     status: { desiredNumberScheduled: 2, numberReady: ready },
   });
   const deployment = { ...controller('storage'), spec: { replicas: 2 }, status: { readyReplicas: 2 } };
-  const areReady = (all: readonly Thing[]): boolean => isReady(countsOf(all));
+  const areReady = (all: readonly AnyObject[]): boolean => isReady(countsOf(all));
   const foreign = thing('Deployment', 'foreign', { spec: { replicas: 1 }, status: {} });
   expect(areReady([deployment, agents(2), agents(2), foreign])).toBe(true);
   expect(areReady([deployment, agents(1), agents(2)])).toBe(false);

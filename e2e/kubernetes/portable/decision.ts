@@ -1,15 +1,15 @@
 // What is to be done in a cluster, by what is there. Nothing here asks the cluster.
-import type { Thing } from './cluster.ts';
+import type { AnyObject } from './cluster.ts';
 
 /** Of Stowage, as the API server lists it. */
-export interface Seen {
+export interface ClusterFacts {
   /** Of all namespaces, whoever has them. */
-  readonly deployments: readonly Thing[];
+  readonly deployments: readonly AnyObject[];
   /** What an installation makes outside of namespaces, with its namespace; but its stores. */
-  readonly objects: readonly Thing[];
-  readonly stores: readonly Thing[];
+  readonly objects: readonly AnyObject[];
+  readonly stores: readonly AnyObject[];
   /** All that the cluster has. */
-  readonly volumes: readonly Thing[];
+  readonly volumes: readonly AnyObject[];
 }
 
 export type Decision =
@@ -22,7 +22,7 @@ export const usualNamespace = 'stowage-system';
 const labels = { name: 'app.kubernetes.io/name', component: 'app.kubernetes.io/component' } as const;
 
 /** One that runs is used. What was left of another is never touched: there may be data behind it. */
-export function decide(seen: Seen): Decision {
+export function decide(seen: ClusterFacts): Decision {
   const homes = [...new Set(ownOf(seen.deployments).filter(isController).map(namespaceOf))];
   const [home] = homes;
   if (homes.length > 1) return { kind: 'refuse', why: `Stowage is in several namespaces: ${homes.join(', ')}.` };
@@ -32,19 +32,19 @@ export function decide(seen: Seen): Decision {
 }
 
 /** Those with Stowage's label: others may be in its namespace. */
-const ownOf = (things: readonly Thing[]): readonly Thing[] =>
+const ownOf = (things: readonly AnyObject[]): readonly AnyObject[] =>
   things.filter(({ metadata }) => metadata.labels?.[labels.name] === 'stowage');
 
-const isController = ({ metadata }: Thing): boolean => metadata.labels?.[labels.component] === 'controller';
-const namespaceOf = ({ metadata }: Thing): string => metadata.namespace ?? '';
+const isController = ({ metadata }: AnyObject): boolean => metadata.labels?.[labels.component] === 'controller';
+const namespaceOf = ({ metadata }: AnyObject): string => metadata.namespace ?? '';
 
 interface VolumeSpec {
   readonly claimRef?: { readonly namespace?: string; readonly name?: string; readonly uid?: string };
   readonly csi?: { readonly driver?: string };
 }
 
-function leftovers({ objects, stores, volumes }: Seen): readonly string[] {
-  const isLeft = ({ spec }: Thing): boolean => {
+function leftovers({ objects, stores, volumes }: ClusterFacts): readonly string[] {
+  const isLeft = ({ spec }: AnyObject): boolean => {
     const { claimRef, csi } = (spec ?? {}) as VolumeSpec;
     return claimRef?.namespace === usualNamespace || csi?.driver?.endsWith('.stowage.dev') === true;
   };
@@ -68,14 +68,14 @@ const refusal = (left: readonly string[]): string =>
   ].join('\n');
 
 /** The disk that a claim has, and no other: one that outlived a claim of the same name has the uid of that one. */
-export const disksOf = (volumes: readonly Thing[], { metadata }: Thing): readonly Thing[] =>
+export const disksOf = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
   volumes.filter(({ spec }) => {
     const { uid } = (spec as VolumeSpec | undefined)?.claimRef ?? {};
     return uid !== undefined && uid === metadata.uid;
   });
 
 /** What goes with others, by itself or with help. */
-export const belongingTo = (things: readonly Thing[], owners: readonly Thing[]): readonly Thing[] => {
+export const belongingTo = (things: readonly AnyObject[], owners: readonly AnyObject[]): readonly AnyObject[] => {
   const uids = new Set(owners.map(({ metadata }) => metadata.uid));
   return things.filter(({ metadata }) => metadata.ownerReferences?.some(({ uid }) => uids.has(uid)) === true);
 };
@@ -87,7 +87,7 @@ export interface Count {
 }
 
 /** Of pods: Deployments and StatefulSets say it otherwise than DaemonSets. */
-export const countsOf = (workloads: readonly Thing[]): readonly Count[] =>
+export const countsOf = (workloads: readonly AnyObject[]): readonly Count[] =>
   ownOf(workloads).map(({ metadata: { name }, spec, status }) => ({
     name,
     wanted: spec?.['replicas'] ?? status?.['desiredNumberScheduled'],

@@ -4,19 +4,19 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { parseAllDocuments } from 'yaml';
 import { onPath, repository } from '#testbed/component.ts';
-import type { AnyCluster, Thing } from './cluster.ts';
+import type { AnyCluster, AnyObject } from './cluster.ts';
 import {
+  type ClusterFacts,
   countsOf,
   decide,
   imageValues,
   isReady,
   usualNamespace as namespace,
-  type Seen,
   withImage,
 } from './decision.ts';
-import { named, removeMade } from './removal.ts';
+import { named, removeCreated } from './removal.ts';
 
-export interface InstallWish {
+export interface InstallOptions {
   readonly kubeconfig: string;
   readonly image: string;
   /** The program; empty: there is none. */
@@ -56,7 +56,7 @@ const definition = {
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };
 /** Of the embedded NFS server, which the plain manifests do not have. */
-const ofServer: readonly Thing[] = [
+const ofServer: readonly AnyObject[] = [
   { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
   { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
   { apiVersion: 'apps/v1', kind: 'StatefulSet', ...server },
@@ -65,7 +65,7 @@ const ofServer: readonly Thing[] = [
 export const usualHelm = (): string => onPath('helm') ?? '';
 
 /** One that runs already is used as it is. Otherwise by the chart where there is Helm, or by the plain manifests. */
-export async function install(clusters: Clusters, wish: InstallWish): Promise<Installed | Refused> {
+export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
   const { cluster } = clusters;
   const decision = decide(await seenIn(cluster));
   if (decision.kind === 'refuse') return { why: decision.why };
@@ -88,7 +88,7 @@ export async function install(clusters: Clusters, wish: InstallWish): Promise<In
   return way;
 }
 
-async function seenIn(cluster: AnyCluster): Promise<Seen> {
+async function seenIn(cluster: AnyCluster): Promise<ClusterFacts> {
   const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
     return metadata.namespace === undefined && kind !== 'Store';
   });
@@ -100,28 +100,28 @@ async function seenIn(cluster: AnyCluster): Promise<Seen> {
   };
 }
 
-async function present(cluster: AnyCluster, things: readonly Thing[]): Promise<readonly Thing[]> {
+async function present(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
   const found = await Promise.all(things.map((thing) => cluster.find(thing)));
   return found.filter((thing) => thing !== undefined);
 }
 
-async function storesOf(cluster: AnyCluster): Promise<readonly Thing[]> {
+async function storesOf(cluster: AnyCluster): Promise<readonly AnyObject[]> {
   if ((await cluster.find(definition)) === undefined) return [];
   const [apiVersion, kind] = ['stowage.dev/v1', 'Store'];
   return (await cluster.list(apiVersion, kind)).map((store) => named(apiVersion, kind, store));
 }
 
 /** The definitions first. */
-async function manifests(change = (text: string): string => text): Promise<readonly Thing[]> {
+async function manifests(change = (text: string): string => text): Promise<readonly AnyObject[]> {
   const read = (...path: readonly string[]): Promise<string> => readFile(join(folder, ...path), 'utf8');
   const texts = [await read('crds', 'stores.yaml'), change(await read('stowage.yaml'))];
   return texts
     .flatMap((text) => parseAllDocuments(text))
-    .map((document) => document.toJS() as Thing | null)
+    .map((document) => document.toJS() as AnyObject | null)
     .filter((thing) => thing !== null);
 }
 
-function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallWish): Way {
+function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Way {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
@@ -132,13 +132,13 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallW
     ...[...own, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),
   ];
-  let made: readonly Thing[] = [];
+  let made: readonly AnyObject[] = [];
   /** What Helm leaves. None of it was there before. */
-  const kept = async (): Promise<readonly Thing[]> => {
+  const kept = async (): Promise<readonly AnyObject[]> => {
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
-    const ground = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
+    const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
     const stores = await storesOf(after);
-    return [...(await present(after, [...ground, ...drivers])), ...stores, ...(await present(after, ofServer))];
+    return [...(await present(after, [...context, ...drivers])), ...stores, ...(await present(after, ofServer))];
   };
   return {
     how: 'by the chart',
@@ -150,24 +150,24 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallW
       }
     },
     uninstall: () =>
-      removeMade(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
+      removeCreated(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
   };
 }
 
 function byManifests({ cluster, after }: Clusters, image: string): Way {
-  const made: Thing[] = [];
+  const made: AnyObject[] = [];
   return {
     how: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
       for (const thing of await manifests((text) => withImage(text, image))) {
         // A kind that was just defined is not there at once.
-        const applied = (): Promise<Thing | string> => cluster.apply(thing).catch(String);
+        const applied = (): Promise<AnyObject | string> => cluster.apply(thing).catch(String);
         const what = `${thing.kind} ${thing.metadata.name}`;
         const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);
         if (typeof done !== 'string') made.push(done);
       }
     },
-    uninstall: () => removeMade(after, made, async () => {}),
+    uninstall: () => removeCreated(after, made, async () => {}),
   };
 }
 

@@ -11,9 +11,9 @@ import { parseArgs } from 'node:util';
 import { kubeAccess } from '#app/kube.ts';
 import { systemClock } from '#base/clock.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { type AnyCluster, createAnyCluster, type Thing } from './cluster.ts';
+import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
 import { install, usualHelm } from './install.ts';
-import { type ClassOfStore, type Ground, runAll, summaryOf } from './run.ts';
+import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
 import { nothingLeft, tests } from './tests.ts';
 
 const usage =
@@ -63,9 +63,9 @@ async function main(): Promise<number> {
     await cluster.apply(own);
     await cluster.apply(images);
     const shell = values['shell-image'];
-    const ground = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
-    const tally = await runAll(wanted, ground, (line) => console.log(line));
-    await nothingLeft({ ...ground, cluster: after });
+    const context = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
+    const tally = await runAll(wanted, context, (line) => console.log(line));
+    await nothingLeft({ ...context, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;
   } finally {
@@ -92,11 +92,14 @@ const imageStore = (unique: string): object => ({
   },
 });
 
-async function groundOf(cluster: AnyCluster, about: Pick<Ground, 'namespace' | 'unique' | 'shell'>): Promise<Ground> {
+async function groundOf(
+  cluster: AnyCluster,
+  about: Pick<TestContext, 'namespace' | 'unique' | 'shell'>,
+): Promise<TestContext> {
   const mine = `${about.unique}-images`;
   const all = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
     (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((one) => {
-      const { parameters, provisioner } = one as Thing & Readonly<Record<string, unknown>>;
+      const { parameters, provisioner } = one as AnyObject & Readonly<Record<string, unknown>>;
       const store = (parameters as Readonly<Record<string, string>> | undefined)?.['store'] ?? '';
       return { name: one.metadata.name ?? '', driver: String(provisioner), store, isMine: store === mine };
     });

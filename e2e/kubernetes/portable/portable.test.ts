@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
-import { type ChartGround, startChartGround } from '../chart-fixture.ts';
+import { type ChartFixture, startChartFixture } from '../chart-fixture.ts';
 
 const { signal } = new AbortController();
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
@@ -29,27 +29,27 @@ interface Run {
 }
 
 describe.skipIf(needs(...components))('the tests for any cluster', () => {
-  let ground: ChartGround;
+  let fixture: ChartFixture;
   let before: string;
 
-  const all = (): Promise<string> => ground.cluster.kubectl('get', kinds.join(','), '--output=name');
+  const all = (): Promise<string> => fixture.cluster.kubectl('get', kinds.join(','), '--output=name');
   const run = (more: readonly string[], timeout = 600_000): Promise<Run> => {
     const main = join(import.meta.dirname, 'main.ts');
-    const which = ['--kubeconfig', ground.cluster.kubeconfig, '--image', 'stowage:testbed'];
-    const words = [main, ...which, '--shell-image', ground.busybox, ...more];
+    const which = ['--kubeconfig', fixture.cluster.kubeconfig, '--image', 'stowage:testbed'];
+    const words = [main, ...which, '--shell-image', fixture.busybox, ...more];
     const about = { timeout, maxBuffer: 1 << 24 };
     return promisify(execFile)(process.execPath, words, about).catch((thrown: unknown) => thrown as Run);
   };
   const lastLine = ({ stdout }: Run): string | undefined => stdout.trimEnd().split('\n').at(-1);
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
+    fixture = await startChartFixture(signal);
     before = await all();
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   test('touch nothing where something was left of a Stowage that does not run', async () => {
-    const { apply, kubectl } = ground.cluster;
+    const { apply, kubectl } = fixture.cluster;
     const claimRef = {
       apiVersion: 'v1',
       kind: 'PersistentVolumeClaim',

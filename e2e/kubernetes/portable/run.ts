@@ -1,7 +1,7 @@
 import type { AnyCluster } from './cluster.ts';
 
 /** What tests work with. */
-export interface Ground {
+export interface TestContext {
   readonly cluster: AnyCluster;
   /** Theirs alone. */
   readonly namespace: string;
@@ -26,8 +26,8 @@ export interface ClassOfStore {
 export interface PortableTest {
   readonly name: string;
   /** Why it cannot be run there. */
-  readonly unless?: (ground: Ground) => string | undefined;
-  run(ground: Ground): Promise<void>;
+  readonly unless?: (context: TestContext) => string | undefined;
+  run(context: TestContext): Promise<void>;
 }
 
 export interface Tally {
@@ -38,12 +38,12 @@ export interface Tally {
 
 export async function runAll(
   tests: readonly PortableTest[],
-  ground: Ground,
+  context: TestContext,
   print: (line: string) => void,
 ): Promise<Tally> {
   const tally = { passed: 0, failed: 0, skipped: 0 };
   for (const test of tests) {
-    const why = test.unless?.(ground);
+    const why = test.unless?.(context);
     if (why !== undefined) {
       tally.skipped++;
       print(`skipped  ${test.name}: ${why}`);
@@ -51,7 +51,7 @@ export async function runAll(
     }
     const began = performance.now();
     try {
-      await test.run(ground);
+      await test.run(context);
       tally.passed++;
       print(`passed   ${test.name} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
     } catch (thrown) {

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Component, type Kept, kept, missingPrograms, type Run } from '../component.ts';
+import { type CachedBuild, type Component, cachedBuild, missingPrograms, type Run } from '../component.ts';
 import { digest } from '../rootfs.ts';
 import { cniPlugins } from './node-config.ts';
 
@@ -23,12 +23,12 @@ const kubernetesModule = goModule();
 const sanityModule = goModule('csi-sanity');
 const helmModule = goModule('helm');
 const place = {
-  kubernetes: kept('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
-  suite: kept('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
-  sanity: kept('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
-  helm: kept('helm', `3.20.2-${helmModule.key}`, 'helm'),
+  kubernetes: cachedBuild('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
+  suite: cachedBuild('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
+  sanity: cachedBuild('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
+  helm: cachedBuild('helm', `3.20.2-${helmModule.key}`, 'helm'),
   // Of the version that the end-to-end tests are written with, which is why go.mod has it.
-  ginkgo: kept('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
+  ginkgo: cachedBuild('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
 };
 
 const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
@@ -113,7 +113,7 @@ export const binaries = (): string => place.kubernetes.folder();
 export const agnhost = (): string => join(place.suite.folder(), 'agnhost');
 
 function built(
-  at: Kept,
+  at: CachedBuild,
   alsoMissing: () => string | undefined = () => undefined,
 ): Pick<Component, 'probe' | 'tool' | 'command'> {
   return {
@@ -134,7 +134,7 @@ function missingPlugins(): string | undefined {
   return cniPlugins() === undefined ? 'not found: the network plugins for containers' : undefined;
 }
 
-async function make(at: Kept, build: (folder: string) => Promise<void>): Promise<void> {
+async function make(at: CachedBuild, build: (folder: string) => Promise<void>): Promise<void> {
   await rm(at.folder(), { recursive: true, force: true });
   await mkdir(at.folder(), { recursive: true });
   await build(at.folder());

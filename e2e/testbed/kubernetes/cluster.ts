@@ -45,17 +45,17 @@ export interface ClusterOptions {
 
 export async function startCluster(signal: AbortSignal, options: ClusterOptions = {}): Promise<Cluster> {
   const { nodes: count = 2, folders = [], args = {} } = options;
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-k8s-')));
-  ground.defer(() => rm(top, { recursive: true, force: true }));
+  stack.defer(() => rm(top, { recursive: true, force: true }));
   // Users of pods go through it to what of a node is theirs.
   await chmod(top, 0o711);
   for (const name of ['pki', 'log']) await mkdir(join(top, name), { mode: 0o700 });
   const group = basename(top);
-  ground.defer(() => removeCgroups(group));
+  stack.defer(() => removeCgroups(group));
   const bin = binaries();
-  const network = ground.use(await startNetwork(top, signal));
-  const forward = ground.use(
+  const network = stack.use(await startNetwork(top, signal));
+  const forward = stack.use(
     await startForward(network.inside, { host: addresses.controlPlane, port: addresses.apiPort }, group),
   );
   const authority = await makeAuthority(join(top, 'pki'), runner(signal));
@@ -71,13 +71,13 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   const apiReady = (): Promise<void> => until(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
   const pause = await pauseTar(signal);
   const starting = Array.from({ length: count }, async (_, index) => {
-    const node = ground.use(await startNode({ ...common, number: index + 1 }));
+    const node = stack.use(await startNode({ ...common, number: index + 1 }));
     await node.importImage(pause);
     return node;
   });
   const started = startControlPlane({ folder: top, bin, network, authority, args, apiReady, signal });
   // When one fails, those beside it are still waited for: what they started is to be ended.
-  await Promise.allSettled([started.then((it) => ground.use(it)), ...starting]);
+  await Promise.allSettled([started.then((it) => stack.use(it)), ...starting]);
   const control = await started;
   const nodes = await Promise.all(starting);
   await Promise.all(nodes.map((node) => node.join()));
@@ -91,7 +91,7 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   } catch (cause) {
     throw new Error(`the nodes did not become ready:\n${await complaints(join(top, 'log'))}`, { cause });
   }
-  const all = ground.move();
+  const all = stack.move();
   const { apiServer, controllerManager, scheduler } = control;
   return {
     folder: top,

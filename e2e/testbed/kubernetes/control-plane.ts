@@ -51,7 +51,7 @@ const unhurried = ['--kube-api-qps=500', '--kube-api-burst=1000'];
 export async function startControlPlane(options: ControlPlaneOptions): Promise<ControlPlane> {
   const { folder, bin, network, authority, args, apiReady, signal } = options;
   const pki = (name: string): string => join(folder, 'pki', name);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   for (const name of ['etcd', 'flex']) await mkdir(join(folder, name), { mode: 0o700 });
   const daemon = (name: string, words: readonly string[], ready: string): Promise<Daemon> =>
     startDaemon({
@@ -63,7 +63,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<Part> => {
     const start = (): Promise<Daemon> => daemon(name, words, 'Serving securely');
     let current = await start();
-    ground.defer(() => current.kill());
+    stack.defer(() => current.kill());
     await whole();
     return {
       stop: () => current.kill(),
@@ -86,7 +86,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   const urls = ['listen', 'advertise'].map((verb) => `--${verb}-client-urls=${local(clientPort)}`);
   const peers = ['listen', 'initial-advertise'].map((verb) => `--${verb}-peer-urls=${local(peerPort)}`);
   const store = await daemon('etcd', [...etcd, ...urls, ...peers], 'ready to serve client requests');
-  ground.defer(() => store.kill());
+  stack.defer(() => store.kill());
   const apiServer = await part('kube-apiserver', [...apiServerWords(pki), ...(args.apiServer ?? [])], apiReady);
   const asSomebody = (name: string): readonly string[] => [
     ...['', 'authentication-', 'authorization-'].map((use) => `--${use}kubeconfig=${pki(`${name}.kubeconfig`)}`),
@@ -107,7 +107,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   // When one fails, the other is still waited for: it is to be ended too.
   await Promise.allSettled([managing, scheduling]);
   const [controllerManager, scheduler] = [await managing, await scheduling];
-  const all = ground.move();
+  const all = stack.move();
   return { apiServer, controllerManager, scheduler, [Symbol.asyncDispose]: () => all.disposeAsync() };
 }
 

@@ -1,7 +1,7 @@
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { onPath } from '../component.ts';
-import { type Inmate, type Machine, runInside, startInside } from '../machine.ts';
+import { type Machine, type MachineProcess, runInside, startInside } from '../machine.ts';
 import { removeCgroups } from '../own-cgroups.ts';
 import type { Authority } from './certificates.ts';
 import { addresses, type ClusterNetwork } from './network.ts';
@@ -59,13 +59,13 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const { number, count, top, bin, network, authority, signal } = options;
   const name = `node-${number}`;
   const address = addresses.node(number);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = join(top, name);
   const group = `${options.group}/${name}`;
   const temporary = join(folder, 'tmp');
   for (const part of [join(folder, 'etc'), temporary]) await mkdir(part, { recursive: true });
-  ground.defer(() => removeCgroups(group));
-  const machine = ground.use(
+  stack.defer(() => removeCgroups(group));
+  const machine = stack.use(
     await startNodeMachine({ number, count, folder, group, folders: options.folders, network }, signal),
   );
   const file = async (called: string, content: object | string): Promise<string> => {
@@ -76,7 +76,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const net = join(folder, 'etc', 'net.d');
   await mkdir(net);
   await writeFile(join(net, '10-testbed.conflist'), JSON.stringify(podNetwork(addresses.podsOf(number))));
-  const daemon = (called: string, command: readonly string[], ready: string): Promise<Inmate> =>
+  const daemon = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
     startInside(machine, {
       command: [...named, name, ...command],
       // What is on an ordinary user's PATH may lack iptables.
@@ -93,7 +93,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   const kubeconfig = await authority.kubeconfig(name, server);
   const config = await file('kubelet.json', kubeletConfig({ group, authority, served }));
-  let kubelet: Inmate | undefined;
+  let kubelet: MachineProcess | undefined;
   const startKubelet = async (): Promise<void> => {
     const words = [`--config=${config}`, `--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`];
     const more = [`--node-ip=${address}`, ...options.kubeletArgs];
@@ -104,7 +104,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const startProxy = async (): Promise<void> => {
     await daemon('kube-proxy', [join(bin, 'kube-proxy'), ...proxyWords(name, proxyConfig)], 'Caches are synced');
   };
-  const all = ground.move();
+  const all = stack.move();
   const inside = (...words: readonly string[]): Promise<string> => runInside(machine, ...words);
   return {
     name,

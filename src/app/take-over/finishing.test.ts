@@ -1,10 +1,10 @@
 import { describe, expect, test } from 'vitest';
 import { storeIdentity } from '#controllers/names.ts';
 import { foreignClass, foreignClasses } from '#testing/foreign-volumes.ts';
-import { asIs, at, paths, takingOverGround } from '#testing/take-over-fixture.ts';
+import { asAnyObject, at, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
-const it = takingOverGround();
+const it = takeOverFixture();
 const { putStore, volume, provisioned, run } = it;
 
 describe('what is deleted with a finished claim', () => {
@@ -16,7 +16,7 @@ describe('what is deleted with a finished claim', () => {
       return { ...one, spec: { ...one.spec, csi: { ...one.spec.csi, volumeAttributes, ...more } } };
     };
   const classWith = (parameters: object): void =>
-    void it.api.put(paths.classes, asIs({ ...foreignClass('subdir', at), parameters }));
+    void it.api.put(paths.classes, asAnyObject({ ...foreignClass('subdir', at), parameters }));
 
   test.each([
     ['kept by the driver', { onDelete: 'retain' }, {}],
@@ -61,7 +61,7 @@ describe('what is deleted with a finished claim', () => {
     const from = provisioned('subdir');
     await run('take');
     if (how === 'gone') it.api.remove(paths.classes, foreignClasses.subdir);
-    else it.api.put(paths.classes, asIs({ ...foreignClass('subdir', at), provisioner: 'file.stowage.dev' }));
+    else it.api.put(paths.classes, asAnyObject({ ...foreignClass('subdir', at), provisioner: 'file.stowage.dev' }));
     expect(await run('finish')).toContain('it stays Retain');
     expect(await policyOf(from)).toBe('Retain');
   });

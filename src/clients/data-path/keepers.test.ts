@@ -17,7 +17,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { guard } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
@@ -62,7 +62,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
 
   /** As `stowage up` puts them together. What is doubted is counted. */
   function agent(stuckMs: number, time: Clock = clock) {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const folder = (name: string): string => join(ground.folder, name);
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
     const { scope } = ground;

@@ -3,7 +3,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createKeepers } from './keepers.ts';
 
 const unending = new AbortController().signal;
@@ -12,7 +12,7 @@ const kind = { network: 'docker:far', privilegedPorts: false };
 describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
   test('follows it to another namespace, once', { timeout: 60_000 }, async () => {
     await using far = await makeFarNetwork();
-    const ground = createGround();
+    const ground = createScratchFolder();
     const keepers = createKeepers({
       clock: systemClock(),
       log: ground.scope.log,

@@ -14,8 +14,8 @@ import { guard } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
-import { connectionOf, disturbed } from '#testing/keeper-mounts.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { connectionOf, runWithFaults } from '#testing/keeper-mounts.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { sized } from '#testing/sized.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { fioVerified, modelled } from '#testing/workloads.ts';
@@ -64,7 +64,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   });
 
   async function node(aloneMs = 60_000) {
-    const ground = createGround('stowage-pod-');
+    const ground = createScratchFolder('stowage-pod-');
     chmodSync(ground.folder, 0o711);
     const folder = (name: string): string => join(ground.folder, name);
     mkdirSync(folder('mounts'));
@@ -188,7 +188,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await eventually(here.state, (found) => found?.active?.ready === true);
       pauses.push(performance.now() - since);
     };
-    await disturbed(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
+    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
     expect(Math.max(...pauses)).toBeLessThan(pauseMs);
     expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([]);
     await run('umount', [here.at]);
@@ -207,7 +207,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await run('stat', [here.at], { timeout: pauseMs });
       await eventually(here.state, whole);
     };
-    await disturbed(3, kill, () => busy(here.at, here.folder));
+    await runWithFaults(3, kill, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 
@@ -350,7 +350,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
       expect(held(again.pid)).toBe(1);
     };
-    await disturbed(1, roll, () => busy(here.at, here.folder));
+    await runWithFaults(1, roll, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 
@@ -380,7 +380,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       expect(await first.ended).toEqual([0, null]);
       expect(await eventually(here.state, whole)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
     };
-    await disturbed(1, succeed, () => busy(here.at, here.folder));
+    await runWithFaults(1, succeed, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 

@@ -9,7 +9,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/scratch-folder.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createRun } from '../mounter/run.ts';
@@ -22,7 +22,7 @@ const run = createRun(clock);
 
 /** A container that ran Stowage has ended; what it attached and mounted is there, and used. */
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mounter: Mounter;
   let client: LoopClient;
   const at = (name: string): string => join(ground.folder, name);
@@ -56,7 +56,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
       .trim();
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     // With the namespace goes its copy of this mount, and with that the beginning of the paths.
     execFileSync('mount', ['--bind', ground.folder, ground.folder]);
     // Where mounts are shared, what is mounted in it would be there twice: in the folder below it, too.

@@ -5,16 +5,16 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { attachImage } from '#testing/loop-mount.ts';
-import { createGround, type Ground } from '#testing/scratch-folder.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { isWrittenByNobody } from './image-file.ts';
 import { createLoopFiles } from './loop-files.ts';
 import { attachedLoops, type Loop } from './loops.ts';
 
-let ground: Ground;
+let ground: ScratchFolder;
 const at = (name: string): string => join(ground.folder, name);
 
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
   onTestFinished(() => ground[Symbol.dispose]());
 });
 

@@ -8,7 +8,7 @@ import { SystemError } from '#base/linux/libc.ts';
 import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/scratch-folder.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { mountTable, parseMountinfo, readMountTable } from './mountinfo.ts';
@@ -48,7 +48,7 @@ describe.skipIf(needs('root', 'mount')).each([
   ['this kernel', mountCalls],
   ['an older kernel', older],
 ])('what other mount namespaces get of a bind, with %s', (_, calls) => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mounter: Mounter;
   let elsewhere: Elsewhere;
   const at = (name: string): string => join(ground.folder, name);
@@ -56,7 +56,7 @@ describe.skipIf(needs('root', 'mount')).each([
     createLinuxMounter({ clock, run, calls: by, forbidden: () => [], storeRoots: () => [], mounts: at('mounts') });
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     // A group of its own: what is mounted in it is not to be mounted below it as well.
     execFileSync('mount', ['--bind', '--make-private', ground.folder, ground.folder]);
     execFileSync('mount', ['--make-shared', ground.folder]);
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount')).each([
 });
 
 describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   const at = (name: string): string => join(ground.folder, name);
   const mounterWith = (calls: Partial<MountCalls>): Mounter =>
     createLinuxMounter({
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
   };
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     for (const name of ['from', 'to', 'mounts']) mkdirSync(at(name));
   });
   afterEach(() => ground[Symbol.dispose]());

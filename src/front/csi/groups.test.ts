@@ -8,7 +8,7 @@ import { aCall, collectingLog } from '#testing/core-calls.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import { VolumeCapability_AccessMode_Mode as Mode } from '#wire/csi/generated/csi.ts';
 import { createCsiServer } from './server.ts';
@@ -28,7 +28,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
 
   beforeEach(() => {
     // What a test that failed has left mounted goes first.
-    const ground = createGround('stowage-groups-');
+    const ground = createScratchFolder('stowage-groups-');
     onTestFinished(() => ground[Symbol.dispose]());
     folder = ground.folder;
     chmodSync(folder, 0o755);

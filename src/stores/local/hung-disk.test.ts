@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { mountImage } from '#testing/loop-mount.ts';
-import { createGround } from '#testing/scratch-folder.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { mostFileCalls, shortCalls } from './in-flight.ts';
 
 const run = promisify(execFile);
@@ -14,7 +14,7 @@ const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
   test('keeps only so many threads, and the names of the calls it keeps', { timeout: 60_000 }, async () => {
-    const ground = createGround();
+    const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     const disk = join(ground.folder, 'disk');
     await mkdir(disk);

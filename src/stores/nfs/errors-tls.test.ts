@@ -6,7 +6,7 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import type { StowageError } from '#core/errors.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { expectTold, refusal } from '#testing/expected-errors.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -59,7 +59,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('the server wants it: is named, and works', async () => {
     const own = await serve('server');
     const error = await refusal(open(own));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-required',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes calls only over encrypted connections$/,
@@ -71,7 +71,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('the server does not have it', async () => {
     const own = await startOwnServer({ path: '/export' });
-    expectTold(await refusal(open(own, { tls: 'on' })), {
+    expectError(await refusal(open(own, { tls: 'on' })), {
       code: 'unsupported',
       reason: 'nfs-tls-not-offered',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
@@ -82,7 +82,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('its certificate is signed by somebody else', async () => {
     const own = await serve('server');
     const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message:
@@ -95,7 +95,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('it knows older versions only', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
-    expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
+    expectError(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 came about: /,
@@ -106,7 +106,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('its certificate is for another server', async () => {
     const own = await serve('elsewhere');
     const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
@@ -125,10 +125,10 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
         /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
     };
     const timeout = '600ms';
-    expectTold(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
+    expectError(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
     const unknown = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
     const error = await refusal(open(own, { timeout, tls: trusting('unknown', unknown) }));
-    expectTold(error, wanted);
+    expectError(error, wanted);
     expectNoSecret(error);
     const right = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
     const store = await open(own, { tls: trusting('right', right) });
@@ -141,7 +141,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
   ])('%s', async (title, files, missing) => {
     const tls = trusting(title, files);
-    expectTold(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
+    expectError(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
       code: 'invalid',
       reason: 'nfs-tls-files',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { expectTold, refusal } from '#testing/expected-errors.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { mountProgram, mountVersion, nfsProgram } from '#wire/nfs3/index.ts';
@@ -41,7 +41,7 @@ const openElsewhere = `
 describe('the server is not reached', () => {
   test('its name is unknown', async () => {
     const error = await refusal(open('nfs://nowhere.invalid/export', {}));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-host-unknown',
       message: /^opening store test \(nowhere\.invalid:\/export\) failed: no address is known for nowhere\.invalid$/,
@@ -54,7 +54,7 @@ describe('the server is not reached', () => {
     const port = await listening(server);
     await new Promise((resolve) => server.close(resolve));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-refused',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
@@ -66,7 +66,7 @@ describe('the server is not reached', () => {
     const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
     const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
-    expectTold(JSON.parse(stdout), {
+    expectError(JSON.parse(stdout), {
       code: 'unavailable',
       reason: 'nfs-no-route',
       message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
@@ -77,7 +77,7 @@ describe('the server is not reached', () => {
   test('it takes connections, and is silent', async () => {
     const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'deadline',
       reason: 'nfs-timeout',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
@@ -88,7 +88,7 @@ describe('the server is not reached', () => {
   test('it lets only others connect', async () => {
     const { server } = await startOwnServer({ path: '/export', networks: ['10.0.0.0/8'] });
     const error = await refusal(open('nfs://127.0.0.1/export', { port: `${server.port}`, timeout: '500ms' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes connections from this host and ends them at once$/,
@@ -102,7 +102,7 @@ describe('the server is not reached', () => {
     );
     const port = await listening(http);
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
       message: /127\.0\.0\.1:\/export\) failed: what 127\.0\.0\.1 answers is not NFS version 3$/,
@@ -124,7 +124,7 @@ const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => li
 describe('the server lacks something', () => {
   test('NFS version 3', async () => {
     const port = await rpcServer(answering(nfsProgram, 4));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service there$/,
@@ -134,7 +134,7 @@ describe('the server lacks something', () => {
 
   test('a MOUNT service, on a port that nothing listens on', async () => {
     const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
@@ -145,7 +145,7 @@ describe('the server lacks something', () => {
   test('a MOUNT service that answers', async () => {
     const port = await rpcServer(answering(nfsProgram, 3));
     const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
       code: 'deadline',
       reason: 'nfs-mount-timeout',
       message: new RegExp(
@@ -171,7 +171,7 @@ function mountProgramThat(status: number, ...exported: readonly string[]): Serve
 describe('the MOUNT service says no', () => {
   test('the host is not in the list of those who may', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
       code: 'denied',
       reason: 'nfs-export-denied',
       message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
@@ -181,7 +181,7 @@ describe('the MOUNT service says no', () => {
 
   test('it exports something else, at least to this host', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message:
@@ -192,7 +192,7 @@ describe('the MOUNT service says no', () => {
 
   test('it has trouble of its own', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-mount-refused',
       message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,

@@ -11,12 +11,12 @@ import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { outcome } from '#testing/expected-errors.ts';
-import { startPassage } from '#testing/extra-address.ts';
+import { openExtraAddress } from '#testing/extra-address.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { createLives, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
-import { tapped } from '#testing/nfs-tap.ts';
+import { interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -121,7 +121,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const { stuck, place, folder } = await stores();
       const volume = await stuck.create(spec('a'), scope);
       const at = { ...place, options: { ...place.options, timeout: '2s' }, instance: 'other' };
-      const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
+      const freezing = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
         if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();
       });
@@ -192,7 +192,10 @@ test('of a server with two addresses, one that is cut off is not missed', async 
   onTestFinished(() => server.close());
   const hosts = [loopbackAddress(), loopbackAddress()] as const;
   const [port = 0] = await freePorts(hosts[0], 1);
-  const ways = [await startPassage(hosts[0], port, server), await startPassage(hosts[1], port, server)] as const;
+  const ways = [
+    await openExtraAddress(hosts[0], port, server),
+    await openExtraAddress(hosts[1], port, server),
+  ] as const;
   const options = { port: `${port}`, mountport: `${port}`, timeout: '5s' };
   const store = await openNfs({ uri: `nfs://${hosts.join(',')}/`, options });
   onTestFinished(() => store.close());

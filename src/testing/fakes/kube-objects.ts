@@ -1,7 +1,7 @@
 import type { ObjectMeta } from '#wire/kube/types.ts';
 
 /** An object of whatever kind. */
-export interface Thing {
+export interface AnyObject {
   readonly metadata: ObjectMeta;
   readonly [field: string]: unknown;
 }

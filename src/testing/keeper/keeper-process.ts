@@ -42,7 +42,7 @@ export interface Noted {
 }
 
 /** Keepers and their data paths in a folder of their own. */
-export interface KeeperGround extends AsyncDisposable {
+export interface KeeperFixture extends AsyncDisposable {
   readonly folder: string;
   readonly socket: string;
   readonly signal: AbortSignal;
@@ -76,7 +76,7 @@ export async function eventually<T>(
   }
 }
 
-export function createKeeperGround(): KeeperGround {
+export function createKeeperFixture(): KeeperFixture {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-keeper-'));
   const socket = join(folder, 'own', 'keeper.sock');
   const stop = new AbortController();

@@ -10,7 +10,7 @@ import { libc } from '#base/linux/libc.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
 import { mountFuse, usualWishes } from '#testing/fuse-mount.ts';
-import { createGround, type Ground } from '#testing/scratch-folder.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
 const run = promisify(execFile);
@@ -26,7 +26,7 @@ async function call(prototype: string, ...args: readonly unknown[]): Promise<num
   return await promise;
 }
 
-const mounted = async (ground: Ground, wishes = usualWishes) => {
+const mounted = async (ground: ScratchFolder, wishes = usualWishes) => {
   const memory = createMemoryFileSystem();
   const mount = await mountFuse(ground, memory.operations, wishes);
   return { memory, mount, path: (name: string) => join(mount.at, name) };
@@ -34,7 +34,7 @@ const mounted = async (ground: Ground, wishes = usualWishes) => {
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   test('an answer that the kernel can make nothing of ends its request, and nothing else', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
     await using mount = await mountFuse(ground, { ...memory.operations, readlink }, usualWishes);
@@ -45,7 +45,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('files: made, written in large and small pieces, read back, cut, removed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     const data = randomBytes(5_000_001);
@@ -73,7 +73,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('names: directories, links, moves, special files', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.mkdir(path('a/b/c'), { recursive: true });
@@ -104,7 +104,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
 
   test('directories longer than one answer, with and without attributes', async () => {
     for (const flags of [usualWishes.flags, ['asyncRead'] as const]) {
-      using ground = createGround();
+      using ground = createScratchFolder();
       const { mount, path } = await mounted(ground, { ...usualWishes, flags });
       await using _ = mount;
       const names = Array.from({ length: 2000 }, (_, i) => `a-name-that-is-not-short-${i}`);
@@ -117,7 +117,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel forgets what it has looked up, one by one and many at once', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');
@@ -127,7 +127,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('statfs tells sizes beyond 32 bits', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount } = await mounted(ground);
     await using _ = mount;
     expect(await fs.statfs(mount.at)).toMatchObject({
@@ -140,7 +140,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('extended attributes', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), '');
@@ -163,7 +163,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('what the file system does not have is refused once, and not asked again', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const { getxattr: _one, fallocate: _two, ...operations } = { ...memory.operations };
     await using mount = await mountFuse(ground, operations);
@@ -175,7 +175,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('locks, when the file system keeps them', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const flags = [...usualWishes.flags, 'posixLocks', 'flockLocks'] as const;
     const { memory, mount, path } = await mounted(ground, { ...usualWishes, flags });
     await using _ = mount;
@@ -192,7 +192,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('room, holes and copies', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await run('fallocate', ['-l', '100000', path('file')]);
@@ -211,7 +211,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('who is interrupted gets its answer at once', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'x'.repeat(10_000));
@@ -224,7 +224,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('what changed elsewhere is told to the kernel', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'old');
@@ -247,7 +247,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel sends once more what was not answered', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const seen: boolean[] = [];
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -269,7 +269,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('without memory for another request nothing is read, until there is some', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     await using mount = await mountFuse(ground, memory.operations, usualWishes, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
@@ -287,7 +287,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('a device that is gone is the end, and says so', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount } = await mounted(ground);
     await using _ = mount;
     await run('umount', [mount.at]);

@@ -7,7 +7,6 @@ import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { type ReplayingProxy, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
 import {
-  askUnnoticed,
   delayFirstCopy,
   failOver,
   loseReply,
@@ -16,6 +15,7 @@ import {
   refuseExisting,
   restartAfter,
   restartBefore,
+  restartProbeHasNoEffect,
   takePort,
 } from '#testing/resend-cases.ts';
 import { type Mutation, makingNames, mutations, type Nodes, takingNames } from '#testing/resend-mutations.ts';
@@ -49,7 +49,7 @@ function recognised(nodesOf: () => Promise<Nodes>): void {
 
   test('the question whether the server restarted changes nothing, and is no COMMIT', async () => {
     const [removal] = takingNames as readonly [Mutation];
-    await askUnnoticed(await nodesOf(), removal);
+    await restartProbeHasNoEffect(await nodesOf(), removal);
   });
 
   test.each(makingNames)(
