@@ -6,7 +6,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
 import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
-import type { Mounting } from './datapath/mounting.ts';
+import type { Mounter } from './datapath/mounting.ts';
 import { type OurDataPathOptions, startOurDataPath } from './datapath/our-data-path.ts';
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
@@ -58,13 +58,17 @@ export const bench: Bench = {
   },
 };
 
-interface About extends OurDataPathOptions {
+interface DataPathBenchOptions extends OurDataPathOptions {
   /** The folder that the server exports. */
   readonly exported: string;
   readonly note: (text: string) => void;
 }
 
-async function speedRows(about: About, rounds: number, wanted: readonly Task[]): Promise<readonly Row[]> {
+async function speedRows(
+  about: DataPathBenchOptions,
+  rounds: number,
+  wanted: readonly Task[],
+): Promise<readonly Row[]> {
   const { server, folder, exported, signal, note } = about;
   if (wanted.length === 0) return [];
   await using sftp = await startSftpServer();
@@ -84,7 +88,7 @@ async function speedRows(about: About, rounds: number, wanted: readonly Task[]):
   return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
 }
 
-async function versionRows(about: About, tree: string, rounds: number, wanted: readonly Task[]) {
+async function versionRows(about: DataPathBenchOptions, tree: string, rounds: number, wanted: readonly Task[]) {
   const { folder, exported, signal, note } = about;
   await using ours = await startOurDataPath({ ...about, folder: join(folder, 'ours') });
   await using earlier = await startOurDataPath({ ...about, folder: join(folder, 'earlier'), tree });
@@ -103,7 +107,7 @@ const versionRowsOf = ({ task, values }: Measured<Version>): readonly Row[] =>
     return toRow({ name, unit, values: ours ?? [], yardsticks: earlier ?? [], goal: noSlower });
   });
 
-async function memoryOf(about: About): Promise<readonly Row[]> {
+async function memoryOf(about: DataPathBenchOptions): Promise<readonly Row[]> {
   await using ours = await startOurDataPath(about);
   return await memoryRows(ours, about.exported, about.signal);
 }
@@ -127,7 +131,7 @@ async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & 
   return { path, [Symbol.asyncDispose]: () => rm(path, { recursive: true, force: true }) };
 }
 
-async function onMount(task: Task, mounting: Mounting, folder: string, signal: AbortSignal) {
+async function onMount(task: Task, mounting: Mounter, folder: string, signal: AbortSignal) {
   await using mounted = await mounting.mount(folder, task);
   return await task.measure(mounted.at, signal);
 }

@@ -1,5 +1,5 @@
 import { startGanesha } from '#testbed/ganesha.ts';
-import { type Compared, compare } from './nfs/compare.ts';
+import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, type Target } from './nfs/driver.ts';
 import { type MeasuredFileSystem, makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, tasks } from './nfs/operations.ts';
@@ -25,7 +25,7 @@ async function onPlace(place: MeasuredFileSystem, signal: AbortSignal, note: Not
   const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
   await using ganesha = await startGanesha({ exports, signal });
   const theirs = { host: ganesha.host, nfsPort: ganesha.nfsPort, mountPort: ganesha.mountPort, path: folder.path };
-  const against = async (target: Target, few: boolean): Promise<readonly Compared[]> => {
+  const against = async (target: Target, few: boolean): Promise<readonly Comparison[]> => {
     await using ours = startLibnfs(target, 'ours', signal);
     await using yardstick = startLibnfs(theirs, 'ganesha', signal);
     const some = few ? tasks.filter(({ operation }) => operation === 'mkdir' || operation === 'file') : tasks;
@@ -48,7 +48,7 @@ async function onPlace(place: MeasuredFileSystem, signal: AbortSignal, note: Not
   return measured.map((each) => toRow({ ...each, name: `${place.kind}: ${each.name}` }));
 }
 
-const speed = ({ task, ours, yardstick }: Compared): Measured => ({
+const speed = ({ task, ours, yardstick }: Comparison): Measured => ({
   name: task.name,
   unit: task.unit,
   values: ours.map((one) => one.perSecond),

@@ -1,7 +1,7 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { Bench } from './bench.ts';
 import { checkOut, noMore, noSlower } from './earlier-commit.ts';
-import { type Compared, compare } from './nfs/compare.ts';
+import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
 import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
@@ -46,7 +46,7 @@ const besideLibnfs: Goals = {
 
 const besideEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
 
-const speed = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
+const speed = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({
     name: task.name,
     unit: task.unit,
@@ -55,7 +55,7 @@ const speed = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
     goal: goals.speed(task),
   });
 
-const cpu = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
+const cpu = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({
     name: `${task.name}: CPU of the client`,
     unit: 'µs',

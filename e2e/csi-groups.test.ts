@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
-import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
+import { asGroup, everythingOwnedBy, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
 import {
   createServerFolders,
   killKeepers,
@@ -60,8 +60,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await waitUntilServing(stowage);
     killKeepers(folder);
     await expect.poll(() => stowage.output(), pollOptions).toContain('a dead mount was mounted anew');
-    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), pollOptions).toBe(allOf(2000));
-    expect(await pods.groupsIn('stage/volume', 2000)).toBe(allOf(2000));
+    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), pollOptions).toBe(everythingOwnedBy(2000));
+    expect(await pods.groupsIn('stage/volume', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 
   test('are given the files elsewhere, those that were there before, too', async () => {
@@ -69,10 +69,10 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await pods.stage(2000);
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'umask 022; mkdir d; echo one > d/file', pods.at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
     await pods.unpublish('pod');
     await pods.publish('pod', 3000);
-    expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
+    expect(await pods.groupsIn('pod', 3000)).toBe(everythingOwnedBy(3000));
     await asGroup(1002, 3000, 'echo two >> d/file; mv d/file d/moved', pods.at('pod'));
     await expect(asGroup(1003, 4000, 'touch d/no', pods.at('pod'))).rejects.toThrow('Permission denied');
   }, 120_000);
@@ -87,6 +87,6 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     expect([uid, gid, mode & 0o7777]).toEqual([1000, 2000, 0o2775]);
     await asGroup(1001, 2000, 'umask 002; mkdir d; echo one > d/file', pods.at('pod'));
     await asGroup(1002, 2000, 'umask 002; echo two >> d/file; mv d/file d/moved; mv d/moved d/file', pods.at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 });

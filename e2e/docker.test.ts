@@ -184,11 +184,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(said).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));
-      const told = await run('volume', 'inspect', 'sized');
-      expect(told).not.toContain(nfs.host);
-      expect(told).not.toContain(exported);
+      const output = await run('volume', 'inspect', 'sized');
+      expect(output).not.toContain(nfs.host);
+      expect(output).not.toContain(exported);
       if (kind === 'docker')
-        expect(JSON.parse(told)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
+        expect(JSON.parse(output)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
     });
 
     test('without naming a store: on the default one, which is on NFS', async () => {
@@ -234,7 +234,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     });
 
     test.each(['SIGKILL', 'SIGSTOP'] as const)(
-      'of a server that is down (%s): a stopped container does not start, is told why, and starts when the server is back',
+      'of a server that is down (%s): a stopped container does not start, is output why, and starts when the server is back',
       { timeout: 180_000 },
       async (how) => {
         const { serve } = await createNfsServeFixture();

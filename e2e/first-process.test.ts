@@ -14,7 +14,7 @@ interface First {
   readonly child: ChildProcess;
   /** Outside. */
   readonly pid: number;
-  said(): string;
+  output(): string;
 }
 
 const aNode = (folder: string): readonly string[] => [
@@ -65,7 +65,7 @@ async function startFirst(folder: string, command: string, ...more: readonly str
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
   for (;;) {
     const [pid = 0] = (await readFile(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8')).split(' ').map(Number);
-    if (pid > 0 && hasHandler(pid)) return { child, pid, said: () => text.join('') };
+    if (pid > 0 && hasHandler(pid)) return { child, pid, output: () => text.join('') };
     await setTimeout(1);
   }
 }
@@ -100,7 +100,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     timeout: 200_000,
   }, async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
-    const { child, pid, said } = await startFirst(folder.path, 'node', '--log-level', 'info');
+    const { child, pid, output: said } = await startFirst(folder.path, 'node', '--log-level', 'info');
     await expect.poll(said, slow).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
     await expect.poll(said, slow).toContain('configuration read again');

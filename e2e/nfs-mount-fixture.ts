@@ -60,8 +60,8 @@ export function killKeepers(top: string): void {
 export function keeperPids(top: string): readonly number[] {
   const folder = join(top, 'r', 'keepers');
   const logs = existsSync(folder) ? readdirSync(folder).map((name) => join(folder, name, 'log')) : [];
-  const told = logs.flatMap((log) => (existsSync(log) ? [readFileSync(log, 'utf8')] : []));
-  const all = told.flatMap((text) =>
+  const contents = logs.flatMap((log) => (existsSync(log) ? [readFileSync(log, 'utf8')] : []));
+  const all = contents.flatMap((text) =>
     [...text.matchAll(/"(?:keeper|dataPath|pid)":(\d+)/g)].map(([, pid]) => Number(pid)),
   );
   return [...new Set(all)].filter((pid) => pid > 1 && isStowageProcess(pid));
@@ -101,14 +101,17 @@ export async function runCli(server: Stowage, ...args: string[]): Promise<string
 /** What the server says of itself, from now on. */
 export function followEvents(socketPath: string): () => string {
   let said = '';
-  const asking = request({ socketPath, path: '/v1/events', headers: { accept: 'text/event-stream' } }, (answer) => {
-    answer.on('data', (chunk: Buffer) => {
-      said += String(chunk);
-    });
-    answer.on('error', () => undefined);
-  });
-  asking.on('error', () => undefined).end();
-  onTestFinished(() => void asking.destroy());
+  const subscription = request(
+    { socketPath, path: '/v1/events', headers: { accept: 'text/event-stream' } },
+    (answer) => {
+      answer.on('data', (chunk: Buffer) => {
+        said += String(chunk);
+      });
+      answer.on('error', () => undefined);
+    },
+  );
+  subscription.on('error', () => undefined).end();
+  onTestFinished(() => void subscription.destroy());
   return () => said;
 }
 

@@ -159,8 +159,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
     await waitUntilServing(server);
-    const told = followEvents(socket);
-    await expect.poll(told, pollOptions).toContain('hello');
+    const events = followEvents(socket);
+    await expect.poll(events, pollOptions).toContain('hello');
     killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
         .stdout;
     await expect.poll(looked, pollOptions).toBe('kept\n');
-    await expect.poll(told, pollOptions).toContain('mount.repaired');
+    await expect.poll(events, pollOptions).toContain('mount.repaired');
     await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
@@ -181,8 +181,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
     const { pid } = await waitUntilServing(server);
-    const told = followEvents(socket);
-    await expect.poll(told, pollOptions).toContain('hello');
+    const events = followEvents(socket);
+    await expect.poll(events, pollOptions).toContain('hello');
     for (const keeper of keeperPids(top)) if (keeper !== pid) await suspend(keeper);
     process.kill(pid, 'SIGKILL');
     const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
@@ -198,8 +198,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
       expect(performance.now() - since).toBeLessThan(20_000);
     }
     expect((await waits).stdout).toMatch(/abort|not connected/);
-    await expect.poll(told, { timeout: 20_000 }).toContain('keeper.ended');
-    await expect.poll(told, { timeout: 20_000 }).toContain('mount.repaired');
+    await expect.poll(events, { timeout: 20_000 }).toContain('keeper.ended');
+    await expect.poll(events, { timeout: 20_000 }).toContain('mount.repaired');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('kept\n');
     await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);

@@ -14,7 +14,7 @@ export interface NfsServeProcess {
   /** For the tools of libnfs, with what else their URL shall say. */
   url(path?: string, more?: string): string;
   /** What it printed to standard error. */
-  readonly said: () => string;
+  readonly stderr: () => string;
   /** Tells it to end, and gives how it did. */
   end(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals>;
 }
@@ -62,13 +62,13 @@ export async function serve(args: readonly string[], how: ServeOptions = {}): Pr
     await ended;
   });
   const { promise: ready, resolve, reject } = Promise.withResolvers<Record<'port', number> & { uri: string }>();
-  let [said, told] = ['', ''];
+  let [said, stdout] = ['', ''];
   child.stderr?.on('data', (text: Buffer) => {
     said += String(text);
   });
   child.stdout?.on('data', (text: Buffer) => {
-    told += String(text);
-    if (told.endsWith('\n}\n')) resolve(JSON.parse(told));
+    stdout += String(text);
+    if (stdout.endsWith('\n}\n')) resolve(JSON.parse(stdout));
   });
   void ended.then(([code, signal]) => reject(new Error(`nfs serve ended with ${code ?? signal}:\n${said}`)));
   const { port, ...about } = await ready;
@@ -76,7 +76,7 @@ export async function serve(args: readonly string[], how: ServeOptions = {}): Pr
     child,
     port,
     ...(about as { uri: string; portmapper: number | null }),
-    said: () => said,
+    stderr: () => said,
     url: (path = '', more = '') => `nfs://127.0.0.1/export${path}?nfsport=${port}&mountport=${port}${more}`,
     end: async (signal = 'SIGTERM') => {
       child.kill(signal);

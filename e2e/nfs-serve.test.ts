@@ -35,7 +35,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await readFile(join(exported, 'copy'), 'utf8')).toBe('through the network');
     expect((await run('nfs-cat', [serving.url('/copy')])).stdout).toBe('through the network');
     expect((await run('nfs-ls', [serving.url()])).stdout).toMatch(/^-rw.* 19 copy\n$/);
-    expect(serving.said()).toBe('');
+    expect(serving.stderr()).toBe('');
   });
 
   test.skipIf(needs('root', 'ordinary-user'))('lets only its own user in, unless others are named', async () => {
@@ -87,7 +87,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     const squashed = await serve(all);
     // Root of a client is nobody, who may not write there; and that is said.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
-    expect(squashed.said()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
+    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
@@ -120,7 +120,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     const serving = await serve();
     await mounted(serving);
     expect(await serving.end(signal)).toBe(0);
-    expect(serving.said()).toBe('');
+    expect(serving.stderr()).toBe('');
   });
 
   test('it ends with the program that started it with a channel', async () => {

@@ -21,14 +21,14 @@ const run = promisify(execFile);
 const mib = 1024 * 1024;
 
 /** As much as fits, in pieces of a MiB; gives how much that was, and what was said in the end. */
-async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly said: string }> {
+async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly output: string }> {
   const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
   const said = await run('dd', args, { timeout: 60_000 }).then(
     ({ stderr }) => stderr,
     ({ stderr }) => String(stderr),
   );
   const { stdout } = await run('stat', ['--format=%s', file]);
-  return { mib: Number(stdout) / mib, said };
+  return { mib: Number(stdout) / mib, output: said };
 }
 
 async function df(at: string): Promise<{ readonly size: number; readonly used: number }> {
@@ -55,7 +55,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect((await df(at)).size).toBe(64);
     expect((await fill(join(at, 'a'), 40)).mib).toBe(40);
     const over = await fill(join(at, 'b'), 40);
-    expect(over.said).toMatch(/Disk quota exceeded/);
+    expect(over.output).toMatch(/Disk quota exceeded/);
     expect(over.mib).toBeGreaterThanOrEqual(20);
     expect(over.mib).toBeLessThanOrEqual(24);
     await expect.poll(async () => (await df(at)).used, pollOptions).toBeGreaterThanOrEqual(60);
@@ -63,7 +63,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
     // A killed data path knows no less.
     process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
-    expect((await fill(join(at, 'c'), 8)).said).toMatch(/Disk quota exceeded/);
+    expect((await fill(join(at, 'c'), 8)).output).toMatch(/Disk quota exceeded/);
     await run('rm', [join(at, 'a'), join(at, 'c')]);
     expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
     // Nor does what is replaced, or cut, take room any more. Also when nothing was done for a while.
@@ -85,7 +85,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await runCli(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/full', at);
     await fill(join(at, 'a'), 16);
-    expect((await fill(join(at, 'rest'), 64)).said).toMatch(/Disk quota exceeded/);
+    expect((await fill(join(at, 'rest'), 64)).output).toMatch(/Disk quota exceeded/);
     const file = await open(join(at, 'a'), 'r+');
     try {
       const data = Buffer.alloc(16 * mib, 1);
@@ -95,7 +95,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
       data.fill(2);
       expect((await file.write(data, 0, data.length, 0)).bytesWritten).toBe(data.length);
       await file.sync();
-      expect((await fill(join(at, 'more'), 8)).said).toMatch(/Disk quota exceeded/);
+      expect((await fill(join(at, 'more'), 8)).output).toMatch(/Disk quota exceeded/);
     } finally {
       await file.close();
     }
@@ -108,7 +108,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await runCli(server, 'mount', 'silver/holes', at);
     await run('dd', ['if=/dev/zero', `of=${join(at, 'sparse')}`, 'bs=1M', 'seek=8192', 'count=1', 'conv=fsync']);
     await run('rm', [join(at, 'sparse')]);
-    const { mib: written, said } = await fill(join(at, 'a'), 96);
+    const { mib: written, output: said } = await fill(join(at, 'a'), 96);
     expect(said).toMatch(/Disk quota exceeded/);
     expect(written).toBeGreaterThanOrEqual(60);
     expect(written).toBeLessThanOrEqual(64);
@@ -126,7 +126,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     // A chunk is a MiB here: a 64th.
     expect(sum).toBeLessThanOrEqual(66);
     expect(sum).toBeGreaterThanOrEqual(56);
-    for (const { said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
+    for (const { output: said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
     for (const { server, at } of [one, other]) await runCli(server, 'unmount', at);
   });
 

@@ -31,8 +31,8 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   const called = { docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`], podman: ['--disable-dns'] };
   const about = ['--internal', '--subnet', subnet, '--gateway', gateway, '--ip-range', range, ...called[engine.kind]];
   await engine.run('network', 'create', ...about, 'storage');
-  const asked = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
-  const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...asked);
+  const inspect = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
+  const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...inspect);
   const ip = (...words: readonly string[]): Promise<string> => runInside(engine, onPath('ip') ?? 'ip', ...words);
   // Podman makes it for the first container, and takes what is there.
   await ip('link', 'show', bridge).catch(() => ip('link', 'add', bridge, 'type', 'bridge'));

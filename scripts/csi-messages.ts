@@ -48,8 +48,8 @@ function withCondition(text: string): string {
 }
 
 function folderOf(module: string): string {
-  const told = execFileSync('go', ['mod', 'download', '-json', module], { encoding: 'utf8', timeout: 120_000 });
-  return (JSON.parse(told) as { readonly Dir: string }).Dir;
+  const output = execFileSync('go', ['mod', 'download', '-json', module], { encoding: 'utf8', timeout: 120_000 });
+  return (JSON.parse(output) as { readonly Dir: string }).Dir;
 }
 
 const work = mkdtempSync(join(tmpdir(), 'stowage-csi-'));

@@ -32,5 +32,5 @@ export interface RbacRole {
 }
 
 export const [core, storage, stowage, discovery] = ['', 'storage.k8s.io', 'stowage.dev', 'discovery.k8s.io'];
-export const watched = ['get', 'list', 'watch'];
-export const followed = ['list', 'watch'];
+export const getListWatch = ['get', 'list', 'watch'];
+export const listWatch = ['list', 'watch'];

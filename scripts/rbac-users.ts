@@ -1,5 +1,5 @@
 // Those who look, and those who change something.
-import { core, ownNamespace, type RbacRole, stowage, watched } from './rbac-role.ts';
+import { core, getListWatch, ownNamespace, type RbacRole, stowage } from './rbac-role.ts';
 
 export const viewer: RbacRole = {
   name: 'stowage-viewer',
@@ -135,7 +135,7 @@ export const everybody: RbacRole = {
     {
       group: stowage,
       resource: 'stores',
-      verbs: watched,
+      verbs: getListWatch,
       why: '`kubectl get stores` shows which stores there are, and why one cannot be used.',
     },
   ],

@@ -9,6 +9,6 @@ export interface MountOptions {
 }
 
 /** One way to mount a folder that is exported. Each call makes a mount that knows nothing yet. */
-export interface Mounting {
+export interface Mounter {
   mount(folder: string, options: MountOptions): Promise<Mounted>;
 }

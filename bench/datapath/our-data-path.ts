@@ -11,10 +11,10 @@ import type { NfsServer } from '#testbed/nfs-server.ts';
 import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { command } from './command.ts';
-import type { Mounted, Mounting } from './mounting.ts';
+import type { Mounted, Mounter } from './mounting.ts';
 
 /** A keeper, its data paths, and mounts that they serve. */
-export interface OurDataPath extends Mounting, AsyncDisposable {
+export interface OurDataPath extends Mounter, AsyncDisposable {
   readonly client: KeeperClient;
   /** What data paths run. */
   readonly program: string;

@@ -19,9 +19,9 @@ test('answers as the plugin behind it does, and knows what was asked', async () 
   const scratch = createScratchFolder();
   onTestFinished(() => scratch[Symbol.dispose]());
   const [behind, socket] = [join(scratch.folder, 'behind'), join(scratch.folder, 'front')];
-  const plugin = createServer((asked, answer) => {
-    const status = asked.url === '/VolumeDriver.Mount' ? 200 : 409;
-    void text(asked).then((body) => answer.writeHead(status).end(`${asked.url} ${body}`));
+  const plugin = createServer((request, answer) => {
+    const status = request.url === '/VolumeDriver.Mount' ? 200 : 409;
+    void text(request).then((body) => answer.writeHead(status).end(`${request.url} ${body}`));
   });
   plugin.listen(behind);
   await once(plugin, 'listening');

@@ -2,7 +2,7 @@ import type { Driver } from './driver.ts';
 import type { Answer, Task } from './operations.ts';
 
 /** What was measured of one task, round by round. */
-export interface Compared {
+export interface Comparison {
   readonly task: Task;
   readonly ours: readonly Answer[];
   readonly yardstick: readonly Answer[];
@@ -24,7 +24,7 @@ export async function compare(
   rounds: number,
   note: (text: string) => void,
   sampleMs = usualSampleMs,
-): Promise<readonly Compared[]> {
+): Promise<readonly Comparison[]> {
   const all = tasks.map((task) => ({ task, ours: [] as Answer[], yardstick: [] as Answer[] }));
   for (const { task } of all) {
     // The first calls find cold caches, and ours code that is not compiled yet.
@@ -40,5 +40,5 @@ export async function compare(
   return all;
 }
 
-const ratioOf = ({ ours, yardstick }: Compared): string =>
+const ratioOf = ({ ours, yardstick }: Comparison): string =>
   ((ours.at(-1)?.perSecond ?? 0) / (yardstick.at(-1)?.perSecond ?? Number.NaN)).toFixed(2);

@@ -117,7 +117,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
           signal,
         );
         await share.join(running.pid);
-        await running.said('the loop watches');
+        await running.printed('the loop watches');
         return { ...running, [Symbol.asyncDispose]: running.stop };
       }
       await own('scale', controller, '--replicas=1');

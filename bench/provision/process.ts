@@ -4,7 +4,7 @@ import { readFile } from 'node:fs/promises';
 import type { Readable } from 'node:stream';
 import { restingMemory } from '../server.ts';
 
-export interface Ended {
+export interface ExitResult {
   readonly status: number | string | null;
   /** The end of what it wrote as such. */
   readonly errors: string;
@@ -13,9 +13,9 @@ export interface Ended {
 export interface Running {
   readonly pid: number;
   readonly stdout: Readable;
-  readonly ended: Promise<Ended>;
+  readonly ended: Promise<ExitResult>;
   /** Resolves when it has printed this. */
-  said(text: string): Promise<void>;
+  printed(text: string): Promise<void>;
   restingMemory(): Promise<number>;
   /** Of the processor, that it has had since its start, in milliseconds. */
   cpuMs(): Promise<number>;
@@ -55,13 +55,13 @@ export function start(
     // Of a bundle that throws, Node prints the line: most of the program.
     errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-shown);
   });
-  const ended = once(child, 'close').then(([code, by]): Ended => ({ status: code ?? by, errors }));
+  const ended = once(child, 'close').then(([code, by]): ExitResult => ({ status: code ?? by, errors }));
   return {
     // One that could not be started has none, and says so when it is waited for.
     pid: child.pid ?? 0,
     stdout: child.stdout,
     ended,
-    said: async (wanted) => {
+    printed: async (wanted) => {
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       let output = '';
       child.stdout.setEncoding('utf8').on('data', (chunk: string) => {

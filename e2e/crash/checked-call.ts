@@ -30,13 +30,13 @@ export const hasStatus =
 const isIncompleteLookup = ({ status, body }: RetriedAnswer): boolean =>
   status === 503 && ['volume-lookup-incomplete', 'trash-lookup-incomplete'].includes(String(body['reason']));
 
-export function createCheckedCall(name: string, victim: KilledServer, random: () => number): CheckedCall {
+export function createCheckedCall(name: string, stowage: KilledServer, random: () => number): CheckedCall {
   return async (method, path, body, allowed) => {
     const key = `${name}-${Math.floor(random() * 1e15)}`;
-    let answer = await victim.call(method, path, body, key);
+    let answer = await stowage.call(method, path, body, key);
     for (let attempt = 0; attempt < 100 && isIncompleteLookup(answer); attempt++) {
       await delay(50);
-      const next = await victim.call(method, path, body, key);
+      const next = await stowage.call(method, path, body, key);
       answer = { ...next, wasRetried: answer.wasRetried || next.wasRetried };
     }
     if (allowed(answer)) return { ...answer, body: answer.body ?? {} };

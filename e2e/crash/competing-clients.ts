@@ -22,18 +22,18 @@ interface Listed {
 /** Clients that want the same few names of one store. */
 export function createCompetingClients(about: {
   readonly count: number;
-  readonly victim: KilledServer;
+  readonly stowage: KilledServer;
   readonly store: string;
   readonly names: readonly string[];
   readonly random: () => number;
 }): { readonly steps: readonly (() => Promise<void>)[]; readonly history: History; check(): Promise<void> } {
   const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), taken: 0 };
-  const rivals = Array.from({ length: about.count }, (_, index) => createClient(`rival${index}`, about, history));
+  const clients = Array.from({ length: about.count }, (_, index) => createClient(`client${index}`, about, history));
   return {
     history,
-    steps: rivals.map(({ step }) => step),
+    steps: clients.map(({ step }) => step),
     check: async () => {
-      const found = (await rivals[0]?.list()) ?? [];
+      const found = (await clients[0]?.list()) ?? [];
       const present = new Set(found.map(({ id }) => id));
       for (const id of present) if (!history.created.has(id)) throw new Error(`nobody was told of ${id}`);
       const accounted = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
@@ -44,7 +44,7 @@ export function createCompetingClients(about: {
 
 function createClient(me: string, about: Parameters<typeof createCompetingClients>[0], history: History) {
   const { store, names, random } = about;
-  const ask = createCheckedCall(me, about.victim, random);
+  const ask = createCheckedCall(me, about.stowage, random);
   const mine = new Set<string>();
   const name = (): string => pick(names, random) ?? '';
   const fail = (what: string): never => {

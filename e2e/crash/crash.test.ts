@@ -18,10 +18,10 @@ type Worker = ReturnType<typeof createWorker>;
 type Brief = { readonly id: string; readonly name: string; readonly store: string; readonly bytes?: unknown };
 const brief = ({ id, store, name, bytes }: Brief): string => `${id} ${store}/${name} ${bytes ?? ''}`;
 
-async function listed(victim: KilledServer, path: string): Promise<readonly Brief[]> {
+async function listed(stowage: KilledServer, path: string): Promise<readonly Brief[]> {
   const items: Brief[] = [];
   for (let after = ''; ; ) {
-    const { body } = await victim.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
+    const { body } = await stowage.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
     const page = body as unknown as { readonly items: readonly Brief[]; readonly next: string | null };
     items.push(...page.items);
     if (page.next === null) return items;
@@ -30,11 +30,11 @@ async function listed(victim: KilledServer, path: string): Promise<readonly Brie
 }
 
 /** All at work until enough was done, under a server that is killed again and again. Gives how often each thing was done. */
-async function ordeal(
-  victim: KilledServer,
+async function runUnderKills(
+  stowage: KilledServer,
   fixture: CrashFixture,
   crew: readonly Worker[],
-  rivals: readonly (() => Promise<void>)[],
+  clients: readonly (() => Promise<void>)[],
   random: () => number,
 ): Promise<ReadonlyMap<string, number>> {
   let [begun, done, over] = [0, 0, false];
@@ -59,7 +59,7 @@ async function ordeal(
       }),
     );
   };
-  const competing = rivals.map((step) => async () => {
+  const competing = clients.map((step) => async () => {
     while (!over) await step();
   });
   const killing = async (): Promise<void> => {
@@ -69,10 +69,10 @@ async function ordeal(
       while (!over && done < enough) await delay(5);
       if (random() < 0.5) {
         await fixture.changeConfig();
-        await victim.reloadConfig();
+        await stowage.reloadConfig();
       }
       await delay(random() * 80);
-      if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
+      if (!over) await stowage.kill(random() < 0.25 ? random() * 500 : undefined);
     }
   };
   await all([working, ...competing, killing]);
@@ -80,15 +80,15 @@ async function ordeal(
 }
 
 /** What is listed, mounted and attached is what the answers said. */
-async function checkRecords(victim: KilledServer, fixture: CrashFixture, crew: readonly Worker[]): Promise<void> {
+async function checkRecords(stowage: KilledServer, fixture: CrashFixture, crew: readonly Worker[]): Promise<void> {
   const { state, mounts, top, contested } = fixture;
   const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
-  const volumes = (await listed(victim, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
+  const volumes = (await listed(stowage, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
   const extra = crew.flatMap((worker) => worker.extraVolumes());
   expect(volumes.map(brief).sort()).toEqual([...known, ...extra].map(brief).sort());
   const trashed = crew.flatMap((worker) => [...worker.model.trash.values()]);
-  expect((await listed(victim, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
-  const { body: running } = await victim.call('GET', '/v1/operations?limit=1000', undefined, '');
+  expect((await listed(stowage, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
+  const { body: running } = await stowage.call('GET', '/v1/operations?limit=1000', undefined, '');
   expect((running['items'] as { state: string }[]).filter((one) => one.state === 'running')).toEqual([]);
 
   const mounted = known.filter((volume) => volume.mountedAt !== undefined);
@@ -106,7 +106,7 @@ async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promis
 }
 
 /** The store holds what belongs to its volumes, and nothing else. */
-async function checkStore(victim: KilledServer, store: Store, crew: readonly Worker[]): Promise<void> {
+async function checkStore(stowage: KilledServer, store: Store, crew: readonly Worker[]): Promise<void> {
   const ours = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
     crew.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
   const [volumes, retained] = [ours((model) => model.volumes), ours((model) => model.retained)];
@@ -130,7 +130,7 @@ async function checkStore(victim: KilledServer, store: Store, crew: readonly Wor
   expect((await readdir(own('retained'))).sort()).toEqual(retained.map(({ id }) => `${id}.meta`).sort());
   const trash = ours((model) => model.trash).map(({ id }) => id);
   expect((await readdir(own('trash'))).sort()).toEqual(trash.sort());
-  const orphans = (await listed(victim, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name);
+  const orphans = (await listed(stowage, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name);
   expect(orphans.sort()).toEqual(retained.map(({ name }) => name).sort());
   if (store.layout === 'image') return;
   for (const volume of [...volumes, ...retained]) {
@@ -144,39 +144,39 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))(
     const random = seededRandom(seed);
     const another = (): (() => number) => seededRandom(Math.floor(random() * 2 ** 31));
     const fixture = await createCrashFixture();
-    const victim = await startKilledServer(fixture);
+    const stowage = await startKilledServer(fixture);
     try {
       const crew = Array.from({ length: workers }, (_, index) =>
-        createWorker({ ...fixture, name: `w${index}`, victim, random: another() }),
+        createWorker({ ...fixture, name: `w${index}`, stowage, random: another() }),
       );
       const names = ['one', 'two', 'three'];
-      const rivals = createCompetingClients({
+      const clients = createCompetingClients({
         count: 2,
-        victim,
+        stowage,
         store: fixture.contested.name,
         names,
         random: another(),
       });
-      const kinds = await ordeal(victim, fixture, crew, rivals.steps, random);
+      const kinds = await runUnderKills(stowage, fixture, crew, clients.steps, random);
       // Else nothing was tried.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual([...(crew[0]?.kinds ?? [])].sort());
-      expect(victim.kills).toBeGreaterThan(20);
-      expect(victim.interrupted).toBeGreaterThan(20);
-      expect(rivals.history.taken).toBeGreaterThan(0);
+      expect(stowage.kills).toBeGreaterThan(20);
+      expect(stowage.interrupted).toBeGreaterThan(20);
+      expect(clients.history.taken).toBeGreaterThan(0);
 
-      await checkRecords(victim, fixture, crew);
-      await rivals.check();
+      await checkRecords(stowage, fixture, crew);
+      await clients.check();
       await Promise.all(crew.map((worker) => worker.unmountAll()));
       await checkNothingMounted(fixture);
-      for (const store of fixture.stores) await checkStore(victim, store, crew);
+      for (const store of fixture.stores) await checkStore(stowage, store, crew);
       // What was written is still there.
       await Promise.all(crew.map((worker) => worker.checkImages()));
       await checkNothingMounted(fixture);
     } catch (cause) {
-      throw new Error(`with STOWAGE_SEED=${seed}, after ${victim.kills} kills`, { cause });
+      throw new Error(`with STOWAGE_SEED=${seed}, after ${stowage.kills} kills`, { cause });
     } finally {
-      await victim.stop();
+      await stowage.stop();
       await fixture.end();
     }
     await rm(fixture.top, { recursive: true });

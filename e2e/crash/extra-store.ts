@@ -1,10 +1,10 @@
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { hasStatus, orNotFoundOnRetry } from './checked-call.ts';
-import type { Actions, Hands } from './workload.ts';
+import type { Actions, WorkerState } from './workload.ts';
 
 /** A store that comes and goes; its one volume comes and goes with it, and is always the same. */
-export function createExtraStore({ ask, name: worker, extras }: Hands) {
+export function createExtraStore({ ask, name: worker, extras }: WorkerState) {
   const [store, root] = [`${worker}-extra`, join(extras, `${worker}-extra`)];
   let [added, id] = [false, ''];
   const actions: Actions = {

@@ -24,7 +24,7 @@ export interface Store {
 
 interface WorkerParts {
   readonly name: string;
-  readonly victim: KilledServer;
+  readonly stowage: KilledServer;
   readonly stores: readonly Store[];
   readonly mounts: string;
   /** A folder for stores of the worker's own. */
@@ -35,7 +35,7 @@ interface WorkerParts {
 }
 
 /** What an action works with. */
-export interface Hands extends WorkerParts {
+export interface WorkerState extends WorkerParts {
   readonly ask: CheckedCall;
   readonly model: Model;
   readonly freshName: () => string;
@@ -51,8 +51,8 @@ export function createWorker(about: WorkerParts) {
   const { random } = about;
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
   let count = 0;
-  const ask = createCheckedCall(about.name, about.victim, random);
-  const hands: Hands = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
+  const ask = createCheckedCall(about.name, about.stowage, random);
+  const hands: WorkerState = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
   const mounting = createMounting(hands);
   const extra = createExtraStore(hands);
   const actions: Actions = {
@@ -88,7 +88,7 @@ export function createWorker(about: WorkerParts) {
 const unmounted = ({ volumes }: Model): KnownVolume[] =>
   [...volumes.values()].filter((one) => one.mountedAt === undefined);
 
-function createChanging({ ask, model, freshName, random, stores, template, extras }: Hands): Actions {
+function createChanging({ ask, model, freshName, random, stores, template, extras }: WorkerState): Actions {
   const sized = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
     if (store.layout === 'directory') return {};
     if (random() < 0.3) return { access: 'block', bytes: String(16n * MiB) };
@@ -161,7 +161,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
   };
 }
 
-function createDeleting({ ask, model, freshName, random, stores }: Hands): Actions {
+function createDeleting({ ask, model, freshName, random, stores }: WorkerState): Actions {
   const remove = async (): Promise<boolean> => {
     const volume = pick(unmounted(model), random);
     if (volume === undefined) return false;
@@ -204,7 +204,7 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
   };
 }
 
-function createMounting({ ask, model, freshName, random, mounts }: Hands) {
+function createMounting({ ask, model, freshName, random, mounts }: WorkerState) {
   const mounted = (): KnownVolume[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
   async function mount(volume: KnownVolume, readOnly: boolean): Promise<void> {
     const target = join(mounts, freshName());

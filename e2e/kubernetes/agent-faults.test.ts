@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type AgentFixture, components, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
-import { createPods, long, type Pods, wait } from './agent-pods.ts';
+import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
@@ -35,11 +35,13 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
     return Number(await fixture.cluster.kubectl('get', 'pod', await fixture.agentOn(node), ...where));
   };
   const answers = (node: number) =>
-    expect.poll(() => fixture.stowage(node, 'status', '--quiet').then(() => 'it does', String), wait).toBe('it does');
+    expect
+      .poll(() => fixture.stowage(node, 'status', '--quiet').then(() => 'it does', String), pollOptions)
+      .toBe('it does');
   const lines = (pod: string): Promise<number> => pods.exec(pod, 'wc -l </data/log').then(Number);
   const goesOn = async (pod: string): Promise<void> => {
     const before = await lines(pod);
-    await expect.poll(() => lines(pod), wait).toBeGreaterThan(before);
+    await expect.poll(() => lines(pod), pollOptions).toBeGreaterThan(before);
   };
   const isWhole = async (pod: string): Promise<void> => {
     const log = (await pods.exec(pod, 'cat /data/log')).split('\n');
@@ -60,14 +62,14 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       const before = await restarts(0);
       for (const { name } of names) await pods.pod({ name, node: 0, volume: name });
       await killAgent(0);
-      await expect.poll(() => restarts(0).catch(() => before), wait).toBeGreaterThan(before);
+      await expect.poll(() => restarts(0).catch(() => before), pollOptions).toBeGreaterThan(before);
       await pods.ready(...names.map(({ name }) => name));
       for (const { name } of names)
         expect(await pods.exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       await pods.end(...names.map(({ name }) => name));
       for (const id of ids) await pods.nothingLeft(0, id);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -81,20 +83,20 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       const before = await restarts(1);
       await killAgent(1);
       await goesOn('busy');
-      await expect.poll(() => restarts(1).catch(() => before), wait).toBeGreaterThan(before);
+      await expect.poll(() => restarts(1).catch(() => before), pollOptions).toBeGreaterThan(before);
       await answers(1);
       await goesOn('busy');
       // What it mounted is known to its successor, who gives it to others.
       await pods.pod({ name: 'beside', node: 1, volume: 'busy' });
       await pods.ready('beside');
       const seen = await lines('beside');
-      await expect.poll(() => lines('beside'), wait).toBeGreaterThan(seen);
+      await expect.poll(() => lines('beside'), pollOptions).toBeGreaterThan(seen);
       await pods.end('beside');
       await isWhole('busy');
       await pods.end('busy');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -105,7 +107,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
       await pods.ready('kept');
       await fixture.cluster.nodes[0]?.restartKubelet();
-      await expect.poll(() => goesOn('kept').then(() => true, String), wait).toBe(true);
+      await expect.poll(() => goesOn('kept').then(() => true, String), pollOptions).toBe(true);
       // It knows the driver again.
       await pods.pod({ name: 'later', node: 0, volume: 'kept' });
       await pods.ready('later');
@@ -115,7 +117,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await fixture.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -142,7 +144,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
         fixture.filer.thaw();
       }
       await expect
-        .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), wait)
+        .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), pollOptions)
         .not.toMatch(/csi-/);
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });
@@ -150,6 +152,6 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await pods.end('again');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -3,18 +3,18 @@ import type { AgentFixture } from './agent.ts';
 import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agent-objects.ts';
 
 /** How long anything may take on a machine that has much else to do. */
-export const wait = { timeout: 90_000, interval: 500 };
-export const long = 300_000;
+export const pollOptions = { timeout: 90_000, interval: 500 };
+export const longTimeoutMs = 300_000;
 /** A kubelet whose call failed waits twice as long each time: it calls again after 31 s and after 63 s, when an agent is away. */
 const readySeconds = 110;
 
-type Wanted = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
+type PodRequest = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
 
 /** Pods with volumes, as their users make them. */
 export interface Pods {
   /** A volume that is there becomes a claim of the same name. */
   volume(about: StaticVolume): Promise<void>;
-  pod(about: Wanted): Promise<void>;
+  pod(about: PodRequest): Promise<void>;
   ready(...names: readonly string[]): Promise<void>;
   exec(name: string, script: string): Promise<string>;
   /** Deletes pods, and waits until they are gone from their nodes. */
@@ -60,7 +60,7 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
       );
       const look = `grep ${id} /proc/self/mountinfo; grep -ls ${id} ${kept.join(' ')}; :`;
       const left = async (): Promise<string> => (await cluster.nodes[node]?.inside('sh', '-c', look)) ?? 'no such node';
-      await expect.poll(left, wait).toBe('');
+      await expect.poll(left, pollOptions).toBe('');
     },
   };
 }

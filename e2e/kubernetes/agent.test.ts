@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type AgentFixture, components, startAgents } from './agent.ts';
-import { createPods, long, type Pods, wait } from './agent-pods.ts';
+import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
@@ -26,7 +26,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         return (spec.drivers ?? []).sort((a: { name: string }, b: { name: string }) => a.name.localeCompare(b.name));
       };
       const allocatable = { count: 1_000 };
-      await expect.poll(drivers, wait).toEqual([
+      await expect.poll(drivers, pollOptions).toEqual([
         { name: file, nodeID, topologyKeys: null, allocatable },
         { name: local, nodeID, topologyKeys: ['local.stowage.dev/node'], allocatable },
       ]);
@@ -55,7 +55,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('writer', 'reader');
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -69,7 +69,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.ready('beside');
       await pods.pod({ name: 'elsewhere', node: 1, volume: 'single' });
       await expect
-        .poll(() => pods.eventsOf('elsewhere'), wait)
+        .poll(() => pods.eventsOf('elsewhere'), pollOptions)
         .toMatch(
           /volume 'files\/single' is written by host node-1 \(pod default\/\w+(, pod default\/\w+)?\), and only one may\. Stop using it there first\./,
         );
@@ -78,7 +78,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('elsewhere');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -92,14 +92,14 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       const more = { nodeName: fixture.cluster.nodes[1]?.name };
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
-        .poll(() => pods.eventsOf('second'), wait)
+        .poll(() => pods.eventsOf('second'), pollOptions)
         .toContain("volume 'files/alone' is written by host node-1 (pod default/only), and only one may");
       await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: fixture.cluster.nodes[0]?.name } });
-      await expect.poll(() => pods.eventsOf('third'), wait).toMatch(/already in use|in use by/);
+      await expect.poll(() => pods.eventsOf('third'), pollOptions).toMatch(/already in use|in use by/);
       await pods.end('second', 'third', 'only');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('filler', 'looker', 'beside');
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -150,9 +150,9 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       // Not losetup, which asks every loop device of the machine.
       const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
       const devices = async () => await fixture.cluster.nodes[0]?.inside(...words);
-      await expect.poll(devices, wait).not.toMatch(new RegExp(`${handle}|raw-bytes`));
+      await expect.poll(devices, pollOptions).not.toMatch(new RegExp(`${handle}|raw-bytes`));
     },
-    long,
+    longTimeoutMs,
   );
 
   test.each([
@@ -168,11 +168,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       const volumes = (): Promise<string> => fixture.stowage(1, 'volume', 'list', '--store', store, '--json');
       expect(await volumes()).toMatch(/csi-/);
       await pods.end('passing');
-      await expect.poll(volumes, wait).not.toMatch(/csi-/);
+      await expect.poll(volumes, pollOptions).not.toMatch(/csi-/);
       if (driver === file)
         expect(readdirSync(fixture.filer.exported).filter((name) => name.startsWith('csi-'))).toEqual([]);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -181,11 +181,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       const volumeAttributes = { store: 'nowhere', size: '64M' };
       await pods.pod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
       await expect
-        .poll(() => pods.eventsOf('astray'), wait)
+        .poll(() => pods.eventsOf('astray'), pollOptions)
         .toContain("file.stowage.dev has no store 'nowhere'. Name one of its stores as the parameter store: files");
       await pods.end('astray');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -217,15 +217,15 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         const { capacityBytes, usedBytes } = volume.find((one) => one.name === 'data') ?? {};
         return { capacityBytes, usedMiB: Math.floor((usedBytes ?? 0) / (1 << 20)) };
       };
-      await expect.poll(() => told('counted-files'), wait).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });
+      await expect.poll(() => told('counted-files'), pollOptions).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });
       await expect
-        .poll(() => told('counted-disk'), wait)
+        .poll(() => told('counted-disk'), pollOptions)
         .toSatisfy(({ usedMiB }: { readonly usedMiB: number }) => usedMiB >= 20 && usedMiB < 60);
       await pods.end('counted-files', 'counted-disk');
       await pods.nothingLeft(0, files);
       await pods.nothingLeft(0, disk);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -234,10 +234,10 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       const handle = await fixture.create(0, 'files/mapped', '--size', '1G');
       await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'mapped', node: 0, volume: 'mapped', more: { hostUsers: false } });
-      await expect.poll(() => pods.eventsOf('mapped'), wait).toMatch(/does not support user namespaces/);
+      await expect.poll(() => pods.eventsOf('mapped'), pollOptions).toMatch(/does not support user namespaces/);
       await pods.end('mapped');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 });

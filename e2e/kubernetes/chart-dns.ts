@@ -10,7 +10,7 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 /** What says the addresses of services by their names, as a cluster usually has it: here of those that it is told. */
 export interface ClusterDns extends AsyncDisposable {
   /** Names with their addresses; all of them, each time. */
-  tell(names: Readonly<Record<string, string>>): Promise<void>;
+  setNames(names: Readonly<Record<string, string>>): Promise<void>;
 }
 
 /** For the kubelets of a cluster that shall have it. */
@@ -30,7 +30,7 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
     isReady: (log) => log.includes('answers'),
   });
   return {
-    tell: (told) => writeFile(names, JSON.stringify(told)),
+    setNames: (told) => writeFile(names, JSON.stringify(told)),
     [Symbol.asyncDispose]: () => daemon.kill(),
   };
 }

@@ -51,7 +51,7 @@ export async function startChartFixture(signal: AbortSignal): Promise<ChartFixtu
     },
     registerInDns: async () => {
       const address = await own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
-      await dns.tell({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
+      await dns.setNames({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };

@@ -17,7 +17,7 @@ import {
   namespace,
   startChartFixture,
 } from './chart-fixture.ts';
-import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
+import { type Right, refusalOf, rightsOf, roleWithout, titleOf } from './chart-rights.ts';
 import { freeLease } from './controllers.ts';
 
 const { signal } = new AbortController();
@@ -300,7 +300,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
       const rights = titles.map(find);
       await freeLease(fixture.cluster, namespace);
       await before?.();
-      await using _taken = await without(fixture.cluster, rights);
+      await using _taken = await roleWithout(fixture.cluster, rights);
       await using controller = await startAsAccount(fixture.cluster, config);
       const missed = (): readonly string[] =>
         rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
@@ -315,7 +315,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     async (verb) => {
       const rights = rightsOf('stowage-agent').filter((right) => right.verb === verb);
       expect(rights.length).toBe(3);
-      await using _taken = await without(fixture.cluster, rights);
+      await using _taken = await roleWithout(fixture.cluster, rights);
       const agents = ['--selector=app.kubernetes.io/component=agent', '--field-selector=spec.nodeName=node-2'];
       await own('delete', 'pod', ...agents, '--wait');
       const output = (): Promise<string> => own('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
@@ -349,7 +349,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     };
     const right = { role: 'stowage-controller', where: 'own', resource: 'secrets', names: 'given' } as const;
     for (const verb of ['list', 'watch']) {
-      await using _taken = await without(fixture.cluster, [{ ...right, verb }]);
+      await using _taken = await roleWithout(fixture.cluster, [{ ...right, verb }]);
       await using controller = await start();
       await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
     }

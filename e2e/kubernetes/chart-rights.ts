@@ -50,7 +50,7 @@ const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rul
   resources.includes(resource) && resourceNames.join(',') === names;
 
 /** Takes rights away, of one name of roles, and gives them back. */
-export async function without(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
+export async function roleWithout(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [
     ['cluster', ['clusterrole']],

@@ -19,8 +19,8 @@ export interface HealthFixture extends ChartFixture {
 export const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
 ] as const;
-export const wait = { interval: 500, timeout: 150_000 };
-export const long = 400_000;
+export const pollOptions = { interval: 500, timeout: 150_000 };
+export const longTimeoutMs = 400_000;
 
 export async function startHealthFixture(signal: AbortSignal): Promise<HealthFixture> {
   await using parts = new AsyncDisposableStack();

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { killMountHolders } from './chart-fixture.ts';
-import { components, type HealthFixture, long, startHealthFixture, wait } from './health-fixture.ts';
+import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealthFixture } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 
@@ -34,28 +34,28 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       await fixture.application('quiet', 0);
       await fixture.filer.freeze();
       try {
-        await expect.poll(() => ofClaim('quiet'), wait).toBe('False StoreSilent');
-        await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('False StoreSilent');
+        await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('False StoreSilent');
+        await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('False StoreSilent');
         expect(await noted()).toBe('node-1');
         expect(await ofStore()).toBe('["node-1"]');
         const note = "Warning VolumeConditionAbnormal: On node-1: the server of store 'files' does not answer.";
-        await expect.poll(() => fixture.eventsOf('quiet'), wait).toContain(note);
+        await expect.poll(() => fixture.eventsOf('quiet'), pollOptions).toContain(note);
         const pod = await podOf('quiet');
         await expect
-          .poll(() => fixture.eventsOf(pod), wait)
+          .poll(() => fixture.eventsOf(pod), pollOptions)
           .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is ill on node-1");
       } finally {
         fixture.filer.thaw();
       }
-      await expect.poll(() => ofClaim('quiet'), wait).toBe('True Well');
-      await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('True Well');
+      await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('True Well');
+      await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('True Well');
       expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
       await expect
-        .poll(() => fixture.eventsOf('quiet'), wait)
+        .poll(() => fixture.eventsOf('quiet'), pollOptions)
         .toContain('Normal VolumeConditionNormal: The volume is well');
       expect(await fixture.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -66,20 +66,20 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       for (const name of ['asking', 'silent']) await fixture.exec(name, 'echo kept >/data/file; sync');
       const before = { asking: await podOf('asking'), silent: await podOf('silent') };
       await killMountHolders(fixture, 0);
-      await expect.poll(() => ofClaim('silent'), wait).toBe('False RestartNeeded');
+      await expect.poll(() => ofClaim('silent'), pollOptions).toBe('False RestartNeeded');
       await expect
-        .poll(() => fixture.eventsOf(before.asking), wait)
+        .poll(() => fixture.eventsOf(before.asking), pollOptions)
         .toContain('Normal RestartedForVolume: Evicted: the mount of claim');
-      await expect.poll(() => fixture.exec('asking', 'cat /data/file').catch(String), wait).toBe('kept');
+      await expect.poll(() => fixture.exec('asking', 'cat /data/file').catch(String), pollOptions).toBe('kept');
       expect(await podOf('asking')).not.toBe(before.asking);
-      await expect.poll(() => ofClaim('asking'), wait).toBe('True Well');
+      await expect.poll(() => ofClaim('asking'), pollOptions).toBe('True Well');
       expect(await podOf('silent')).toBe(before.silent);
       await expect(fixture.exec('silent', 'cat /data/file')).rejects.toThrow(/endpoint is not connected|abort/);
       await kubectl('delete', 'pod', before.silent);
-      await expect.poll(() => fixture.exec('silent', 'cat /data/file').catch(String), wait).toBe('kept');
-      await expect.poll(() => ofClaim('silent'), wait).toBe('True Well');
+      await expect.poll(() => fixture.exec('silent', 'cat /data/file').catch(String), pollOptions).toBe('kept');
+      await expect.poll(() => ofClaim('silent'), pollOptions).toBe('True Well');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -110,6 +110,6 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
         /^stowage_controller_events_total\{type="Normal",reason="ProvisioningSucceeded"\} [1-9]/m,
       );
     },
-    long,
+    longTimeoutMs,
   );
 });

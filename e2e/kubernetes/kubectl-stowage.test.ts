@@ -1,7 +1,7 @@
 import { mkdirSync, readdirSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { rightsOf, rightsOfRole, titleOf, without } from './chart-rights.ts';
+import { rightsOf, rightsOfRole, roleWithout, titleOf } from './chart-rights.ts';
 import {
   type KubectlStowageFixture,
   namespace,
@@ -220,7 +220,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           );
         for (const [title, words] of Object.entries(all))
           if (!endless.includes(title)) expect([title, await run(words)]).toMatchObject([title, { status: 0 }]);
-        await using _taken = await without(fixture.cluster, rights);
+        await using _taken = await roleWithout(fixture.cluster, rights);
         for (const [title, words] of Object.entries(all)) {
           const [verb, resource = ''] = title.split(' ');
           const what = resource.replace(/^[^/]*/, '$&.stowage.dev');
@@ -240,7 +240,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(all.length).toBe(2);
       const look = () => fixture.stowage(alice, 'store', 'list');
       await expect.poll(look, wait).toMatchObject({ status: 0 });
-      await using _taken = await without(
+      await using _taken = await roleWithout(
         fixture.cluster,
         all.filter((right) => titleOf(right) === title),
       );
@@ -261,7 +261,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const rights = rightsOfRole('stowage-stores-view');
       expect(rights.map(titleOf).sort()).toEqual(looks.map(([title]) => title).sort());
       for (const [, words] of looks) await expect.poll(() => said(...words), wait).toMatch(/silver/);
-      await using _taken = await without(cluster, rights);
+      await using _taken = await roleWithout(cluster, rights);
       for (const [title, words] of looks)
         await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);

@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { components, type HealthFixture, long, startHealthFixture, wait } from './health-fixture.ts';
+import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealthFixture } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 const outOfService = 'node.kubernetes.io/out-of-service';
@@ -36,13 +36,13 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
       await fixture.application('cut', 1);
       await fixture.exec('cut', 'echo kept >/data/file; sync');
       expect(await fixture.runsOn('cut')).toBe(here);
-      await expect.poll(known, wait).toMatch(new RegExp(`${there} .*${here} |${here} .*${there} `));
+      await expect.poll(known, pollOptions).toMatch(new RegExp(`${there} .*${here} |${here} .*${there} `));
       await fixture.cluster.nodes[1]?.cutOff();
       await kubectl('wait', '--for=condition=Ready=Unknown', `node/${here}`, '--timeout=120s');
       // Silent is not gone.
       expect(await users('cut')).toEqual([here]);
       await kubectl('taint', 'node', here, `${outOfService}=nodeshutdown:NoExecute`);
-      await expect.poll(() => fixture.runsOn('cut'), wait).toBe(there);
+      await expect.poll(() => fixture.runsOn('cut'), pollOptions).toBe(there);
       expect(await fixture.exec('cut', 'cat /data/file; echo more >>/data/file')).toBe('kept');
       expect(await users('cut')).toEqual([there]);
       // It comes back, and lets go of what it had.
@@ -50,10 +50,10 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
       await kubectl('wait', '--for=condition=Ready', `node/${here}`, '--timeout=120s');
       await kubectl('taint', 'node', here, `${outOfService}-`);
       await fixture.own('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
-      await expect.poll(() => users('cut'), wait).toEqual([there]);
+      await expect.poll(() => users('cut'), pollOptions).toEqual([there]);
       expect(await fixture.exec('cut', 'cat /data/file')).toBe('kept\nmore');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -78,14 +78,14 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
         );
         return await fixture.eventsOf(name);
       };
-      await expect.poll(() => next().catch(String), wait).toMatch(/FailedMount: .*written by host/);
+      await expect.poll(() => next().catch(String), pollOptions).toMatch(/FailedMount: .*written by host/);
       expect(await users('killed')).toEqual([here]);
       await fixture.own('scale', 'deployment/stowage-controller', '--replicas=1');
-      await expect.poll(() => fixture.runsOn('killed'), wait).toBe(there);
+      await expect.poll(() => fixture.runsOn('killed'), pollOptions).toBe(there);
       expect(await fixture.exec('killed', 'cat /data/file')).toBe('kept');
       expect(await users('killed')).toEqual([there]);
-      await expect.poll(known, wait).not.toContain(`${here} `);
+      await expect.poll(known, pollOptions).not.toContain(`${here} `);
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -14,7 +14,7 @@ import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { needs, toolPath } from '#testbed/needs.ts';
 import {
-  type Foreign,
+  type ForeignDriver,
   foreignClaim,
   foreignClass,
   foreignClasses,
@@ -190,7 +190,10 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   /** A claim that one of the two has made a volume for, as far as Kubernetes and the server know. */
-  async function provision(kind: Foreign, name: string): Promise<{ readonly volume: string; readonly folder: string }> {
+  async function provision(
+    kind: ForeignDriver,
+    name: string,
+  ): Promise<{ readonly volume: string; readonly folder: string }> {
     const there = await expect
       .poll(() => claimOf(name), wait)
       .toBeDefined()

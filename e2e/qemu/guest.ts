@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import process from 'node:process';
 import { block, blockSize } from '#testing/block-writer.ts';
 import { type KeeperMounts, runWithFaults, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
-import { modelled, run } from '#testing/workloads.ts';
+import { run, runModelWorkload } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
 const port = 2049;
@@ -40,7 +40,7 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
     await run('mkdir', [names], work);
     await run('truncate', ['--size=0', file], work);
     await Promise.all([
-      modelled(names, round, 300, work),
+      runModelWorkload(names, round, 300, work),
       run(process.execPath, [writer, file, '0', `${blocks}`], work),
     ]);
     const found = readFileSync(join(exported, `file ${what}`));

@@ -5,7 +5,7 @@ import { promisify } from 'node:util';
 import { systemClock } from '#base/clock.ts';
 import { openExport, user } from '#testing/nfs-export.ts';
 import { type Disturbance, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
-import type { Nodes } from '#testing/resend-mutations.ts';
+import type { ResendNodes } from '#testing/resend-mutations.ts';
 import { procedureOf } from '#testing/rpc-records.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { createRpcClient, type RpcClientOptions } from '#wire/rpc/client.ts';
@@ -38,7 +38,7 @@ export interface WorkplaceOptions {
 export async function openWorkplace(
   exported: string,
   { more = [], ...options }: WorkplaceOptions = {},
-): Promise<Nodes & Disposable> {
+): Promise<ResendNodes & Disposable> {
   using opened = new DisposableStack();
   const { nfs: b, root } = opened.use(await openExport({ ...nfsd, nfsPort: nfsd.port, mountPort }, exported));
   const name = `work-${randomUUID()}`;

@@ -13,7 +13,13 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { stripVTControlCharacters } from 'node:util';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import * as cases from '#testing/resend-cases.ts';
-import { changingData, type Mutation, makingNames, mutations, takingNames } from '#testing/resend-mutations.ts';
+import {
+  creatingMutations,
+  dataMutations,
+  type Mutation,
+  mutations,
+  removingMutations,
+} from '#testing/resend-mutations.ts';
 import { seededRandom } from '../crash/seeded-random.ts';
 import { connect, type Disturbances, disturbances, nfsd, openWorkplace, restartNfsd, second } from './nfsd-clients.ts';
 import { holdByTurns, releaseAcrossFailOver } from './nfsd-locks.ts';
@@ -97,7 +103,7 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
 }
 
 async function refusals(): Promise<void> {
-  for (const mutation of makingNames)
+  for (const mutation of creatingMutations)
     await trial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.refuseExisting(nodes, mutation);
@@ -105,12 +111,12 @@ async function refusals(): Promise<void> {
 }
 
 async function restarts(): Promise<void> {
-  for (const mutation of takingNames.slice(0, 1))
+  for (const mutation of removingMutations.slice(0, 1))
     await trial('the question whether nfsd restarted changes nothing', async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartProbeHasNoEffect(nodes, mutation);
     });
-  for (const mutation of takingNames) {
+  for (const mutation of removingMutations) {
     await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartAfter(nodes, mutation, restartNfsd);
@@ -135,7 +141,7 @@ async function restarts(): Promise<void> {
 }
 
 async function otherAddresses(): Promise<void> {
-  for (const mutation of takingNames) {
+  for (const mutation of removingMutations) {
     await trial(`${mutation.name}: node B goes on before node A fails over`, async () => {
       using other = await startReplayingProxy(nfsd, second);
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000, more: [other] });
@@ -150,7 +156,7 @@ async function otherAddresses(): Promise<void> {
 
 /** The windows of docs/designs/nfs-resends.md that can be shown. They do not decide the result. */
 async function windows(): Promise<void> {
-  for (const mutation of [...changingData, ...makingNames])
+  for (const mutation of [...dataMutations, ...creatingMutations])
     await trial(
       `${mutation.name}: node B goes on before node A fails over`,
       async () => {

@@ -2,7 +2,7 @@ import { closeSync, existsSync, openSync, readFileSync, readSync } from 'node:fs
 import { copyFile, cp, mkdir, mkdtempDisposable, rename, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, cacheFolder, onPath } from './component.ts';
+import { type Component, cacheFolder, onPath, testbedCommand } from './component.ts';
 import type { TestEngine } from './engine-machine.ts';
 import { pack } from './pack-image.ts';
 import { digest } from './rootfs.ts';
@@ -15,7 +15,7 @@ export const busybox: Component = {
     if (program === undefined) return 'not found: busybox';
     return needsLinker(program) ? `${program} needs libraries` : undefined;
   },
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => ['busybox-static'],
 };
 

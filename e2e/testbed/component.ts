@@ -22,7 +22,7 @@ export interface Component {
 /** Runs a program and gives its standard output; rejects with both outputs unless it exits with 0. */
 export type Run = (file: string, args: readonly string[], options?: { readonly cwd?: string }) => Promise<string>;
 
-export const byTestbed = 'npm run testbed';
+export const testbedCommand = 'npm run testbed';
 export const repository = dirname(dirname(import.meta.dirname));
 
 /** Where `npm run testbed` keeps what it downloads and builds. */
@@ -57,7 +57,7 @@ export function missingPrograms(...programs: readonly string[]): string | undefi
 }
 
 /** Undefined when the program ran and exited with 0 within the deadline, else the first line of what it said. */
-export function fails(
+export function commandFailure(
   file: string,
   args: readonly string[],
   options: { readonly cwd?: string } = {},

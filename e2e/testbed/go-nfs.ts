@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, cachedBuild, missingPrograms } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, testbedCommand } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -21,7 +21,7 @@ export const goNfs: Component = {
     return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
   },
   tool: place.tool,
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });

@@ -1,7 +1,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { byTestbed, type Component, cachedBuild, missingPrograms } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, testbedCommand } from './component.ts';
 import { digest } from './rootfs.ts';
 
 const source = join(import.meta.dirname, 'libnfs-bench', 'libnfs-bench.c');
@@ -13,7 +13,7 @@ export const libnfsBench: Component = {
   what: 'the benchmark program on libnfs',
   probe: place.probe,
   tool: place.tool,
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => [
     ...(existsSync(header) ? [] : ['libnfs-dev']),
     ...(missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),

@@ -1,4 +1,4 @@
-import { fails, onPath } from './component.ts';
+import { commandFailure, onPath } from './component.ts';
 
 /**
  * For `unshare`: a mount namespace begins with a copy of every mount that there is, also of other tests. Being a slave,
@@ -15,5 +15,5 @@ export function ownMounts(): readonly [string, ...string[]] | undefined {
   if (unshare === undefined) return undefined;
   // Slave first, shared then: on a machine whose mounts are shared, shared alone would still be one with it.
   const words = [...slaveMounts, unshare, '--mount', '--propagation', 'shared'];
-  return fails(unshare, [...words, 'true']) === undefined ? [unshare, ...words] : undefined;
+  return commandFailure(unshare, [...words, 'true']) === undefined ? [unshare, ...words] : undefined;
 }

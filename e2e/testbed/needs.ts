@@ -12,12 +12,12 @@ export interface Skip {
   readonly file: string;
 }
 
-const asked = new Map<ComponentName, string | undefined>();
+const probed = new Map<ComponentName, string | undefined>();
 
 /** Why the component is missing on this machine; undefined when it is here. Asked once per process. */
 function missing(name: ComponentName): string | undefined {
-  if (!asked.has(name)) asked.set(name, component(name).probe());
-  return asked.get(name);
+  if (!probed.has(name)) probed.set(name, component(name).probe());
+  return probed.get(name);
 }
 
 /**

@@ -1,6 +1,6 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { arch } from 'node:os';
-import { byTestbed, type Component, cachedBuild } from './component.ts';
+import { type Component, cachedBuild, testbedCommand } from './component.ts';
 
 const version = '26.10.0';
 const npmPackage = `node-linux-${arch()}`;
@@ -11,7 +11,7 @@ export const node26: Component = {
   what: `Node ${version}`,
   probe: place.probe,
   tool: place.tool,
-  command: byTestbed,
+  command: testbedCommand,
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { Run } from './component.ts';
 import type { ImageConfig } from './dockerfile.ts';
 
-export interface Packing {
+export interface ImageContents {
   /** The folder that becomes the image's only layer. */
   readonly root: string;
   /** With its tag. */
@@ -19,7 +19,7 @@ export interface Packing {
 }
 
 /** One tar that is both an OCI image layout and what `docker save` writes. */
-export async function pack({ root, name, config, work, run }: Packing): Promise<string> {
+export async function pack({ root, name, config, work, run }: ImageContents): Promise<string> {
   const layout = join(work, 'layout');
   const blobs = join(layout, 'blobs', 'sha256');
   await mkdir(blobs, { recursive: true });

@@ -3,7 +3,7 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, fails, missingPrograms, onPath } from './component.ts';
+import { type Component, commandFailure, missingPrograms, onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
 import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { slaveMounts } from './mount-namespace.ts';
@@ -15,7 +15,7 @@ const programs = ['podman', 'conmon', 'runc', 'unshare', 'nsenter', 'ip', 'findm
 
 export const podman: Component = {
   what: 'a Podman engine that tests start for themselves (podman, conmon, runc)',
-  probe: () => missingPrograms(...programs) ?? fails('unshare', [...slaveMounts, 'true']),
+  probe: () => missingPrograms(...programs) ?? commandFailure('unshare', [...slaveMounts, 'true']),
   command: 'npm run testbed, as root',
   packages: () => (missingPrograms(...programs) === undefined ? [] : ['podman', 'runc', 'iproute2', 'util-linux']),
 };

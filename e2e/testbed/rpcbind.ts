@@ -4,7 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, fails, missingPrograms } from './component.ts';
+import { type Component, commandFailure, missingPrograms } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
 import { type GaneshaOptions, ganeshaDaemon, quietEnvironment } from './ganesha.ts';
 import { slaveMounts } from './mount-namespace.ts';
@@ -17,7 +17,7 @@ export const rpcbind: Component = {
   what: 'rpcbind, and a network of its own for it',
   probe: () =>
     missingPrograms(...programs) ??
-    fails('unshare', ['--net', 'ip', 'link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b']),
+    commandFailure('unshare', ['--net', 'ip', 'link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b']),
   command: 'npm run testbed, as root',
   packages: () => (missingPrograms(...programs) === undefined ? [] : ['rpcbind', 'iproute2', 'util-linux']),
 };

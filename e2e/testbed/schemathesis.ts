@@ -1,6 +1,6 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { byTestbed, type Component, cachedBuild, fails } from './component.ts';
+import { type Component, cachedBuild, commandFailure, testbedCommand } from './component.ts';
 
 const version = '4.32.5';
 const place = cachedBuild('schemathesis', version, 'bin/schemathesis');
@@ -11,8 +11,9 @@ export const schemathesis: Component = {
   what: `schemathesis ${version}`,
   probe: place.probe,
   tool: place.tool,
-  command: byTestbed,
-  packages: () => (fails('python3', ['-c', 'import ensurepip, venv']) === undefined ? [] : ['python3', 'python3-venv']),
+  command: testbedCommand,
+  packages: () =>
+    commandFailure('python3', ['-c', 'import ensurepip, venv']) === undefined ? [] : ['python3', 'python3-venv'],
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

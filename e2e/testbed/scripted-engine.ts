@@ -10,7 +10,7 @@ export type Script = (path: string, request: IncomingMessage, response: ServerRe
 export interface ScriptedEngine extends AsyncDisposable {
   readonly socket: string;
   /** What was asked for, as `METHOD /path?query`, without those for the version. */
-  readonly asked: readonly string[];
+  readonly requests: readonly string[];
   /** From now on. */
   script: Script;
   /** What it says to `GET /version`. */
@@ -35,7 +35,7 @@ export async function startScriptedEngine(script: Script): Promise<ScriptedEngin
   };
   const engine: ScriptedEngine = {
     socket,
-    asked,
+    requests: asked,
     script,
     stop,
     version: { Version: '20.10.24', ApiVersion: '1.41', MinAPIVersion: '1.12' },

@@ -1,4 +1,4 @@
-import { fails, onPath } from './component.ts';
+import { commandFailure, onPath } from './component.ts';
 import { runner } from './run.ts';
 
 /**
@@ -20,7 +20,7 @@ export async function sharedFolder(folder: string, signal: AbortSignal): Promise
   return {
     [Symbol.asyncDispose]: async () => {
       // By force only for this one: what a test left in it is to be found.
-      const why = fails('umount', [folder]);
+      const why = commandFailure('umount', [folder]);
       if (why !== undefined) throw new Error(`${folder} could not be unmounted: ${why}`);
     },
   };

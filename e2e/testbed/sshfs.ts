@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { globSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { byTestbed, type Component, missingPrograms, onPath, type Run } from './component.ts';
+import { type Component, missingPrograms, onPath, type Run, testbedCommand } from './component.ts';
 import { loopbackAddress } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
 
@@ -16,7 +16,7 @@ export const sshfs: Component = {
   probe: () =>
     missingPrograms('sshfs', 'setpriv', 'ssh', 'sshd', 'ssh-keygen') ??
     (program() === undefined ? `not found: ${places}` : undefined),
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => ['sshfs', 'openssh-client', 'openssh-server', 'openssh-sftp-server'],
 };
 
@@ -59,7 +59,7 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
 
 function sftpServer(): string {
   const file = program();
-  if (file === undefined) throw new Error(`not found: ${places}. Get it: ${byTestbed}`);
+  if (file === undefined) throw new Error(`not found: ${places}. Get it: ${testbedCommand}`);
   return file;
 }
 

@@ -72,8 +72,8 @@ describe('the agent of a node', () => {
     for (const one of ['plugins/stowage.dev/local.sock', 'plugins_registry/local.stowage.dev-reg.sock'])
       expect(existsSync(join(folder, 'kubelet', one))).toBe(true);
     // How it finds the controller.
-    await eventually(() => api.asked.join()).toMatch(/namespaces\/storage\/configmaps/);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
+    await eventually(() => api.requests.join()).toMatch(/namespaces\/storage\/configmaps/);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([]);
     ending.abort();
     expect(await over).toBe(0);
     expect(existsSync(socket())).toBe(false);

@@ -95,7 +95,7 @@ describe('the stores of a node in a cluster', () => {
     await eventually(names).toEqual(['disks', 'more']);
     api.remove(paths.stores, 'disks');
     await eventually(names).toEqual(['more']);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([]);
   });
 
   test('are not kept from working by one that is none, or that is not on this node', async () => {

@@ -80,7 +80,7 @@ describe('the door of the leader', () => {
     };
     const stop = new AbortController();
     const running = opened(anyPort).run(scopeOf(), stop.signal);
-    await eventually(() => it.api.asked.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
+    await eventually(() => it.api.requests.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
     stop.abort();
     await running;
     expect(await slice()).toBe('there is none');
@@ -97,6 +97,6 @@ describe('the door of the leader', () => {
   test('is not there where it is not asked for', async () => {
     const door = opened(undefined);
     await door.run(scopeOf(), signal);
-    expect([door.agents.nodes(), it.api.asked]).toEqual([[], []]);
+    expect([door.agents.nodes(), it.api.requests]).toEqual([[], []]);
   });
 });

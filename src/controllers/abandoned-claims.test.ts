@@ -46,7 +46,7 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
     return controller;
   }
-  const looks = (): number => it.api.asked.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
+  const looks = (): number => it.api.requests.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
 
   test.each([
     ['id', 'as the cache knows'],
@@ -118,7 +118,9 @@ describe('a claim', () => {
     await eventually(() => refused).toBeGreaterThan(0);
     isGone = true;
     it.api.remove(paths.claims, 'cart');
-    await eventually(() => it.api.asked.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(0);
+    await eventually(() => it.api.requests.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(
+      0,
+    );
     await eventually(() => controller.counts().running).toBe(0);
     expect(await it.volumes()).toHaveLength(1);
   });

@@ -132,7 +132,7 @@ test('a node does not become the machine of another one by saying so', async () 
   knew({ 'host-2': 'node-2 its-uid' });
   const controller = start();
   agents.connect('node-1', isMachine('host-2'));
-  await eventually(() => agents.asked).toContain('node-1 GET /v1/status');
+  await eventually(() => agents.requests).toContain('node-1 GET /v1/status');
   it.api.remove(paths.nodes, 'node-1');
   await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
   await eventually(hosts).toEqual(['host-2', 'host-3']);

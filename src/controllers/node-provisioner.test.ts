@@ -49,7 +49,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     it.api.put(paths.claims, aClaim('data', { volumeName: 'by-hand' }));
     await eventually(() => lists).toBe(1);
     await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(it.agents.asked.filter((one) => one.includes('DELETE'))).toEqual([]);
+    expect(it.agents.requests.filter((one) => one.includes('DELETE'))).toEqual([]);
     expect(await counted(one)).toEqual([1]);
   });
 

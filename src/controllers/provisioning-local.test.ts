@@ -65,8 +65,10 @@ test('a claim that is deleted and made anew does not wait for the node of the fi
   lead();
   await eventually(() => it.notes('ProvisioningFailed')).toHaveLength(1);
   it.api.remove(paths.claims, 'data');
-  const { length } = it.agents.asked.filter((asked) => asked.startsWith('node-1'));
-  await eventually(() => it.agents.asked.filter((asked) => asked.startsWith('node-1')).length).toBeGreaterThan(length);
+  const { length } = it.agents.requests.filter((asked) => asked.startsWith('node-1'));
+  await eventually(() => it.agents.requests.filter((asked) => asked.startsWith('node-1')).length).toBeGreaterThan(
+    length,
+  );
   const next = aLocalClaim('data', 'node-2');
   it.api.put(paths.claims, { ...next, metadata: { ...next.metadata, uid: 'uid-of-second' } });
   await eventually(wellMade).toEqual(['pvc-uid-of-second']);

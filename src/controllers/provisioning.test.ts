@@ -91,7 +91,7 @@ describe('a claim', () => {
       'POST /apis/events.k8s.io/v1/namespaces/shop/events',
     ]);
     // And nothing was asked for but what is watched.
-    expect(it.api.asked.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
+    expect(it.api.requests.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
   });
 
   test('whose volume was made by a controller that died gets that one', async () => {

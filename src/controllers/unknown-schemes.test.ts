@@ -147,10 +147,10 @@ describe('an agent', () => {
     await whenSynced();
     await eventually(() => stores.of('node-1')).toBeDefined();
     await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
-    const before = it.agents.asked.length;
+    const before = it.agents.requests.length;
     clock.advance(5_000);
     await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(it.agents.asked.length > before).toBe(isSoon);
+    expect(it.agents.requests.length > before).toBe(isSoon);
   });
 });
 

@@ -8,7 +8,7 @@ import {
   sourceOf,
   startKeeperMounts,
 } from '#testing/keeper-mounts.ts';
-import { fioVerified, modelled, run } from '#testing/workloads.ts';
+import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const it = exportedByGanesha();
@@ -23,7 +23,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
     const round = ++rounds;
     const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
     await run('mkdir', folders);
-    await Promise.all(folders.map((folder, i) => modelled(folder, round * folders.length + i, 100)));
+    await Promise.all(folders.map((folder, i) => runModelWorkload(folder, round * folders.length + i, 100)));
   }
 
   test('while the data path is upgraded', { timeout: 120_000 }, async () => {

@@ -136,7 +136,7 @@ export function controllerFixture(): ControllerFixture {
       return (await it.core.catalogue.page(query, aCall())).volumes;
     };
     it.notes = async (reason) => (await it.list(events)).filter((one) => one.reason === reason).map(({ note }) => note);
-    it.changes = () => it.api.asked.filter((one) => !one.startsWith('GET'));
+    it.changes = () => it.api.requests.filter((one) => !one.startsWith('GET'));
   });
   return it;
 }

@@ -6,7 +6,7 @@ import { createPoisonRequests } from '#datapath/poison-requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
-import { usualWishes } from './fuse-mount.ts';
+import { defaultWishes } from './fuse-mount.ts';
 
 /**
  * Serves one file, `data`, that lies in another: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers late, so that
@@ -75,7 +75,7 @@ await serveMount({
   mount: 0,
   requests,
   operations,
-  wishes: usualWishes,
+  wishes: defaultWishes,
   paused: new Set(),
   left,
   clock,

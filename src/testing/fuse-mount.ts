@@ -12,7 +12,7 @@ import type { ScratchFolder } from './scratch-folder.ts';
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
 
-export const usualWishes: Wishes = {
+export const defaultWishes: Wishes = {
   flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
   maxWrite,
   maxReadahead: maxWrite,
@@ -44,7 +44,7 @@ interface ServedHere {
  * A process that serves its own mount and is killed while a thread of it waits for the mount can never end: nobody answers, and
  * nobody closes the device. So somebody else watches, and then ends the mount by force.
  */
-export function guard(at: string): Disposable {
+export function startUnmountWatchdog(at: string): Disposable {
   // A process that is ending has no program any more.
   const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; umount -f -l "$2"';
   const child = spawn('sh', ['-c', script, 'guard', String(process.pid), at], { stdio: 'ignore', detached: true });
@@ -56,7 +56,7 @@ export function guard(at: string): Disposable {
 export async function mountFuse(
   { folder }: Pick<ScratchFolder, 'folder'>,
   operations: Partial<Operations>,
-  wishes = usualWishes,
+  wishes = defaultWishes,
   { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
@@ -69,7 +69,7 @@ export async function mountFuse(
   });
   const [status] = await once(child, 'exit');
   if (status !== 0) throw new Error(`mount ended with ${status}`);
-  const guarding = guard(at);
+  const guarding = startUnmountWatchdog(at);
   const faults: unknown[] = [];
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();

@@ -9,9 +9,9 @@ import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import type { StartedKeeper } from '#keeper/start-keeper.ts';
-import { guard } from './fuse-mount.ts';
+import { startUnmountWatchdog } from './fuse-mount.ts';
 import { createKeeperFixture, eventually } from './keeper/keeper-process.ts';
-import { openExport, type Served } from './nfs-export.ts';
+import { type NfsAddress, openExport } from './nfs-export.ts';
 import { createScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
@@ -108,7 +108,7 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
     } finally {
       closeSync(fd);
     }
-    guards.use(guard(at));
+    guards.use(startUnmountWatchdog(at));
     const connection = join(control, connectionOf(at));
     return {
       at,
@@ -198,7 +198,7 @@ export function connectionOf(at: string): string {
 }
 
 /** A folder of an export, as the client finds it. */
-export async function sourceOf(server: Served, folder: string): Promise<Source> {
+export async function sourceOf(server: NfsAddress, folder: string): Promise<Source> {
   using opened = await openExport(server, folder);
   return { host: server.host, port: server.nfsPort, root: Buffer.from(opened.root).toString('base64') };
 }

@@ -71,7 +71,7 @@ export async function nfsStore(
   const reach = connect ?? createConnect(clock);
   const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
   const opened: FileStore[] = [];
-  const lives = createLives();
+  const lives = createProcesses();
   const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<FileStore> => {
     const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
     const marks = lives(instance);
@@ -117,7 +117,7 @@ export const isOfVolumes = (path: string): boolean => !/^\.stowage\/(reserve|obs
 export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));
 
 /** Processes that follow each other on one machine, each with the state folder of the one before: by instance. */
-export function createLives(): (instance: string) => ProcessMarks {
+export function createProcesses(): (instance: string) => ProcessMarks {
   const known = new Map<string, readonly number[]>();
   return (instance) => {
     const dead = known.get(instance) ?? [];

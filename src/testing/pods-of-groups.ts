@@ -27,7 +27,7 @@ export const asGroup = async (uid: number, group: number, script: string, at: st
 };
 
 /** What `groupsIn` says when all of it is that group's. */
-export const allOf = (group: number): string => `${group}\n${group}\n${group}`;
+export const everythingOwnedBy = (group: number): string => `${group}\n${group}\n${group}`;
 
 /** Makes the volume `pvc-1`, which pods `pod` and `other` have below a folder. They are gone when the test is. */
 export async function podsOfGroups(file: GrpcClient, folder: string): Promise<PodsOfGroups> {

@@ -2,10 +2,10 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
 import { startReplayingProxy } from './replaying-proxy.ts';
-import { asRecord, onRecords, procedureOf, reply, words } from './rpc-records.ts';
+import { asRecord, onRecords, procedureOf, reply, uint32s } from './rpc-records.ts';
 
 const mkdir = 9;
-const call = (xid: number): Buffer => asRecord(words(xid, 0, 2, 100_003, 3, mkdir));
+const call = (xid: number): Buffer => asRecord(uint32s(xid, 0, 2, 100_003, 3, mkdir));
 
 test('a late copy that the server drops, because it has not finished the first, is delivered again', async () => {
   let copies = 0;

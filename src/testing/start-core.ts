@@ -29,7 +29,7 @@ export interface TestCore extends AsyncDisposable {
   /** The directory of the store that is there without configuration. */
   readonly storeFolder: string;
   readonly core: WholeCore;
-  readonly kept: Kept;
+  readonly kept: KeptState;
   /** Reads the configuration file again. */
   reload(): Promise<void>;
   /** Returns what stays mounted because it is in use. */
@@ -37,7 +37,7 @@ export interface TestCore extends AsyncDisposable {
 }
 
 /** State that outlives a restart: the records and the mount table. */
-export interface Kept {
+export interface KeptState {
   readonly records: KeptRecords;
   readonly mounts: FakeMounts;
   readonly clients: FakeClients;
@@ -139,9 +139,9 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
 const isOpening = ({ stores }: Core): boolean =>
   stores.list().some(({ problem }) => problem?.reason === 'store-opening');
 
-function newKept(state: StateFolder, records: KeptRecords): Kept {
+function newKept(state: StateFolder, records: KeptRecords): KeptState {
   const forbidden = (): readonly string[] => [state.path, ...kept.roots()];
   const mounts = createFakeMounts({ forbidden, published: state.published });
-  const kept: Kept = { records, mounts, clients: createFakeClients(mounts), roots: () => [] };
+  const kept: KeptState = { records, mounts, clients: createFakeClients(mounts), roots: () => [] };
   return kept;
 }

@@ -9,7 +9,7 @@ import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.t
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 import type { AnyObject } from './fakes/kube-objects.ts';
-import { type Foreign, foreignClaim, foreignClass, foreignVolume } from './foreign-volumes.ts';
+import { type ForeignDriver, foreignClaim, foreignClass, foreignVolume } from './foreign-volumes.ts';
 
 export const at = { server: '10.10.2.4', path: '/export/silver' };
 export const paths = {
@@ -30,7 +30,7 @@ export const pod = (phase: string): AnyObject => ({
   spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
 });
 
-interface Which {
+interface RunOptions {
   readonly name?: string;
   readonly id?: string;
   /** What the store says that it is. */
@@ -118,7 +118,7 @@ export function takeOverFixture() {
 
   /** A claim that one of them has made a volume for; the name of that. */
   function provisioned(
-    kind: Foreign,
+    kind: ForeignDriver,
     name = 'data',
     change: (volume: PersistentVolume) => object = (one) => one,
   ): string {
@@ -146,7 +146,7 @@ export function takeOverFixture() {
     createTakingOver({ client: client(), clock: systemClock(), signal, store, servers, patienceMs });
 
   /** One run of the command, while Kubernetes does its part. */
-  async function run(deed: Deed, { name = 'data', id = 'sv1-id', identity }: Which = {}): Promise<string> {
+  async function run(deed: Deed, { name = 'data', id = 'sv1-id', identity }: RunOptions = {}): Promise<string> {
     using one = taking();
     const { candidates } = await one.look(deed);
     const candidate = candidates.find((found) => found.claim === `shop/${name}`);
@@ -179,7 +179,7 @@ export function takeOverFixture() {
     patienceMs = defaultTimeoutMs;
   }
 
-  const refused = (deed: Deed, which?: Which) => run(deed, which).then(() => undefined, stowageError);
+  const refused = (deed: Deed, which?: RunOptions) => run(deed, which).then(() => undefined, stowageError);
   const holds = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
     api.put(paths.claims, asAnyObject({ ...rest, metadata: { ...metadata, finalizers } }));

@@ -3,16 +3,7 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import type { AnyObject } from './cluster.ts';
-import {
-  belongingTo,
-  type ClusterFacts,
-  countsOf,
-  decide,
-  disksOf,
-  imageValues,
-  isReady,
-  withImage,
-} from './decision.ts';
+import { type ClusterFacts, countsOf, decide, disksOf, imageValues, isReady, ownedBy, withImage } from './decision.ts';
 
 const nothing: ClusterFacts = { deployments: [], objects: [], stores: [], volumes: [] };
 const thing = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyObject => ({
@@ -94,7 +85,7 @@ test('classes go with the stores that they were made for', () => {
     });
   const classes = [owned('local', 'mine'), owned('local-2', 'theirs'), thing('StorageClass', 'standard')];
   const stores = [thing('Store', 'local', { metadata: { uid: 'mine' } })];
-  expect(belongingTo(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
+  expect(ownedBy(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
 });
 
 test('it is ready when controller, agents and keepers are, whatever else is in the namespace', () => {

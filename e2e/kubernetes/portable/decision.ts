@@ -75,7 +75,7 @@ export const disksOf = (volumes: readonly AnyObject[], { metadata }: AnyObject):
   });
 
 /** What goes with others, by itself or with help. */
-export const belongingTo = (things: readonly AnyObject[], owners: readonly AnyObject[]): readonly AnyObject[] => {
+export const ownedBy = (things: readonly AnyObject[], owners: readonly AnyObject[]): readonly AnyObject[] => {
   const uids = new Set(owners.map(({ metadata }) => metadata.uid));
   return things.filter(({ metadata }) => metadata.ownerReferences?.some(({ uid }) => uids.has(uid)) === true);
 };

@@ -14,7 +14,7 @@ import {
   usualNamespace as namespace,
   withImage,
 } from './decision.ts';
-import { named, removeCreated } from './removal.ts';
+import { matchingName, removeCreated } from './removal.ts';
 
 export interface InstallOptions {
   readonly kubeconfig: string;
@@ -108,7 +108,7 @@ async function present(cluster: AnyCluster, things: readonly AnyObject[]): Promi
 async function storesOf(cluster: AnyCluster): Promise<readonly AnyObject[]> {
   if ((await cluster.find(definition)) === undefined) return [];
   const [apiVersion, kind] = ['stowage.dev/v1', 'Store'];
-  return (await cluster.list(apiVersion, kind)).map((store) => named(apiVersion, kind, store));
+  return (await cluster.list(apiVersion, kind)).map((store) => matchingName(apiVersion, kind, store));
 }
 
 /** The definitions first. */

@@ -82,20 +82,20 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   }, 120_000);
 
   test('are run by the plain manifests where there is no Helm, and leave nothing', async () => {
-    const told = await run(['--helm', 'none', '--only', 'a claim of a local store']);
-    expect(told.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
-    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
-    expect(told.code, told.stderr).toBeUndefined();
+    const result = await run(['--helm', 'none', '--only', 'a claim of a local store']);
+    expect(result.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
+    expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
+    expect(result.code, result.stderr).toBeUndefined();
     expect(await all()).toBe(before);
   }, 400_000);
 
   test('all pass on the one of the test bed, and leave nothing', async () => {
     // There is no DNS that hears of services by itself.
     const address = ['--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const told = await run(['--helm', toolPath('helm'), ...address]);
-    expect(told.stdout).toContain('Stowage: by the chart');
-    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
-    expect(told.code, told.stderr).toBeUndefined();
+    const result = await run(['--helm', toolPath('helm'), ...address]);
+    expect(result.stdout).toContain('Stowage: by the chart');
+    expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
+    expect(result.code, result.stderr).toBeUndefined();
     expect(await all()).toBe(before);
   }, 700_000);
 });

@@ -1,8 +1,8 @@
 import type { AnyCluster, AnyObject } from './cluster.ts';
-import { belongingTo, disksOf } from './decision.ts';
+import { disksOf, ownedBy } from './decision.ts';
 
 /** What is in a list does not say what it is. */
-export const named = (apiVersion: string, kind: string, { metadata }: AnyObject): AnyObject => ({
+export const matchingName = (apiVersion: string, kind: string, { metadata }: AnyObject): AnyObject => ({
   apiVersion,
   kind,
   metadata,
@@ -44,7 +44,7 @@ async function gone(cluster: AnyCluster, thing: AnyObject): Promise<void> {
 
 async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<void> {
   const { namespace } = server.metadata;
-  const pods = async () => belongingTo(await cluster.list('v1', 'Pod', namespace), [server]);
+  const pods = async () => ownedBy(await cluster.list('v1', 'Pod', namespace), [server]);
   await cluster.remove(server);
   await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
 }
@@ -66,6 +66,6 @@ async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void>
 /** With their classes, which Kubernetes takes away. */
 async function removeStores(cluster: AnyCluster, stores: readonly AnyObject[]): Promise<void> {
   for (const store of stores) await cluster.remove(store);
-  const classes = async () => belongingTo(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);
+  const classes = async () => ownedBy(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);
   await cluster.until('the end of the classes', classes, (all) => all.length === 0);
 }

@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import type { Deed } from '#cli/taking-over.ts';
-import { type Foreign, foreignDirectory } from '#testing/foreign-volumes.ts';
+import { type ForeignDriver, foreignDirectory } from '#testing/foreign-volumes.ts';
 import { administrator, asAnyObject, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 const it = takeOverFixture();
 const { volume, claim, settle, provisioned, taking, run, stopped, found } = it;
 
-describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
+describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
   const before = async (name: string) => ({ volume: await volume(name), claim: await claim() });
 
   test('has the same name and another volume, with the directory that it had', async () => {

@@ -48,7 +48,7 @@ describe('keepers have containers of their own', () => {
   test('but not where somebody says so', async () => {
     const { engine, placing } = await placed(says(found), 'process');
     expect(await placing.place(signal)).toBe('here');
-    expect(engine.asked).toEqual([]);
+    expect(engine.requests).toEqual([]);
   });
 
   test.each([

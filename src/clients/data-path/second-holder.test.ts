@@ -10,7 +10,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { guard } from '#testing/fuse-mount.ts';
+import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
@@ -18,7 +18,7 @@ import { connectionOf, runWithFaults } from '#testing/keeper-mounts.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { sized } from '#testing/sized.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { fioVerified, modelled } from '#testing/workloads.ts';
+import { fioVerified, runModelWorkload } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createLook } from '../mounter/look.ts';
@@ -111,7 +111,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const places: string[] = [];
     const place = (): string => {
       const at = join(folder('mounts'), newVolumeId());
-      const guarding = guard(at);
+      const guarding = startUnmountWatchdog(at);
       onTestFinished(() => guarding[Symbol.dispose]());
       places.push(at);
       return at;
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   async function busy(at: string, folder: string): Promise<void> {
     const own = join(at, `names-${++rounds}`);
     await run('mkdir', [own]);
-    await Promise.all([fioVerified(at, folder), modelled(own, rounds, 100)]);
+    await Promise.all([fioVerified(at, folder), runModelWorkload(own, rounds, 100)]);
   }
 
   test('which is killed with its data path, again and again: the next has everything, and nobody sees an error', {

@@ -303,7 +303,7 @@ describe('what engines say', () => {
       log: silentLog(),
     });
     await using _ = other.follow(() => undefined);
-    const asked = (): number => own.asked.filter((one) => one.endsWith('/info')).length;
+    const asked = (): number => own.requests.filter((one) => one.endsWith('/info')).length;
     await expect
       .poll(async () => {
         const before = asked();

@@ -114,7 +114,7 @@ async function fakeEngine(): Promise<FakeEngine> {
     refusing,
     sandbox: here,
     pid: 0,
-    changes: () => scripted.asked.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
+    changes: () => scripted.requests.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
   });
   return engine;
 }
@@ -185,7 +185,7 @@ describe('where a network is', () => {
   test.each(['/proc/1/ns/net', 'netns:storage'])('%s is a namespace itself, and no engine is asked', async (name) => {
     const { networks, docker, podman } = await given();
     expect(await networks.find(name, signal)).toBe(name);
-    expect([...docker.asked, ...podman.asked]).toEqual([]);
+    expect([...docker.requests, ...podman.requests]).toEqual([]);
   });
 
   test('a network of an engine is where a container of ours is attached to it, which can do nothing', async () => {

@@ -13,7 +13,7 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { clientContract } from '#testing/contracts/client.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { guard } from '#testing/fuse-mount.ts';
+import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         readTable: createTableReader(),
       });
       const place = onGround(ground);
-      const guarding = guard(place.at);
+      const guarding = startUnmountWatchdog(place.at);
       const source = {
         kind: 'nfs',
         hosts: [exported.server.host],

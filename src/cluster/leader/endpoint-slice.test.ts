@@ -97,7 +97,7 @@ describe('the address of the leader', () => {
     await stop();
     start('10.0.0.5');
     await eventually(() => api.watches).toBe(1);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
   });
 
   test('is taken away before an orderly end, unless it is another’s', async () => {

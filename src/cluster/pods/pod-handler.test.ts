@@ -32,7 +32,7 @@ const pod = (name: string, nodeName: string, more: object = {}): unknown =>
     spec: { nodeName, ...more },
   } as never);
 const asked = (name: string, uid = `uid-${name}`) => ({ namespace: 'team', name, uid });
-const podsRead = (): number => it.api.asked.filter((one) => one.includes('/namespaces/team/pods/')).length;
+const podsRead = (): number => it.api.requests.filter((one) => one.includes('/namespaces/team/pods/')).length;
 
 describe('an agent that asks about a pod', () => {
   test('is told whether it has users of its own', async () => {

@@ -9,7 +9,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
 import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -44,7 +44,7 @@ interface Host {
   sweepForLong(): Promise<void>;
 }
 
-const lives = createLives();
+const lives = createProcesses();
 
 async function host(instance: string, hook: CallInterceptor = never): Promise<Host> {
   const clock = shortWaitClock(systemClock());

@@ -12,7 +12,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, quickFolder, snapshotOf, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
 import { crashableProcess, shortWaitClock } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -65,7 +65,7 @@ interface Ground {
   readonly connect: Connect;
 }
 
-const lives = createLives();
+const lives = createProcesses();
 
 const open = (
   ground: Ground,

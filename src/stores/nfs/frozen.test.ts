@@ -15,7 +15,7 @@ import { openExtraAddress } from '#testing/extra-address.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
+import { createProcesses, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
 import { interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -126,7 +126,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
         return make();
       });
       const kind = createNfsStoreKind(systemClock(), freezing);
-      const lives = createLives();
+      const lives = createProcesses();
       const store = await openNfs({ ...at, kind, marks: lives('other') });
       const want = spec('b', 'request');
       const run = (on: FileStore): Promise<unknown> =>

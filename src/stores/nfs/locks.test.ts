@@ -16,7 +16,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { outcome } from '#testing/expected-errors.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { contentsOf, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
 import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   }
 
   test('a restarted process takes the lock of its predecessor at once when that is known to be dead', async () => {
-    const lives = createLives();
+    const lives = createProcesses();
     const volume = await (await host('one', lives('one'))).store.create(spec('a', 'one'), scope);
     await killed(volume, 'one', lives('one'));
     const back = await host('one', lives('one'));

@@ -11,7 +11,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, quickFolder, snapshotOf, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
 import { crashableProcess, shortWaitClock } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -39,7 +39,7 @@ interface Entries {
 /** A running host. */
 type Host = FileStore & { readonly clock: ReturnType<typeof shortWaitClock> };
 
-const lives = createLives();
+const lives = createProcesses();
 
 async function open({ uri, options, connect }: Ground, instance: string, by = connect): Promise<Host> {
   const clock = shortWaitClock(systemClock());

@@ -5,7 +5,7 @@ import { StowageError } from '#core/errors.ts';
 /** Agents that are connected because a test says so, and answer what it says. */
 export interface FakeAgents extends Agents {
   /** Every request so far: `node-1 GET /v1/status`. */
-  readonly asked: string[];
+  readonly requests: string[];
   /** From now on this is what the agent answers; an Error is thrown. */
   connect(node: string, answer: (request: AgentRequest) => unknown): void;
   lose(node: string): void;
@@ -19,7 +19,7 @@ export function createFakeAgents(): FakeAgents {
     for (const follower of followers) follower(node);
   };
   return {
-    asked,
+    requests: asked,
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
       // As real ones do.

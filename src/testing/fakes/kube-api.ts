@@ -13,7 +13,7 @@ export interface FakeKubeApi extends AsyncDisposable {
   readonly access: KubeAccess;
   readonly port: number;
   /** Every request so far: `GET /api/v1/nodes?limit=500`. */
-  readonly asked: string[];
+  readonly requests: string[];
   /** Watches that are open. */
   readonly watches: number;
   intercept: Interception | undefined;
@@ -263,7 +263,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
       return watchers.size;
     },
     intercept: undefined,
-    asked,
+    requests: asked,
     refuse,
     put,
     remove,

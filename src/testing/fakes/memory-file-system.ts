@@ -28,7 +28,7 @@ export interface MemoryFileSystem {
   /** The nodes that the kernel knows, without the root. */
   known(): number;
   /** Names of requests in the order they came. */
-  readonly asked: string[];
+  readonly calls: string[];
   /** READs wait while it is closed; other requests do not. */
   hold(): Disposable;
 }
@@ -218,7 +218,7 @@ export function createMemoryFileSystem(): MemoryFileSystem {
 
   return {
     operations: noted(operations, asked),
-    asked,
+    calls: asked,
     known: () => [...nodes.values()].filter(({ ino, lookups }) => ino !== rootNode && lookups > 0).length,
     hold: () => {
       const { promise, resolve } = Promise.withResolvers<void>();

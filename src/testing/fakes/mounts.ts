@@ -30,10 +30,10 @@ export interface FakeMounts {
   /** A program works in the mount that is at the path now. */
   use(at: string): Disposable;
   /** Calls on that path wait, until the returned object is disposed of or their signal ends. */
-  stall(at: string): Stalled;
+  stall(at: string): StalledCall;
 }
 
-export interface Stalled extends Disposable {
+export interface StalledCall extends Disposable {
   /** Resolves when a call waits. */
   readonly reached: Promise<void>;
 }

@@ -16,7 +16,7 @@ import { header, type Message } from '#wire/fuse/message.ts';
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import { usualWishes } from '../fuse-mount.ts';
+import { defaultWishes } from '../fuse-mount.ts';
 
 hardenProcess('stowage standby', -900);
 
@@ -67,7 +67,7 @@ async function serve(fd: number, as: As): Promise<Device> {
   };
   const session = createSession({
     operations,
-    wishes: usualWishes,
+    wishes: defaultWishes,
     desk: {
       answer: (place, bytes) => {
         device.write(bytes);
@@ -110,7 +110,7 @@ function leftBehind(): Message | undefined {
 }
 
 function createSlot(place: number): Slot {
-  const memory = new ArrayBuffer(usualWishes.maxWrite + requestOverhead);
+  const memory = new ArrayBuffer(defaultWishes.maxWrite + requestOverhead);
   return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 

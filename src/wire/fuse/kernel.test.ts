@@ -9,7 +9,7 @@ import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
-import { mountFuse, usualWishes } from '#testing/fuse-mount.ts';
+import { defaultWishes, mountFuse } from '#testing/fuse-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
@@ -26,7 +26,7 @@ async function call(prototype: string, ...args: readonly unknown[]): Promise<num
   return await promise;
 }
 
-const mounted = async (ground: ScratchFolder, wishes = usualWishes) => {
+const mounted = async (ground: ScratchFolder, wishes = defaultWishes) => {
   const memory = createMemoryFileSystem();
   const mount = await mountFuse(ground, memory.operations, wishes);
   return { memory, mount, path: (name: string) => join(mount.at, name) };
@@ -37,7 +37,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
-    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, usualWishes);
+    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, defaultWishes);
     await fs.symlink('somewhere', join(mount.at, 'link'));
     await expect(fs.readlink(join(mount.at, 'link'))).rejects.toThrow('EIO');
     await fs.writeFile(join(mount.at, 'file'), 'data');
@@ -67,7 +67,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await fs.unlink(path('file'));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
     expect(mount.faults).toEqual([]);
-    expect(memory.asked).toEqual(
+    expect(memory.calls).toEqual(
       expect.arrayContaining(['create', 'write', 'read', 'setattr', 'fsync', 'flush', 'unlink']),
     );
   });
@@ -103,9 +103,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('directories longer than one answer, with and without attributes', async () => {
-    for (const flags of [usualWishes.flags, ['asyncRead'] as const]) {
+    for (const flags of [defaultWishes.flags, ['asyncRead'] as const]) {
       using ground = createScratchFolder();
-      const { mount, path } = await mounted(ground, { ...usualWishes, flags });
+      const { mount, path } = await mounted(ground, { ...defaultWishes, flags });
       await using _ = mount;
       const names = Array.from({ length: 2000 }, (_, i) => `a-name-that-is-not-short-${i}`);
       for (const name of names) await fs.writeFile(path(name), '');
@@ -176,8 +176,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
 
   test('locks, when the file system keeps them', async () => {
     using ground = createScratchFolder();
-    const flags = [...usualWishes.flags, 'posixLocks', 'flockLocks'] as const;
-    const { memory, mount, path } = await mounted(ground, { ...usualWishes, flags });
+    const flags = [...defaultWishes.flags, 'posixLocks', 'flockLocks'] as const;
+    const { memory, mount, path } = await mounted(ground, { ...defaultWishes, flags });
     await using _ = mount;
     await fs.writeFile(path('file'), '');
     const holder = spawn('flock', [path('file'), 'sh', '-c', 'echo locked; read line'], {
@@ -188,7 +188,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     holder.stdin.end('\n');
     await once(holder, 'exit');
     await run('flock', ['-n', path('file'), 'true']);
-    expect(memory.asked).toContain('setlk');
+    expect(memory.calls).toContain('setlk');
   });
 
   test('room, holes and copies', async () => {
@@ -207,7 +207,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(await call(seek, from.fd, 5, hole)).toBe(12);
     await Promise.all([from.close(), to.close()]);
     expect(await fs.readFile(path('other'), 'utf8')).toBe('to be copied');
-    expect(memory.asked).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
+    expect(memory.calls).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
   });
 
   test('who is interrupted gets its answer at once', async () => {
@@ -218,7 +218,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     mount.device.write(invalidateInode((await fs.stat(path('file'))).ino, { offset: 0, length: 0 }));
     using _held = memory.hold();
     const reader = spawn('cat', [path('file')], { stdio: 'ignore' });
-    await expect.poll(() => memory.asked.includes('read'), { timeout: 10_000 }).toBe(true);
+    await expect.poll(() => memory.calls.includes('read'), { timeout: 10_000 }).toBe(true);
     reader.kill('SIGKILL');
     expect(await once(reader, 'exit')).toEqual([null, 'SIGKILL']);
   });
@@ -271,7 +271,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   test('without memory for another request nothing is read, until there is some', async () => {
     using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
-    await using mount = await mountFuse(ground, memory.operations, usualWishes, { slots: 3 });
+    await using mount = await mountFuse(ground, memory.operations, defaultWishes, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
     const held = memory.hold();
     const direct = Array.from({ length: 8 }, async () => {
@@ -279,7 +279,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
       return (await file.read(Buffer.alloc(4096), 0, 4096, 4096)).bytesRead;
     });
     await expect
-      .poll(() => memory.asked.filter((name) => name === 'read').length, { timeout: 10_000 })
+      .poll(() => memory.calls.filter((name) => name === 'read').length, { timeout: 10_000 })
       .toBeGreaterThan(1);
     held[Symbol.dispose]();
     expect(await Promise.all(direct)).toEqual(Array(8).fill(4096));

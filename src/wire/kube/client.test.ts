@@ -85,13 +85,13 @@ describe('what is sent', () => {
       { apiVersion: 'coordination.k8s.io/v1', kind: 'Lease' },
       { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
     ]);
-    expect(api.asked.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
+    expect(api.requests.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
   });
 
   test('a name cannot leave its place', async () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
-    expect(api.asked).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
+    expect(api.requests).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
     expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is no name');
     expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is no name');
   });
@@ -100,7 +100,7 @@ describe('what is sent', () => {
     using behind = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
     api.intercept = (_request, response) => response.end('{}') && true;
     await behind.get(nodes, { name: 'n' }, signal);
-    expect(api.asked).toEqual(['GET /clusters/a/api/v1/nodes/n']);
+    expect(api.requests).toEqual(['GET /clusters/a/api/v1/nodes/n']);
   });
 
   test('how a thing is patched is said by its type', async () => {
@@ -119,7 +119,7 @@ describe('what is sent', () => {
       'application/json-patch+json',
       'application/apply-patch+yaml',
     ]);
-    expect(api.asked.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
+    expect(api.requests.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
   });
 
   test('calls share connections', async () => {
@@ -160,7 +160,7 @@ describe('lists', () => {
 
   test('of one namespace, and what is selected', async () => {
     for await (const _ of client.list(pods, { namespace: 'a', labelSelector: 'x=y', fieldSelector: 'z=1' }, signal));
-    expect(api.asked).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
+    expect(api.requests).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
   });
 
   test('that expire in the middle say so', async () => {
@@ -216,7 +216,7 @@ describe('what goes wrong', () => {
       return true;
     };
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 429, retryAfterMs: 7_000 });
-    expect(api.asked.length).toBe(1);
+    expect(api.requests.length).toBe(1);
   });
 
   test('something before it answers in its own words', async () => {
@@ -325,7 +325,7 @@ describe('what goes wrong', () => {
       return true;
     };
     await client.raw({ method: 'GET', path: '/version' }, signal);
-    expect(api.asked.length).toBe(3);
+    expect(api.requests.length).toBe(3);
   });
 
   test('but what changes something is not sent twice', async () => {
@@ -336,7 +336,7 @@ describe('what goes wrong', () => {
     };
     const claim = { metadata: { namespace: 'a', name: 'c' }, spec: {} };
     expect(await failure(client.create(claims, claim, signal))).toMatchObject({ failure: 'lost' });
-    expect(api.asked.length).toBe(2);
+    expect(api.requests.length).toBe(2);
   });
 });
 
@@ -366,7 +366,7 @@ describe('credentials', () => {
       () => fresh,
     );
     await one.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
-    expect(api.asked.length).toBe(2);
+    expect(api.requests.length).toBe(2);
   });
 
   test('that are refused for good are an error', async () => {
@@ -376,7 +376,7 @@ describe('credentials', () => {
       (same) => same,
     );
     expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 401, reason: 'Unauthorized' });
-    expect(api.asked.length).toBe(1);
+    expect(api.requests.length).toBe(1);
   });
 
   test('that cannot be sent are an error without them', async () => {

@@ -54,7 +54,7 @@ describe('one object', () => {
     api.remove(path, 'other');
     api.remove(path, 'mine');
     await eventually(() => seen).toEqual(['1', '2', undefined]);
-    expect(api.asked.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
+    expect(api.requests.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
   });
 
   test('is found as it is after a time in which nobody could look', async () => {
@@ -76,7 +76,7 @@ describe('one object', () => {
       return true;
     };
     run();
-    await eventually(() => api.asked.length).toBeGreaterThan(1);
+    await eventually(() => api.requests.length).toBeGreaterThan(1);
     expect(followed.synced).toBe(false);
     api.intercept = undefined;
     await eventually(() => seen).toEqual(['1']);
