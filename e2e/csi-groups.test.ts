@@ -51,7 +51,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     pods = await podsOfGroups(file, folder);
   }
 
-  test('see theirs when a dead mount was mounted anew', async () => {
+  test('see the files of their group after a dead mount was replaced', async () => {
     chownSync(exported, 1000, 1000);
     await start('&squash=all&uid=1000&gid=1000');
     await pods.stage(2000);
@@ -64,7 +64,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     expect(await pods.groupsIn('stage/volume', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 
-  test('are given the files elsewhere, those that were there before, too', async () => {
+  test('get the files on another node, including files that existed before', async () => {
     await start('');
     await pods.stage(2000);
     await pods.publish('pod', 2000);
@@ -77,7 +77,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await expect(asGroup(1003, 4000, 'touch d/no', pods.at('pod'))).rejects.toThrow('Permission denied');
   }, 120_000);
 
-  test('are given what belongs to whom root is on the server', async () => {
+  test('get files that belong to the user that the server maps root to', async () => {
     serverSquash = 'root';
     chownSync(exported, 1000, 1000);
     await start('&squash=root&uid=1000&gid=1000');

@@ -7,10 +7,10 @@ import { startPodman } from '#testbed/podman.ts';
 
 export const startEngine = { docker: startDockerd, podman: startPodman } as const;
 
-/** What the tests of a describe share: it ends after the last of them, in the reverse order of its beginning. */
+/** Resources of all tests of a describe. They are disposed of in reverse order after the last test. */
 export interface SuiteResources {
   readonly all: AsyncDisposableStack;
-  /** For what can be given one; it is over when all of it has ended. */
+  /** Aborted after all resources are disposed of. */
   readonly signal: AbortSignal;
 }
 
@@ -24,7 +24,7 @@ export function suiteResources(): SuiteResources {
   return { all, signal: over.signal };
 }
 
-/** Everybody may pass, as usual: so the data path runs as nobody, and servers take clients for whomever they like. */
+/** Other users may enter the folder, as usual: the data path runs as nobody, and NFS servers may map clients to any user. */
 export async function worldReadableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
   const at = await realpath(await mkdtemp(join(tmpdir(), prefix)));
   all.defer(() => rm(at, { recursive: true, force: true }));
@@ -34,7 +34,7 @@ export async function worldReadableFolder(prefix: string, all: AsyncDisposableSt
 
 type Run = (...words: readonly string[]) => Promise<string>;
 
-/** What an engine's command says when it does not do it. */
+/** Runs an engine's command that must fail, and returns its error output. */
 export const expectFailure =
   (run: Run): Run =>
   (...words) =>
@@ -43,7 +43,7 @@ export const expectFailure =
       (thrown: { readonly stderr: string }) => thrown.stderr,
     );
 
-/** For a container with a volume at /data: adds lines, reads each back, and ends as soon as anything fails, or is told to. */
+/** For a container with a volume at /data: appends lines and reads each one back. Ends on the first error, or when told to stop. */
 export const appendLinesScript = `
   i=0
   until [ -e /data/stop ]; do

@@ -6,7 +6,7 @@ import { suiteResources } from './docker-fixture.ts';
 import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { pollOptions, runCli } from './nfs-mount-fixture.ts';
 
-/** Two machines, each with a Docker engine and a Stowage of its own, and an NFS server that both reach by network. */
+/** Two machines, each with its own Docker engine and Stowage, and an NFS server that both reach over the network. */
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {
   let server: RemoteNfsServer;
   let one: Host;
@@ -25,7 +25,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     for (const host of [one, two]) await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
   }, 120_000);
 
-  test('shares a volume, and destroys it only when no container of either names it', async () => {
+  test('shares a volume, and deletes it only when no container on either host references it', async () => {
     await create(one, 'photos');
     const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
     expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
@@ -41,14 +41,14 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await expect.poll(() => one.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
     expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
-    // Docker there knows of no container: it is Stowage that refuses, and says where it is used.
+    // Docker on that host knows no container of the volume. Stowage refuses, and names the host that uses it.
     const said = await two.refused('volume', 'rm', 'photos');
     expect(said).toContain('container first');
     expect(said).toMatch(/\bone\b/);
     expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
 
     await one.docker('stop', 'first');
-    // Nothing of it is mounted any more; what is stopped uses it still.
+    // The volume is no longer mounted, but the stopped container still uses it.
     await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
     await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
@@ -62,13 +62,13 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     for (const host of [one, two]) expect(await host.mounts()).toEqual([]);
   });
 
-  test('does not lose what a container elsewhere uses by rm -f', async () => {
+  test('does not delete a volume with rm -f while a container on another host uses it', async () => {
     await create(one, 'forced');
     await one.sleeper('holder', 'forced');
     await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
     await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual(['one: container holder']);
     await two.docker('volume', 'inspect', 'forced');
-    // Engines differ in whether they tell that it was refused.
+    // Engines differ in whether they report the error.
     await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
     expect(readFileSync(join(server.folder('silver'), 'forced', 'file'), 'utf8')).toBe('kept\n');
     expect(await one.docker('exec', 'holder', 'cat', '/data/file')).toBe('kept');
@@ -79,7 +79,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await two.docker('volume', 'rm', 'forced');
   });
 
-  test('keeps what a host used that is gone, until somebody says that it is gone for good', async () => {
+  test('keeps the volumes of a lost host until an administrator declares the host gone for good', async () => {
     await create(two, 'left');
     await one.sleeper('lost', 'left');
     await expect.poll(() => two.uses('silver..left'), pollOptions).toEqual(['one: container lost']);
@@ -95,8 +95,8 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await two.uses('silver..left')).toEqual([]);
     await two.docker('volume', 'rm', 'left');
     expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
-    // It comes back all the same: its container can go, and leaves nothing. Docker does not ask to unmount what is gone: that
-    // is found out by looking, now and then and at each start.
+    // The host comes back nevertheless. Its container can be removed and leaves nothing behind. Docker does not unmount volumes of a
+    // removed container in this case: Stowage finds them in periodic checks and at each start.
     await one.start();
     expect(await one.mounts()).not.toEqual([]);
     await one.docker('rm', '-f', 'lost');

@@ -14,11 +14,11 @@ import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
 
-/** An NFS server in a network of its own, to which hosts are connected by cables. */
+/** An NFS server in its own network, to which hosts are connected by veth pairs. */
 export interface RemoteNfsServer extends AsyncDisposable {
-  /** By the tag of an export. */
+  /** The URI of the export with that tag. */
   uri(tag: string): string;
-  /** What it exports, on this machine. */
+  /** The exported folder with that tag, on this machine. */
   folder(tag: string): string;
   connect(engine: Engine): Promise<void>;
 }
@@ -26,7 +26,7 @@ export interface RemoteNfsServer extends AsyncDisposable {
 const address = (number: number): string => `198.18.0.${number}`;
 const listen = { host: address(1), nfsPort: 20_490, mountPort: 20_480 };
 
-/** Its first words: a switch, which is up before the server listens. */
+/** The command prefix of the server: creates a bridge that is up before the server listens. */
 const inOwnNetwork = [
   'unshare',
   '--net',
@@ -47,7 +47,7 @@ export async function startRemoteNfsServer(
   const [first, ...others] = exports;
   for (const { tag } of exports) await mkdir(folder(tag));
   const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // What is exported lies on the root of this machine, or on /tmp.
+  // The exported folders are on the root file system of this machine, or on /tmp.
   const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
@@ -72,7 +72,7 @@ export async function startRemoteNfsServer(
       const there = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
       const here = (...words: readonly string[]) => said([...engine.beside, 'ip', ...words]);
-      // By its process id: the names of networks are files of this machine.
+      // By process id, because names of network namespaces are files of this machine.
       await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
       await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
       await here('link', 'set', 'eth0', 'up');
@@ -86,34 +86,34 @@ async function said([file = '', ...args]: readonly string[]): Promise<string> {
   return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
-/** A machine with a Docker engine and a Stowage, in a network and with mounts of its own. */
+/** A machine with a Docker engine and a Stowage, with its own network and mounts. */
 export interface Host extends AsyncDisposable {
   readonly name: string;
   readonly engine: Engine;
   readonly image: string;
   readonly top: string;
-  /** The one that was started last. */
+  /** The Stowage that was started last. */
   readonly stowage: Stowage;
-  /** What all of them wrote. */
+  /** The output of every Stowage of this host. */
   output(): string;
   docker(...words: readonly string[]): Promise<string>;
-  /** What Docker says when it does not do it. */
+  /** The error output of a docker command that must fail. */
   refused(...words: readonly string[]): Promise<string>;
-  /** In the background, doing nothing, with the volume at /data. */
+  /** Starts an idle container in the background, with the volume at /data. */
   sleeper(name: string, volume: string): Promise<string>;
-  /** Ends a program of Stowage that runs, if there is one, and starts it on what that one left. */
+  /** Stops a running Stowage, if there is one, and starts another one on its state. */
   start(): Promise<void>;
-  /** Who uses a volume, as everybody can read on its store: `host: kind name`. */
+  /** The users of a volume, as its store records them for all hosts: `host: kind name`. */
   uses(volume: string): Promise<readonly string[]>;
-  /** Where volumes are mounted on it. */
+  /** The mount points of volumes on this host. */
   mounts(): Promise<readonly string[]>;
-  /** Runs a program on it. */
+  /** Runs a program on this host. */
   inside(...words: readonly string[]): Promise<string>;
-  /** Ends what serves them, and takes away all of them, as when the machine stops. */
+  /** Kills the data paths and removes all their mounts, as a shutdown of the machine does. */
   loseMounts(): Promise<void>;
 }
 
-/** The first process of a container does not hear of a polite request to end. */
+/** Process 1 of a container ignores SIGTERM unless it handles it. */
 export const atOnce = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const named = 'hostname "$1" && shift && exec "$@"';

@@ -47,16 +47,16 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'rm', `of-${store}`);
   });
 
-  test('uses volumes of a store whose files all belong to one user, whoever is in the container', async () => {
+  test('uses volumes of a store whose files all belong to one user, whatever user the container runs as', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'shared');
-    // Its root is somebody else on this machine.
+    // Root in the container is another user on this machine.
     expect(await host.docker(...using('shared', 'cat', '/proc/self/uid_map'))).not.toMatch(/^\s*0\s+0\s/);
     const works = `umask 077; mkdir /data/$1; cd /data/$1
       echo 'echo it runs' >script; cat script; chmod 700 script; ./script; mv script moved; ls`;
     const did = 'echo it runs\nit runs\nmoved';
     expect(await host.docker(...using('shared', 'sh', '-ec', works, 'sh', 'root'))).toBe(did);
     expect(await host.docker(...by('1000:1000', 'shared', 'sh', '-ec', works, 'sh', 'user'))).toBe(did);
-    // Each has made the other's, too.
+    // Each container also created the files of the other.
     const others = (name: string): readonly string[] => ['sh', '-ec', `/data/${name}/moved; rm -r /data/${name}`];
     expect(await host.docker(...using('shared', ...others('user')))).toBe('it runs');
     expect(await host.docker(...by('1000:1000', 'shared', ...others('root')))).toBe('it runs');
@@ -64,11 +64,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await host.mounts()).toEqual([]);
   });
 
-  test('uses them also where what was mounted for it has been mounted anew', async () => {
+  test('uses them also after their mounts were replaced', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
     await host.sleeper('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
-    // It would mount them anew meanwhile.
+    // A running Stowage would replace the mounts meanwhile.
     host.stowage.signal('SIGKILL');
     await host.stowage.ended();
     await host.loseMounts();

@@ -6,7 +6,7 @@ import { suiteResources } from './docker-fixture.ts';
 import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
-/** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
+/** Appends a line to each volume until told to stop. Exits with a nonzero status on the first error. */
 const work = `
   next() {
     line="line $(($(wc -l <$1/log) + 1))"
@@ -15,7 +15,7 @@ const work = `
   }
   touch /a/log /b/log || exit 5
   until [ -e /a/stop ]; do next /a; next /b; done`;
-/** Docker tries for 15 s to reach a plugin that is not there, and for longer at the end of a container. */
+/** Docker retries a plugin that is down for 15 s, and for longer when a container ends. */
 const longestWait = 15_000;
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
@@ -32,7 +32,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     return host;
   }
 
-  /** A container that writes to a volume on the server and to one of this machine. */
+  /** A container that writes to a volume on the server and to a volume of this machine. */
   async function worker(host: Host, name: string, ...more: readonly string[]) {
     const volumes = { far: `${name}-far`, near: `${name}-near` };
     await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
@@ -57,11 +57,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     return {
       goesOn,
       /**
-       * Ends it in order: all that it wrote is there, and nothing else is left. After a crash of the engine it may stay mounted
-       * for a while, since nobody knows how often it was asked for, but that is no use of it.
+       * Ends it, and checks that all written lines are there and that nothing else is left. After a crash of the engine the volume may
+       * stay mounted for a while, because nobody knows the engine's number of mount calls. That doesn't count as use.
        */
       end: async (after: 'order' | 'crash' = 'order'): Promise<void> => {
-        // It may see that, and end, before `touch` has.
+        // The container may see the file, and end, before `touch` has returned.
         await host.docker('exec', name, 'touch', '/a/stop').catch(() => undefined);
         expect(await host.docker('wait', name)).toBe('0');
         for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
@@ -97,7 +97,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await one.end(how === 'kill' ? 'crash' : 'order');
     });
 
-    test('keep working while Stowage is stopped and started, and can be restarted at that moment', async () => {
+    test('keep working while Stowage restarts, and can be restarted during that', async () => {
       const [one, two] = [await worker(host, 'through'), await worker(host, 'restarted')];
       await host.stowage.stop();
       await one.goesOn();
@@ -113,7 +113,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await two.end();
     });
 
-    test('are started and ended while it restarts', { timeout: 120_000 }, async () => {
+    test('can be started and stopped while Stowage restarts', { timeout: 120_000 }, async () => {
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
@@ -127,7 +127,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         try {
           for (let i = 0; i < 4; i += 1) {
             await host.start();
-            // So that each begins at another moment of the commands.
+            // So each one starts at another moment of the commands.
             await use('true');
           }
         } finally {
@@ -140,7 +140,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       expect(await mountsOf(host, [id])).toEqual([]);
     });
 
-    test('keep working when what serves their files is killed', async () => {
+    test('keep working when the data path is killed', async () => {
       const one = await worker(host, 'served');
       const { pid } = await waitUntilServing(host.stowage);
       process.kill(pid, 'SIGKILL');
@@ -150,18 +150,18 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await one.end();
     });
 
-    test('start again when what holds their mounts is killed with it', async () => {
+    test('start again after the keeper and its mounts were killed with the data path', async () => {
       const one = await worker(host, 'held');
       await waitUntilServing(host.stowage);
       killKeepers(host.top);
-      // What it had open is lost, and says so.
+      // Open files are lost, and their I/O fails.
       expect(await host.docker('wait', 'held')).not.toBe('0');
       await host.docker('start', 'held');
       await one.goesOn();
       await one.end();
     });
 
-    test('come back when the machine does', async () => {
+    test('come back after a reboot of the machine', async () => {
       const [one, two] = [await worker(host, 'manual'), await worker(host, 'always', '--restart', 'always')];
       const pids = await Promise.all(
         ['manual', 'always'].map((name) => host.docker('inspect', '-f', '{{.State.Pid}}', name)),
@@ -183,20 +183,23 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     });
   });
 
-  describe('of an engine that leaves them running', () => {
+  describe('of an engine with live-restore', () => {
     let host: Host;
     beforeAll(async () => {
       host = await aHost('live', ['--live-restore']);
     }, 60_000);
 
-    test.each(['stop', 'kill'] as const)('keep working through its %s and start, and leave nothing', async (how) => {
-      const one = await worker(host, `live-${how}`);
-      await host.engine[how]();
-      await one.goesOn();
-      await host.engine.start();
-      await one.goesOn();
-      expect(await stateOf(host, `live-${how}`)).toBe('running');
-      await one.end();
-    });
+    test.each(['stop', 'kill'] as const)(
+      'keep working through a %s and restart of the engine, and leave nothing behind',
+      async (how) => {
+        const one = await worker(host, `live-${how}`);
+        await host.engine[how]();
+        await one.goesOn();
+        await host.engine.start();
+        await one.goesOn();
+        expect(await stateOf(host, `live-${how}`)).toBe('running');
+        await one.end();
+      },
+    );
   });
 });

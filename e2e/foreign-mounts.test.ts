@@ -33,8 +33,8 @@ async function mount(...args: string[]): Promise<void> {
   clearUp.push(() => exec('umount', [args.at(-1) ?? '']));
 }
 
-describe.skipIf(needs('linux', 'root', 'mount'))('what others mounted', () => {
-  test('where a volume was is left alone by a stop and by unmount', async () => {
+describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
+  test('over a former volume target is left alone by a stop and by unmount', async () => {
     const stowage = await start();
     const target = join(top, 'target');
     await mkdir(target);
@@ -48,7 +48,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('what others mounted', () => {
     expect(await readFile(join(target, 'precious'), 'utf8')).toBe('kept');
   });
 
-  test('from a volume keeps it from being deleted, wherever it is and however hidden', async () => {
+  test('of a volume prevents its deletion, wherever it is and even if it is hidden', async () => {
     const stowage = await start();
     const [target, elsewhere] = [join(top, 'parent', 'target'), join(top, 'elsewhere')];
     await mkdir(join(top, 'parent'));
@@ -56,14 +56,14 @@ describe.skipIf(needs('linux', 'root', 'mount'))('what others mounted', () => {
     await stowage.api('POST', '/v1/volumes', { name: 'data' });
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await writeFile(join(target, 'file'), 'kept');
-    // Bound elsewhere by hand, and no longer mounted where we put it.
+    // The test binds it to another path, and unmounts Stowage's own target.
     await mount('--bind', target, elsewhere);
     expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
     const bound = await stowage.api('DELETE', '/v1/volumes/data');
     expect(bound.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
     expect(bound.body['detail']).toContain(elsewhere);
     await clearUp.pop()?.();
-    // Hidden by a mount over its parent.
+    // The test hides it with a mount over its parent directory.
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await mount('-t', 'tmpfs', 'cover', join(top, 'parent'));
     expect((await stowage.api('DELETE', '/v1/volumes/data')).body).toMatchObject({ status: 409 });
@@ -74,8 +74,8 @@ describe.skipIf(needs('linux', 'root', 'mount'))('what others mounted', () => {
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('loop devices of others', () => {
-  test('on an image keep it from being deleted; on a file in a volume they outlive a restart', async () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
+  test('prevents the deletion of its image, and on a file in a volume survives a restart', async () => {
     const stowage = await start();
     const images = join(top, 'images');
     await mkdir(images);
@@ -105,8 +105,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('loop devices o
   });
 });
 
-describe.skipIf(needs('linux'))('stores that would hold each other', () => {
-  test('are refused, at, above and below another and around the state folder', async () => {
+describe.skipIf(needs('linux'))('a store', () => {
+  test('is refused if its directory is, contains or is inside of another store’s or the state folder', async () => {
     const stowage = await start();
     const outer = join(top, 'outer');
     await mkdir(join(outer, 'inner'), { recursive: true });
@@ -120,7 +120,7 @@ describe.skipIf(needs('linux'))('stores that would hold each other', () => {
     expect((await readdir(outer)).sort()).toEqual(['inner']);
   });
 
-  test('in one directory are refused with the name of the first, unless they only read', async () => {
+  test('in the directory of another store is refused with the name of that store, unless both are read-only', async () => {
     const stowage = await start();
     await mkdir(join(top, 'images'));
     await symlink(join(top, 'images'), join(top, 'link'));
@@ -135,12 +135,12 @@ describe.skipIf(needs('linux'))('stores that would hold each other', () => {
       });
     }
     expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);
-    // Once it is gone, its place is free.
+    // After its deletion the directory is free.
     expect((await stowage.api('DELETE', '/v1/stores/img')).status).toBe(204);
     expect((await add('again', `local://${top}/images`)).status).toBe(201);
   });
 
-  test('a copy of a store does not take the volumes of the original', async () => {
+  test('that is a copy of another one does not get the original’s volumes', async () => {
     const stowage = await start();
     await mkdir(join(top, 'a'));
     await stowage.api('POST', '/v1/stores', { name: 'a', uri: `local://${top}/a` });

@@ -7,7 +7,7 @@ export interface CheckedAnswer {
   readonly wasRetried: boolean;
 }
 
-/** Makes calls, each with a key of its own; throws for an answer that is not one of the `allowed`. */
+/** Makes a call with a new idempotency key. Throws for an answer that is not `allowed`. */
 export type CheckedCall = (
   method: string,
   path: string,
@@ -15,7 +15,7 @@ export type CheckedCall = (
   allowed: (answer: RetriedAnswer) => boolean,
 ) => Promise<CheckedAnswer>;
 
-/** The answer, or "not found" to a repeat: the call that was interrupted may have got to its end. */
+/** The given status, or "not found" for a retry: the interrupted call may have completed. */
 export const orNotFoundOnRetry =
   (status: number) =>
   (answer: RetriedAnswer): boolean =>
@@ -26,7 +26,7 @@ export const hasStatus =
   (answer: RetriedAnswer): boolean =>
     statuses.includes(answer.status);
 
-/** A store comes or goes at this moment, so nobody can say that there is no such volume. Nothing was done. */
+/** A store is being added or removed, so the server can't tell whether the volume exists. The call changed nothing. */
 const isIncompleteLookup = ({ status, body }: RetriedAnswer): boolean =>
   status === 503 && ['volume-lookup-incomplete', 'trash-lookup-incomplete'].includes(String(body['reason']));
 

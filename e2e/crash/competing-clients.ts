@@ -2,15 +2,15 @@ import { createCheckedCall, hasStatus } from './checked-call.ts';
 import type { KilledServer, RetriedAnswer } from './killed-server.ts';
 import { pick } from './seeded-random.ts';
 
-/** What all rivals know together. Every answer must agree with it. */
+/** What all clients know together. Every answer must agree with it. */
 interface History {
-  /** Ids that a creation was answered with. */
+  /** Ids that a successful creation returned. */
   readonly created: Set<string>;
-  /** Ids somebody asked to delete: from then on they may be gone. */
+  /** Ids for which a client sent a delete: the volume may be gone from then on. */
   readonly deleteRequested: Set<string>;
-  /** Ids that were said to be gone. */
+  /** Ids that the server reported as deleted. */
   readonly deleted: Set<string>;
-  /** Answers that a name is taken. */
+  /** The number of answers that said that a name is taken. */
   taken: number;
 }
 
@@ -19,7 +19,7 @@ interface Listed {
   readonly name: string;
 }
 
-/** Clients that want the same few names of one store. */
+/** Clients that use the same few names on one store. */
 export function createCompetingClients(about: {
   readonly count: number;
   readonly stowage: KilledServer;
@@ -90,7 +90,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
     async function remove() {
       const id = await find(name());
       if (id === undefined) return;
-      // The other one may have been quicker.
+      // Another client may have deleted it first.
       const contested = history.deleteRequested.has(id);
       history.deleteRequested.add(id);
       const allowed = (a: RetriedAnswer): boolean =>
@@ -99,7 +99,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
       if (status === 200 && history.deleted.has(id)) fail(`${id} was deleted twice`);
       history.deleted.add(id);
     },
-    // Only one's own, which nobody else renames: so what it is called then is known.
+    // Renames only volumes that this client created. No other client renames them, so their name is known.
     async function rename() {
       const id = pick([...mine], random);
       if (id === undefined) return;

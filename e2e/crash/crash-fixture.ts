@@ -19,9 +19,9 @@ export interface CrashFixture {
   readonly template: string;
   readonly stores: readonly Store[];
   readonly contested: Store;
-  /** Ends the server that remote stores are on. */
+  /** Stops the NFS server of the remote stores. */
   end(): Promise<void>;
-  /** Puts a store into the configuration that nobody uses, or takes it out. */
+  /** Adds an unused store to the configuration, or removes it. */
   changeConfig(): Promise<void>;
 }
 
@@ -55,7 +55,7 @@ export async function createCrashFixture(): Promise<CrashFixture> {
   await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
   await rm(at('inside'), { recursive: true });
 
-  // It outlives every Stowage that is killed. Not in this process, whose threads wait for what is mounted of it.
+  // It outlives every Stowage that is killed. It has its own process: this one has threads that wait for its mounts.
   const server = await serve([
     '--json',
     'nfs',
@@ -101,7 +101,7 @@ export async function mountsUnder(folder: string): Promise<string[]> {
 
 const settleMs = 60_000;
 
-/** The server works on in the background after its answers. Waits until the folder is empty; returns what is left in it. */
+/** The server keeps working in the background after it answers. Waits until the folder is empty; returns what is left in it. */
 export async function entriesAfterCleanup(folder: string): Promise<string[]> {
   for (const since = performance.now(); ; ) {
     const left = await readdir(folder);

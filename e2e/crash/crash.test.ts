@@ -29,7 +29,7 @@ async function listed(stowage: KilledServer, path: string): Promise<readonly Bri
   }
 }
 
-/** All at work until enough was done, under a server that is killed again and again. Gives how often each thing was done. */
+/** Runs all workers until enough operations are done, while the server is killed again and again. Counts operations by kind. */
 async function runUnderKills(
   stowage: KilledServer,
   fixture: CrashFixture,
@@ -40,7 +40,7 @@ async function runUnderKills(
   let [begun, done, over] = [0, 0, false];
   const kinds = new Map<string, number>();
   const all = async (loops: readonly (() => Promise<void>)[]): Promise<void> => {
-    // When one fails the others stop too, so that nothing goes on after the test.
+    // When one loop fails, the others stop too, so nothing runs on after the test.
     const ending = loops.map((loop) =>
       loop().finally(() => {
         over = true;
@@ -64,7 +64,7 @@ async function runUnderKills(
   });
   const killing = async (): Promise<void> => {
     while (!over) {
-      // Not before something was done since the last one: on a slow machine nothing would ever be.
+      // Each kill waits for some progress since the last one: a slow machine would never make any otherwise.
       const enough = done + Math.floor(random() * 7);
       while (!over && done < enough) await delay(5);
       if (random() < 0.5) {
@@ -79,7 +79,7 @@ async function runUnderKills(
   return kinds;
 }
 
-/** What is listed, mounted and attached is what the answers said. */
+/** The volumes, mounts and devices that the server lists match its earlier answers. */
 async function checkRecords(stowage: KilledServer, fixture: CrashFixture, crew: readonly Worker[]): Promise<void> {
   const { state, mounts, top, contested } = fixture;
   const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
@@ -105,7 +105,7 @@ async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promis
   expect(await readdir(join(state, 'mounts'))).toEqual([]);
 }
 
-/** The store holds what belongs to its volumes, and nothing else. */
+/** The store holds the files of its volumes and nothing else. */
 async function checkStore(stowage: KilledServer, store: Store, crew: readonly Worker[]): Promise<void> {
   const ours = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
     crew.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
@@ -113,15 +113,15 @@ async function checkStore(stowage: KilledServer, store: Store, crew: readonly Wo
   const suffix = store.layout === 'image' ? '.img' : '';
   const own = (name: string): string => join(store.root, '.stowage', name);
   expect(await entriesAfterCleanup(own('deleting'))).toEqual([]);
-  // The running server writes here in the background: once deleted volumes are gone, it refills the reserve of the store.
+  // The running server writes here in the background: after deletions it refills the reserve of the store.
   expect(await entriesAfterCleanup(own('tmp'))).toEqual([]);
   if (store.isRemote) {
-    // Lock files stay with their volumes. What they say is in their times, so they never hold anything.
+    // Lock files stay with their volumes. Their timestamps hold the lock state, so they are always empty.
     for (const lock of await readdir(own('locks'))) {
       expect(lock).toMatch(/^sv1-/);
       expect((await stat(join(own('locks'), lock))).size).toBe(0);
     }
-    // A server that was killed tells it behind the answers of the next one.
+    // The next server finishes the killed server's writes here after it has started to answer.
     expect(await entriesAfterCleanup(own('users'))).toEqual([]);
   }
   const data = [...volumes, ...retained].map(({ name }) => `${name}${suffix}`);
@@ -139,7 +139,7 @@ async function checkStore(stowage: KilledServer, store: Store, crew: readonly Wo
 }
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
-  test('loses nothing, makes nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
+  test('loses nothing, creates nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
     const random = seededRandom(seed);
     const another = (): (() => number) => seededRandom(Math.floor(random() * 2 ** 31));
@@ -158,7 +158,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))(
         random: another(),
       });
       const kinds = await runUnderKills(stowage, fixture, crew, clients.steps, random);
-      // Else nothing was tried.
+      // Otherwise the run tested nothing.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual([...(crew[0]?.kinds ?? [])].sort());
       expect(stowage.kills).toBeGreaterThan(20);
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))(
       await Promise.all(crew.map((worker) => worker.unmountAll()));
       await checkNothingMounted(fixture);
       for (const store of fixture.stores) await checkStore(stowage, store, crew);
-      // What was written is still there.
+      // All written data is still there.
       await Promise.all(crew.map((worker) => worker.checkImages()));
       await checkNothingMounted(fixture);
     } catch (cause) {

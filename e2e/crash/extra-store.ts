@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { hasStatus, orNotFoundOnRetry } from './checked-call.ts';
 import type { Actions, WorkerState } from './workload.ts';
 
-/** A store that comes and goes; its one volume comes and goes with it, and is always the same. */
+/** A store that is added and removed. Its only volume comes and goes with it, and is always the same one. */
 export function createExtraStore({ ask, name: worker, extras }: WorkerState) {
   const [store, root] = [`${worker}-extra`, join(extras, `${worker}-extra`)];
   let [added, id] = [false, ''];

@@ -2,36 +2,36 @@ import type { ChildProcess } from 'node:child_process';
 import { setTimeout as delay } from 'node:timers/promises';
 import { type Answer, type Stowage, startStowage } from '../stowage.ts';
 
-/** A Stowage that is killed again and again, and started anew each time. */
+/** A Stowage that is killed and restarted again and again. */
 export interface KilledServer {
-  /** Repeats the call, with the same key, until a living server has answered it. */
+  /** Retries the call with the same key until a running server answers it. */
   call(method: string, path: string, body: unknown, key: string): Promise<RetriedAnswer>;
   readonly kills: number;
-  /** Calls that a kill interrupted. */
+  /** The number of calls that a kill interrupted. */
   readonly interrupted: number;
-  /** kill -9, then a new process on the same state; with `again`, that one is killed too, so many ms after its start. */
+  /** Sends SIGKILL and starts a new process on the same state. With `again`, that process is killed too, so many ms after its start. */
   kill(again: number | undefined): Promise<void>;
-  /** It reads its configuration again, in its own time. */
+  /** Sends SIGHUP. The server reloads its configuration some time later. */
   reloadConfig(): Promise<void>;
   stop(): Promise<void>;
 }
 
 export interface RetriedAnswer extends Answer {
-  /** A server that was killed had the request, and may have done all of it. */
+  /** A killed server may have received the request and completed any part of it. */
   readonly wasRetried: boolean;
 }
 
-/** Recovery itself is interrupted: what it had begun to repair must be repairable still. */
+/** Interrupts the recovery: the next start must be able to finish a half-done repair. */
 async function killWhileStarting(options: Parameters<typeof startStowage>[0], after: number): Promise<void> {
   const onSpawn = (child: ChildProcess): void => void setTimeout(() => child.kill('SIGKILL'), after);
   const ready = await startStowage({ ...options, onSpawn }).catch((thrown: unknown) => {
-    // Not by its own fault.
+    // Any other failure to start is a bug.
     if (!String(thrown).includes('SIGKILL')) throw thrown;
   });
   await ready?.ended();
 }
 
-/** Nobody was there to take the request. */
+/** The connection failed, so no server received the request. */
 const neverSent = (thrown: unknown): boolean =>
   thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
 
@@ -52,7 +52,7 @@ export async function startKilledServer(options: {
         try {
           return { ...(await server.api(method, path, body, headers)), wasRetried: repeated };
         } catch (thrown) {
-          // Killed under the call, or between two. A server that does not come back is reported by `up`.
+          // The server was killed during the call or between two attempts. `up` rejects if the server doesn't come back.
           if (attempt === 0) interrupted++;
           repeated ||= !neverSent(thrown);
           await delay(10);

@@ -1,4 +1,4 @@
-/** A source of chance that can be repeated from its seed (mulberry32). */
+/** A random generator whose sequence can be repeated from its seed (mulberry32). */
 export function seededRandom(seed: number): () => number {
   let state = seed >>> 0;
   return () => {

@@ -2,7 +2,7 @@ import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isErrno } from '#base/errno.ts';
 
-/** What we were told there is, by the answers we got. */
+/** A volume as the server's answers describe it. */
 export interface KnownVolume {
   readonly id: string;
   readonly store: string;
@@ -10,12 +10,12 @@ export interface KnownVolume {
   readonly access: 'filesystem' | 'block';
   name: string;
   bytes: bigint | undefined;
-  /** Written into the volume when it was mounted; must be there ever after. */
+  /** Written into the volume when it was mounted. Must be readable from then on. */
   marker: string | undefined;
   mountedAt: string | undefined;
 }
 
-/** Some pages of it, so that a lost one is noticed. */
+/** Several pages, so a lost page is noticed. */
 export const contents = (marker: string): string => `${marker}\n`.repeat(2_000);
 
 const pathOf = ({ access, mountedAt = '' }: KnownVolume): string =>
@@ -27,7 +27,7 @@ export async function writeContents(volume: KnownVolume): Promise<void> {
   await file.sync();
 }
 
-/** Of a mounted volume; of one in which nothing was written, nothing can be said. */
+/** Reads the marker of a mounted volume. Does nothing for a volume without one. */
 export async function checkContents(volume: KnownVolume): Promise<void> {
   if (volume.marker === undefined) return;
   const wanted = contents(volume.marker);
@@ -42,7 +42,7 @@ export async function expectReadOnly(target: string): Promise<void> {
   if (!isErrno(thrown, 'EROFS')) throw new Error(`${target} is read-only, but writing gave ${thrown}`);
 }
 
-/** Where a directory volume lies on its store. */
+/** Reads the marker of a directory volume from the store's own directory. */
 export async function checkOnStore(root: string, volume: KnownVolume): Promise<void> {
   const found = await readFile(join(root, volume.name, 'marker'), 'utf8');
   if (found !== contents(volume.marker ?? '')) throw new Error(`${root}/${volume.name} holds '${found.slice(0, 100)}'`);

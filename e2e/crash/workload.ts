@@ -9,7 +9,7 @@ import { checkContents, contents, expectReadOnly, type KnownVolume, writeContent
 interface Model {
   readonly volumes: Map<string, KnownVolume>;
   readonly trash: Map<string, KnownVolume>;
-  /** Deleted, with their data left on the store. */
+  /** Volumes that were deleted while their data stay on the store. */
   readonly retained: Map<string, KnownVolume>;
 }
 
@@ -18,7 +18,7 @@ export interface Store {
   readonly root: string;
   readonly layout: 'directory' | 'image';
   readonly onDelete: 'delete' | 'archive' | 'retain';
-  /** On a server that this test runs: `root` is what that exports. */
+  /** The store is on an NFS server that the test runs; `root` is the exported directory. */
   readonly isRemote: boolean;
 }
 
@@ -27,26 +27,26 @@ interface WorkerParts {
   readonly stowage: KilledServer;
   readonly stores: readonly Store[];
   readonly mounts: string;
-  /** A folder for stores of the worker's own. */
+  /** The folder for the worker's own stores. */
   readonly extras: string;
-  /** An image with a file system, whose contents are those of `template`. */
+  /** An image with a file system. Its contents are those of `template`. */
   readonly template: string;
   readonly random: () => number;
 }
 
-/** What an action works with. */
+/** The state that the actions share. */
 export interface WorkerState extends WorkerParts {
   readonly ask: CheckedCall;
   readonly model: Model;
   readonly freshName: () => string;
 }
 
-/** Each says whether there was anything to do. */
+/** Each action returns whether there was anything to do. */
 export type Actions = Readonly<Record<string, () => Promise<boolean>>>;
 
 const MiB = 1024n * 1024n;
 
-/** One client with volumes of its own: does a random thing, checks the answer, repeats what a kill interrupted. */
+/** One client with its own volumes. It does random actions, checks the answers, and retries what a kill interrupted. */
 export function createWorker(about: WorkerParts) {
   const { random } = about;
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
@@ -61,7 +61,7 @@ export function createWorker(about: WorkerParts) {
     ...mounting.actions,
     ...extra.actions,
   };
-  // Some twice as often. Dealt as from a pack: everything comes up.
+  // Some actions come up twice as often. The list is shuffled and used up like a pack of cards, so every action comes up.
   const pack = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
   const hand: string[] = [];
 
@@ -69,7 +69,7 @@ export function createWorker(about: WorkerParts) {
     model,
     kinds: Object.keys(actions),
     extraVolumes: extra.volumes,
-    /** Does one thing that changes something, and says what it was. */
+    /** Does one action that changes something, and returns its name. */
     step: async (): Promise<string> => {
       for (;;) {
         for (const kind of shuffled(hand, random)) {
@@ -119,7 +119,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       return known(store, name, body);
     },
     expand: async () => {
-      // ext4 cannot grow while mounted on every kernel; that has a test of its own.
+      // Not every kernel can grow a mounted ext4. That case has its own test.
       const grows = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
         mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
       const volume = pick([...model.volumes.values()].filter(grows), random);
@@ -239,7 +239,7 @@ function createMounting({ ask, model, freshName, random, mounts }: WorkerState) 
     unmountAll: async (): Promise<void> => {
       for (const volume of mounted()) await unmount(volume);
     },
-    /** What lies in an image can only be seen through a mount. */
+    /** The contents of an image are visible only through a mount. */
     checkImages: async (): Promise<void> => {
       for (const volume of unmounted(model).filter((one) => one.layout === 'image' && one.marker !== undefined)) {
         await mount(volume, volume.access === 'filesystem');
