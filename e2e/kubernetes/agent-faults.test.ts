@@ -6,11 +6,11 @@ import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
-/** A line each, in order, until told to stop. It ends at the first that cannot be written. */
+/** Appends numbered lines until told to stop. Ends at the first write that fails. */
 const addsLines =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when something ends', () => {
+describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during failures', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 
@@ -20,11 +20,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  /** The server itself, not the shell that is the first process of its container: with that all end. */
+  /** Kills the server itself, and not the shell that is process 1 of its container, which would end the container. */
   const killAgent = async (node: number): Promise<void> => {
-    // The brackets: this shell, whose words these are too, is not what is looked for.
+    // The brackets keep the pattern from matching this shell's own command line.
     const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
-    // With it ends its container, and what kills it too, which waits for that.
+    // The container ends with it, and so does this shell, which waits for that.
     const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
     const inAgent = ['exec', '--namespace', namespace, await fixture.agentOn(node), '--', 'sh', '-c', find];
     await expect(fixture.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
@@ -51,7 +51,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   test(
     'mounts for all pods although the agent is killed meanwhile',
     async () => {
-      // Keepers are in the agent's container here, and end with it: what they serve is looked at where they have pods of their own.
+      // In this fixture keepers run in the agent's container and end with it. Tests with separate keeper pods check what they serve.
       const names = ['a', 'b', 'c', 'd', 'e', 'f'].map((name) => ({ name: `killed-${name}` }));
       const ids: string[] = [];
       for (const { name } of names) {
@@ -86,7 +86,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await expect.poll(() => restarts(1).catch(() => before), pollOptions).toBeGreaterThan(before);
       await answers(1);
       await goesOn('busy');
-      // What it mounted is known to its successor, who gives it to others.
+      // The next agent knows the mount and publishes it to another pod.
       await pods.pod({ name: 'beside', node: 1, volume: 'busy' });
       await pods.ready('beside');
       const seen = await lines('beside');
@@ -100,7 +100,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   );
 
   test(
-    'goes on when a kubelet is restarted',
+    'keeps working when a kubelet restarts',
     async () => {
       const handle = await fixture.create(0, 'files/kept', '--size', '64M');
       await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
@@ -108,7 +108,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await pods.ready('kept');
       await fixture.cluster.nodes[0]?.restartKubelet();
       await expect.poll(() => goesOn('kept').then(() => true, String), pollOptions).toBe(true);
-      // It knows the driver again.
+      // The driver has registered again.
       await pods.pod({ name: 'later', node: 0, volume: 'kept' });
       await pods.ready('later');
       await fixture.cluster.nodes[0]?.killKubelet();
@@ -121,7 +121,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   );
 
   test(
-    'lets pods go while the server of their volumes is silent',
+    'lets pods terminate while the server of their volumes does not answer',
     async () => {
       const handle = await fixture.create(0, 'files/silent', '--size', '64M');
       await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
@@ -130,7 +130,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
         await pods.ready(`silent-${node}`);
       }
       const volumeAttributes = { store: 'files', size: '64Mi' };
-      // Held open, so that what is written last waits for its server.
+      // Keeps the file open, so the last writes wait for the server.
       const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${addsLines}; sleep 100000`;
       await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
       await pods.ready('passing');
@@ -138,7 +138,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await goesOn('passing');
       await fixture.filer.freeze();
       try {
-        // What was written and is not on the server yet is kept, in the stage, which no pod waits for; what goes with its pod is not.
+        // Dirty data stay in the staged mount, which no pod waits for. The data of inline volumes are discarded.
         await pods.end('silent-0', 'silent-1', 'passing');
       } finally {
         fixture.filer.thaw();

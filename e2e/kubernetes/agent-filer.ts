@@ -8,13 +8,13 @@ import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { digest } from '#testbed/rootfs.ts';
 
-/** An NFS server that nodes reach, on the address of the control plane. */
+/** An NFS server that nodes can reach, on the address of the control plane. */
 export interface Filer extends AsyncDisposable, Pick<Daemon, 'freeze' | 'thaw'> {
-  /** What a store is given. */
+  /** The URI for a store. */
   readonly uri: string;
-  /** The same as the spec of a Store object has it. */
+  /** The same as the spec of a Store object. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
-  /** What it exports, on this machine. */
+  /** The exported folder on this machine. */
   readonly exported: string;
 }
 
@@ -25,7 +25,7 @@ const preload = (): string => {
   return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** It goes with the cluster, at the latest. `folder`: where it keeps everything. */
+/** It ends with the cluster at the latest. `folder` holds all its files. */
 export async function startFiler(
   cluster: Cluster,
   signal: AbortSignal,
@@ -34,7 +34,7 @@ export async function startFiler(
   const exported = join(folder, 'export');
   await mkdir(exported, { recursive: true });
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // The export lies on the root of this machine, on /tmp, or in memory.
+  // The export is on the root file system of this machine, on /tmp, or in memory.
   const mounts = lines.filter((line) => ['/', '/tmp', '/dev/shm'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(folder, 'mounts'), `${mounts.join('\n')}\n`);
   const daemon = await ganeshaDaemon({

@@ -2,26 +2,26 @@ import { expect } from 'vitest';
 import type { AgentFixture } from './agent.ts';
 import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agent-objects.ts';
 
-/** How long anything may take on a machine that has much else to do. */
+/** The limit for anything that may be slow on a busy machine. */
 export const pollOptions = { timeout: 90_000, interval: 500 };
 export const longTimeoutMs = 300_000;
-/** A kubelet whose call failed waits twice as long each time: it calls again after 31 s and after 63 s, when an agent is away. */
+/** The kubelet doubles its delay after each failed call: while an agent is away, it retries after 31 s and after 63 s. */
 const readySeconds = 110;
 
 type PodRequest = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
 
-/** Pods with volumes, as their users make them. */
+/** Creates pods with volumes, as users do. */
 export interface Pods {
-  /** A volume that is there becomes a claim of the same name. */
+  /** Creates a claim with the same name for an existing volume. */
   volume(about: StaticVolume): Promise<void>;
   pod(about: PodRequest): Promise<void>;
   ready(...names: readonly string[]): Promise<void>;
   exec(name: string, script: string): Promise<string>;
   /** Deletes pods, and waits until they are gone from their nodes. */
   end(...names: readonly string[]): Promise<void>;
-  /** What Kubernetes says about a pod to its user. */
+  /** The Events of a pod. */
   eventsOf(name: string): Promise<string>;
-  /** Waits until nothing is left of a volume on a node: mounts, and what the kubelet keeps of it. */
+  /** Waits until a node has nothing left of a volume: no mounts, and no files of the kubelet. */
   nothingLeft(node: number, id: string): Promise<void>;
 }
 
@@ -30,7 +30,7 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
   return {
     volume: async (about) => {
       await cluster.apply(...staticVolume(about));
-      // A pod that comes before is looked at again only later.
+      // The scheduler would retry a pod that is created earlier only after a delay.
       const bound = '--for=jsonpath={.status.phase}=Bound';
       await kubectl('wait', bound, `persistentvolumeclaim/${about.name}`, '--timeout=60s');
     },
@@ -54,7 +54,7 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
         '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
       ),
     nothingLeft: async (node, id) => {
-      // Where it is staged or published, the kubelet keeps a file that names it. Volumes themselves are not looked into.
+      // The kubelet keeps a file with the volume's name where it is staged or published. The search skips the volumes themselves.
       const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
         (at) => `/var/lib/kubelet/${at}/vol_data.json`,
       );

@@ -36,7 +36,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   });
 
   test(
-    'gives pods on two nodes the same files, and leaves nothing when they are gone',
+    'gives pods on two nodes the same files, and leaves nothing behind',
     async () => {
       const handle = await fixture.create(0, 'files/shared', '--size', '1G');
       await pods.volume({ name: 'shared', driver: file, handle, mode: 'ReadWriteMany' });
@@ -49,7 +49,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.exec('reader', 'echo more >>/data/file && sync');
       expect(readFileSync(join(fixture.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
       expect(await pods.exec('writer', 'cat /data/file')).toBe('text\nmore');
-      // Who uses it is known on both, by the names that Kubernetes has for nodes and pods.
+      // Both agents know the users, by their Kubernetes node and pod names.
       const uses = await fixture.stowage(1, 'volume', 'show', 'files/shared', '--json');
       for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
       await pods.end('writer', 'reader');
@@ -59,7 +59,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'keeps a volume for one node to one node, and says to the pod on another who has it',
+    'refuses a single-node volume to a second node, and an Event on the pod there names its user',
     async () => {
       const handle = await fixture.create(0, 'files/single', '--size', '1G');
       await pods.volume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
@@ -82,13 +82,13 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'keeps a volume for one pod to one pod',
+    'refuses a single-pod volume to a second pod',
     async () => {
       const handle = await fixture.create(0, 'files/alone', '--size', '1G');
       await pods.volume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
       await pods.pod({ name: 'only', node: 0, volume: 'alone' });
       await pods.ready('only');
-      // Past the scheduler, which would not let it come so far.
+      // Set by hand, because the scheduler would not place the second pod.
       const more = { nodeName: fixture.cluster.nodes[1]?.name };
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
@@ -103,7 +103,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'mounts read-only what is said to be',
+    'mounts read-only volumes read-only',
     async () => {
       const handle = await fixture.create(0, 'files/frozen', '--size', '1G');
       await pods.volume({ name: 'frozen-rw', driver: file, handle, mode: 'ReadWriteMany' });
@@ -114,7 +114,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'looker', node: 1, volume: 'frozen' });
       await pods.ready('looker');
       expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
-      // And beside one that writes, of the same staged mount.
+      // Also beside a pod that writes to the same staged mount.
       const claim = { claimName: 'frozen-rw', readOnly: true };
       const more = { volumes: [{ name: 'data', persistentVolumeClaim: claim }] };
       await pods.pod({ name: 'beside', node: 0, volume: 'frozen-rw', more });
@@ -131,7 +131,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'gives a pod a device, with the bytes that were written to it',
+    'gives a pod a block device that keeps its bytes',
     async () => {
       const handle = await fixture.create(0, 'images/raw-bytes', '--size', '64M', '--block');
       await pods.volume({ name: 'raw', driver: local, handle, mode: 'ReadWriteOnce', block: true });
@@ -146,8 +146,8 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         await pods.end('device');
         await pods.nothingLeft(0, handle);
       }
-      // Neither ours nor the one that the kubelet puts on top to keep it. They go last.
-      // Not losetup, which asks every loop device of the machine.
+      // Waits for both loop devices to go: ours, and the one that the kubelet attaches on top. They are detached last.
+      // Doesn't use losetup, which queries every loop device of the machine.
       const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
       const devices = async () => await fixture.cluster.nodes[0]?.inside(...words);
       await expect.poll(devices, pollOptions).not.toMatch(new RegExp(`${handle}|raw-bytes`));
@@ -176,7 +176,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'says wrong attributes of such a volume to its pod',
+    'reports invalid attributes of an inline volume on its pod',
     async () => {
       const volumeAttributes = { store: 'nowhere', size: '64M' };
       await pods.pod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
@@ -189,7 +189,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'tells the kubelet how full volumes are',
+    'reports volume usage to the kubelet',
     async () => {
       const files = await fixture.create(0, 'files/counted', '--size', '1G');
       const disk = await fixture.create(0, 'images/counted', '--size', '128M');
@@ -229,7 +229,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   );
 
   test(
-    'leaves it to the container runtime to refuse pods with users of their own',
+    'lets the container runtime refuse pods with user namespaces',
     async () => {
       const handle = await fixture.create(0, 'files/mapped', '--size', '1G');
       await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });

@@ -6,7 +6,7 @@ const { create, replace, remove, patch } = dryRuns;
 interface AddressWish {
   readonly name: string;
   readonly where?: string;
-  /** The Service that the addresses belong to. */
+  /** The Service of the addresses. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;
@@ -37,7 +37,7 @@ function slice(wish: AddressWish): object {
 export const foreignAddresses: readonly object[] = [
   endpoints({ name: 'held', where: 'default' }),
   slice({ name: 'held', where: 'default' }),
-  // No node has that label, so it never runs.
+  // No node has that label, so the pod never runs.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -89,7 +89,7 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
 };
 
-/** With all rights. */
+/** Attempts of an account with all rights. */
 export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
   'says elsewhere where the leader is': make(slice({ name: 'stowage-leader', where: 'default' }), says.slices),
   'makes its Endpoints elsewhere': make(endpoints({ name: 'stowage', where: 'default' }), says.endpoints),
@@ -101,7 +101,7 @@ export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
   ),
 };
 
-/** The API server asks the policy before it looks for the pod. */
+/** The API server evaluates the policy before it looks up the pod. */
 const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
   words: ['create', '--raw', `/api/v1/namespaces/${where}/pods/held/eviction?dryRun=All`],
   object: {

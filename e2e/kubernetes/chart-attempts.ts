@@ -21,7 +21,7 @@ const others = {
       labels: { mine: 'yes' },
       annotations: { [selectedNode]: 'node-1', mine: 'yes' },
     },
-    // Nobody makes it a volume.
+    // No provisioner handles it.
     spec: {
       accessModes: ['ReadWriteOnce'],
       storageClassName: 'none-such',
@@ -34,7 +34,7 @@ const others = {
   secret: secret({ name: 'held', where: 'default', type: 'Opaque' }),
 } as const;
 
-/** What is not Stowage's; taken away at the end. */
+/** Objects that do not belong to Stowage. They are deleted at the end. */
 export async function foreignObjects({ cluster }: ChartFixture): Promise<AsyncDisposable> {
   await cluster.apply(...Object.values(others), ...foreignAddresses);
   return {
@@ -117,7 +117,7 @@ const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<
     ]),
   );
 
-/** With no more rights than it has. */
+/** Attempts of the controller's account with its own rights. */
 export async function controllerAttempts(fixture: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   return { ...(await objectAttempts(fixture)), ...addressAttempts, ...(await evictionAttempts(fixture)) };
 }
@@ -185,7 +185,7 @@ async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<st
   };
 }
 
-/** Whatever a role may say one day. And of a status, which it may change, kubectl wants to read it first. */
+/** Attempts with all rights, whatever a role may allow one day. kubectl must read an object before it can patch its status. */
 export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
   'says how a claim is, and on which nodes': {
     words: [

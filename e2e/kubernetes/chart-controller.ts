@@ -8,16 +8,16 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 import { program } from '../stowage.ts';
 import { namespace } from './chart-fixture.ts';
 
-/** `stowage controller` with the rights of its account and no others, where agents reach it. */
+/** `stowage controller` with its account's own rights, at an address that agents reach. */
 export interface AccountController extends AsyncDisposable {
   readonly output: () => string;
-  /** SIGTERM, and its end. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
 }
 
 export const controllerPort = { host: addresses.controlPlane, port: 8443 } as const;
 
-/** A kubeconfig with which one has the rights of an account, from the network of the control plane. */
+/** A kubeconfig of an account, for use in the control plane's network. */
 export async function accountConfig(cluster: Cluster, account: string): Promise<string> {
   const token = await cluster.kubectl('create', 'token', account, '--namespace', namespace, '--duration=3h');
   const admin: { readonly clusters: readonly [{ readonly cluster: { readonly 'certificate-authority': string } }] } =

@@ -15,8 +15,8 @@ const components = [
 ] as const;
 
 /**
- * Writes at random, reads back and compares, until told to stop: the first byte that is another ends it with an error. Of each round it is
- * noted when it ended.
+ * Writes at random, reads back and compares, until told to stop. The first wrong byte ends it with an error. It records when each
+ * round ended.
  */
 const verifies = [
   'while [ ! -e /tmp/stop ]; do',
@@ -24,10 +24,10 @@ const verifies = [
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
   'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
-/** Programs of the node itself, which fio is one of. */
+/** Programs of the node itself, for fio. */
 const programs = ['/usr', '/lib', '/lib64'];
 
-describe.skipIf(needs(...components))('pods that use a shared volume, when something ends', () => {
+describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let kubectl: ChartFixture['cluster']['kubectl'];
@@ -72,12 +72,12 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     };
   };
   const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
-  /** A whole round that began after now was without an error. */
+  /** Waits for a complete round that starts now, and fails on an error. */
   const verifiesOn = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
   };
-  /** Whole rounds that ended between two moments. */
+  /** The number of complete rounds that ended between two moments. */
   const roundsBetween = async (name: string, since: number, until: number): Promise<number> => {
     const ended = (await exec(name, 'cat /tmp/rounds')).split('\n').map((second) => Number(second) * 1_000);
     return ended.filter((at) => at > since && at < until).length;
@@ -96,7 +96,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     kubectl('get', 'pod', name, '--output=jsonpath={.status.containerStatuses[*].restartCount} {.status.phase}');
 
   test(
-    'read back what they wrote while the pods of the data path are killed',
+    'read back what they wrote while the data path pods are killed',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     long,
   );
 
-  /** What is left of volumes: mounts of any kind, what the kubelet keeps, records of use on the server. */
+  /** Remains of volumes: mounts of any kind, files of the kubelet, use records on the server. */
   const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
     const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
       (at) => `/var/lib/kubelet/${at}/vol_data.json`,
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
     return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
   };
-  /** How many mounts the keepers of a node serve, by the agent there. */
+  /** The number of mounts that each keeper of a node serves, as the agent there reports it. */
   const served = async (node: number): Promise<readonly number[]> => {
     const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
     const all = JSON.parse(await fixture.own('exec', ...where, '--json')) as readonly {
@@ -145,7 +145,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     );
 
   test(
-    'get their volumes although the agent is killed while it mounts them, and those that had theirs go on',
+    'get their volumes although the agent is killed while it mounts them, and running pods keep theirs',
     async () => {
       const [first, second] = [
         ['mounted-a', 'mounted-b'],
@@ -174,7 +174,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await kubectl('delete', 'pod', ...all, '--timeout=90s');
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => served(0), wait).toEqual(servedBefore);
-      // Those for one node alone are nobody's now.
+      // The single-node volumes are no longer in use.
       await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
       await ready('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
@@ -187,7 +187,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   );
 
   test(
-    'read back what they wrote while the API server is away for half a minute, and claims from before and after get their volumes',
+    'read back what they wrote while the API server is down for half a minute, and claims from before and after get volumes',
     async () => {
       const names = ['before', 'after'] as const;
       const wanted = (name: string, node: number): readonly object[] => [
@@ -198,7 +198,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await fixture.cluster.apply(...wanted('before', 0));
       const stoppedAt = Date.now();
       await apiServer.stop();
-      // These look for it more and more seldom, up to half a minute: so long nobody waits for them here.
+      // These reconnect with a growing backoff of up to half a minute. The test restarts them rather than wait.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
       await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
@@ -236,7 +236,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   );
 
   test(
-    'leave their nodes in bounded time when these are drained while the server is silent',
+    'leave a drained node in bounded time while the server does not answer',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
@@ -261,7 +261,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       }
       await kubectl('uncordon', nodeName(1));
       await verifiesOn('checked');
-      // It was the only one that had it, and has given it back.
+      // The drained pod was the only user, and its node has released the volume.
       await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
       await ready('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);

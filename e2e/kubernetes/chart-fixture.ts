@@ -12,20 +12,20 @@ import { type ClusterDns, dnsArgs, startDns } from './chart-dns.ts';
 export const chart = join(repository, 'deploy', 'kubernetes', 'chart');
 export const namespace = 'stowage-system';
 
-/** A cluster of two nodes that has the image, and a real Helm for it. */
+/** A cluster of two nodes that has the image, with a real Helm. */
 export interface ChartFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly dns: ClusterDns;
   readonly busybox: string;
-  /** With the namespace. */
+  /** Runs Helm in Stowage's namespace. */
   helm(...words: readonly string[]): Promise<string>;
-  /** `kubectl` in Stowage's namespace. */
+  /** Runs kubectl in Stowage's namespace. */
   own(...words: readonly string[]): Promise<string>;
-  /** The address of the embedded NFS server, as the DNS of a cluster learns it by itself. */
+  /** Registers the address of the embedded NFS server, which a real cluster's DNS does by itself. */
   registerInDns(): Promise<void>;
 }
 
-/** The names that the one image has: versions that differ in nothing but their name. */
+/** Tags of the same image: versions that differ in name only. */
 const tags = ['testbed', 'next'] as const;
 
 export async function startChartFixture(signal: AbortSignal): Promise<ChartFixture> {
@@ -57,7 +57,7 @@ export async function startChartFixture(signal: AbortSignal): Promise<ChartFixtu
   };
 }
 
-/** What of the Prometheus operator's definitions the API server looks at. */
+/** The part of the Prometheus operator's CRD that the API server needs. */
 export const serviceMonitors: object = {
   apiVersion: 'apiextensions.k8s.io/v1',
   kind: 'CustomResourceDefinition',
@@ -135,7 +135,7 @@ export const claim = ({ name, storageClassName, mode }: ClaimOptions): object =>
   spec: { accessModes: [mode], storageClassName, resources: { requests: { storage: '64Mi' } } },
 });
 
-/** An application of one pod, with the claim of its name. */
+/** A Deployment with one pod that uses the claim of the same name. */
 export const deployment = (name: string, image: string): object => ({
   apiVersion: 'apps/v1',
   kind: 'Deployment',
@@ -163,7 +163,7 @@ export const deployment = (name: string, image: string): object => ({
   },
 });
 
-/** Whoever holds the mounts of a node, both at once: then they are lost. */
+/** Kills the keeper and the data path of a node together, so its mounts are lost. */
 export async function killMountHolders({ cluster, own }: ChartFixture, node: number): Promise<void> {
   const { name, inside } = cluster.nodes[node] ?? {};
   const containerOf = async (component: string): Promise<string> => {
@@ -179,7 +179,7 @@ export async function killMountHolders({ cluster, own }: ChartFixture, node: num
     await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
 }
 
-/** Kills the container of a pod of Stowage's that has one. The kubelet starts it again. */
+/** Kills the container of a pod of Stowage's that has a single container. The kubelet restarts it. */
 export async function killContainer({ cluster, own }: ChartFixture, pod: string): Promise<void> {
   const about = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
   const [node, id = ''] = (await own('get', 'pod', pod, about)).split(' ');
@@ -187,12 +187,12 @@ export async function killContainer({ cluster, own }: ChartFixture, pod: string)
   await cluster.nodes.find(({ name }) => name === node)?.inside(...kill, id.replace('containerd://', ''));
 }
 
-/** Kills the agent of a node, the server itself, at the moment when it has staged one volume more than it had at the call. */
+/** Kills the agent process of a node as soon as it has staged one more volume than at the call. */
 export async function killMountingAgent({ cluster }: ChartFixture, node: number): Promise<void> {
   const lines = [
     'staged() { grep -c " /var/lib/stowage/mounts/" /proc/self/mountinfo; }',
     'before=$(staged)',
-    // The brackets: this shell, whose words these are too, is not what is looked for. It may be starting.
+    // The brackets keep the pattern from matching this shell's own command line. The agent may still be starting.
     'agent() { for at in /proc/[0-9]*; do',
     `  if tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubernetes'; then echo "\${at#/proc/}"; fi`,
     'done; }',

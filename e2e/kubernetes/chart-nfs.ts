@@ -4,11 +4,11 @@ import { promisify } from 'node:util';
 import { type ChartFixture, namespace } from './chart-fixture.ts';
 import type { NfsCall } from './nfs-caller.ts';
 
-/** The certificates that the chart made, and what the embedded NFS server says to those who show them. */
+/** The certificates that the chart created, and the embedded NFS server's answers to clients that use them. */
 export interface EmbeddedServer {
-  /** All that is in its Secret. */
+  /** All entries of its Secret. */
   certificates(): Promise<Readonly<Record<string, string>>>;
-  /** What comes of mounting by these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
+  /** The results of mounting these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
   ask(
     as: 'client' | 'mount' | 'nothing' | 'plain',
     ...paths: readonly string[]

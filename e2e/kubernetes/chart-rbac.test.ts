@@ -24,18 +24,18 @@ const { signal } = new AbortController();
 const wait = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
-/** Shown elsewhere, since it takes too long here. */
+/** Rights that other tests cover, because their use takes too long here. */
 const elsewhere = {
-  // Five minutes after the same was said last: src/controllers/machinery/events.test.ts
+  // Used for an Event that repeats within five minutes: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
 
-/** Rights that are taken away at once, since none of them hides that another is missing; and what makes them be needed. */
+/** Rights that are removed together, because none hides that another is missing; and the actions that use them. */
 interface Round {
   readonly rights: readonly string[];
-  /** Before the controller is started. */
+  /** Runs before the controller starts. */
   readonly before?: () => Promise<unknown>;
-  /** When it runs. */
+  /** Runs while the controller runs. */
   readonly meanwhile?: (controller: AccountController) => Promise<unknown>;
 }
 
@@ -48,7 +48,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   beforeAll(async () => {
     fixture = await startChartFixture(signal);
     filer = await startFiler(fixture.cluster, signal);
-    // No controller of its own: here it is a process, so that it starts and ends quickly.
+    // The controller runs as a process here instead of a pod, so it starts and stops quickly.
     const values = 'image.tag=testbed,controller.nodeSelector.nowhere=true';
     await fixture.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
     config = await accountConfig(fixture.cluster, 'stowage-controller');
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     metadata: { name: 'ghost' },
     spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
   };
-  /** A local volume on a node that is not there. */
+  /** A local volume on a node that does not exist. */
   const astray = (): object => {
     const { metadata, ...rest } = claim({
       name: `astray-${++number}`,
@@ -136,7 +136,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     }) as { readonly metadata: object };
     return { ...rest, metadata: { ...metadata, annotations: { 'volume.kubernetes.io/selected-node': 'nowhere' } } };
   };
-  /** What a user of the cluster does who may look. */
+  /** Calls the API with the rights of a viewer. */
   const asViewer = async (path: string): Promise<string> => {
     const account = ['create', 'token', 'stowage-viewer', '--namespace', namespace, '--audience=stowage.dev'];
     const [first, ...inside] = fixture.cluster.network.inside;
@@ -147,7 +147,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
     return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
   };
-  /** An application whose claim says that its pod may be evicted. */
+  /** An application whose claim allows the eviction of its pod. */
   async function used(): Promise<void> {
     const name = `used-${++number}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
@@ -158,7 +158,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     await apply(deployment(name, fixture.busybox));
     await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
-  /** As when agent and keeper end at once: the mounts of this node's pods are made anew. */
+  /** Kills agent and keeper together, so the mounts of this node's pods must be replaced. */
   const loseMount = (): Promise<void> => killMountHolders(fixture, 0);
   const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
   const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
@@ -194,7 +194,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         'get persistentvolumes',
         'patch persistentvolumeclaims/status',
         'patch persistentvolumeclaims',
-        // The claim of the round before gets its volume now, and is told so.
+        // The claim of the round before gets its volume now, and an Event that says so.
         'get csidrivers file.stowage.dev,local.stowage.dev',
         'create events',
       ],
@@ -230,7 +230,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
       },
       meanwhile: async (controller) => {
-        // It was made, and before it is written down nobody wants it any more.
+        // The volume was created, and its claim is deleted before the PV is written.
         await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
         await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
       },
@@ -289,7 +289,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     return found;
   };
 
-  test('is taken away in some round', () => {
+  test('is removed in some round', () => {
     const taken = [...rounds.flatMap(({ rights }) => rights), ...elsewhere.controller];
     expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
   });
@@ -332,7 +332,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
 
-  test('for a certificate that somebody else keeps is to read it', async () => {
+  test('for a certificate that an administrator provides is to read it', async () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({

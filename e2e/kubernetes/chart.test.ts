@@ -27,7 +27,7 @@ const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
 const long = 240_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
-/** A line each, in order; it ends at the first that cannot be written. */
+/** Appends numbered lines. Ends at the first write that fails. */
 const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
@@ -84,7 +84,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
     }
   };
-  /** Their applications saw no error, upon which they end: else how they did, and what agents have to say about it. */
+  /** The applications exit on an I/O error. Reports how they exited, with the agents' logs. */
   const haveNotEnded = async (...names: readonly string[]): Promise<void> => {
     const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
     const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
@@ -102,7 +102,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     );
 
   test(
-    'is installed, and all of it becomes ready',
+    'is installed, and all its pods become ready',
     async () => {
       await kubectl('create', 'namespace', namespace);
       await fixture.cluster.apply(inPrivate.secret(namespace));
@@ -131,7 +131,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     long,
   );
 
-  test('shows figures where the monitors say', async () => {
+  test('shows metrics where the ServiceMonitors point to', async () => {
     for (const component of ['controller', 'agent']) {
       const monitor = ['get', 'servicemonitor', `stowage-${component}`];
       const part =
@@ -150,7 +150,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'has another controller lead when the container of the leader is killed, and knows that process to be dead',
+    'elects another leader when the leader’s container is killed, and knows that the old process is dead',
     async () => {
       const lease = async (): Promise<Lease> =>
         JSON.parse(await fixture.own('get', 'lease/stowage-controller', '--output=json'));
@@ -159,7 +159,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const [leader] = (await processes()).processes;
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
       await killContainer(fixture, leader?.pod?.name ?? '');
-      // By the process that follows it in its container.
+      // As the next process in that container reports it.
       await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
       const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
@@ -171,7 +171,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'gives a pod a volume of its node without any configuration, and one of a store that values name',
+    'gives a pod a local volume without configuration, and a volume of a store from the values',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
@@ -186,7 +186,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'gives pods on two nodes the same volume, by the embedded NFS server',
+    'gives pods on two nodes the same volume, from the embedded NFS server',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
@@ -202,7 +202,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'has an embedded NFS server that only its own certificates open, and that of mounts opens no directory by its path',
+    'has an embedded NFS server that requires its certificates; the one for mounts opens no directory by path',
     async () => {
       const paths = ['/export', '/export/.stowage'];
       const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
@@ -214,7 +214,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     long,
   );
 
-  test('makes another certificate for another address of the embedded NFS server, and keeps those that clients have', async () => {
+  test('creates a new certificate for a new address of the embedded NFS server, and keeps those of clients', async () => {
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
     const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
     const text = await fixture.helm(...words, ...withTag('testbed'), ...other);
@@ -228,7 +228,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
   });
 
-  test('refuses a Secret for the embedded NFS server that has no certificate for mounts', async () => {
+  test('refuses a Secret for the embedded NFS server without a certificate for mounts', async () => {
     const names = ['ca.crt', 'server.crt', 'server.key', 'client.crt', 'client.key', 'mount.key'];
     const stringData = Object.fromEntries(names.map((name) => [name, certificates[name] ?? '']));
     const secret = { apiVersion: 'v1', kind: 'Secret', metadata: { name: 'half-nfs-tls', namespace }, stringData };
@@ -244,7 +244,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'reaches a server that wants certificates, which are in a Secret and nowhere else',
+    'uses a server that requires certificates, which are in a Secret and nowhere else',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
@@ -265,7 +265,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'refuses pods that have users of their own, and says so',
+    'refuses pods with user namespaces, and says so',
     async () => {
       const node = fixture.cluster.nodes[0]?.name ?? '';
       const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
@@ -293,12 +293,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       await ready('idle-0', 'idle-1');
       const check = async (from: string): Promise<CheckOutcome> => await checkFrom(fixture, 'silver', from);
-      // A check has deadlines of its own, which a busy machine may miss.
+      // A busy machine may miss the check's own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
           .poll(() => check(`pod:default/${name}`), wait)
           .toMatchObject({ status: 0, body: { ok: true, from: `pod:default/${name}` } });
-      // A pod that has the node's network.
+      // A pod with hostNetwork.
       const agent = await fixture.own(
         'get',
         'pods',
@@ -308,7 +308,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect
         .poll(() => check(`pod:${namespace}/${agent}`), wait)
         .toMatchObject({ status: 0, body: { ok: true } });
-      // Only this one pod has no way out any more.
+      // Blocks the outgoing traffic of this pod only.
       const address = await kubectl('get', 'pod', 'idle-1', '--output=jsonpath={.status.podIP}');
       await second?.inside(
         'sh',
@@ -323,7 +323,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
-      // Without the right to read pods, one that exists is answered like one that does not.
+      // Without the right to get pods, the answer doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
         .poll(() => check('pod:default/idle-0'), wait)
@@ -335,7 +335,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'holds the accounts to what is theirs',
+    'limits each account to its own objects',
     async () => {
       await expect.poll(() => fixture.own('get', 'configmaps', '--output=name'), wait).toContain('stowage-nodes');
       await using _ = await foreignObjects(fixture);
@@ -343,7 +343,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await outcomesOf(fixture, 'controller', attempts)).toEqual(expectedOf(attempts));
       const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
       await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
-      // Even with all rights.
+      // The policy also applies to an account with all rights.
       for (const [name, more] of [
         ['controller', controllerWithAllRights] as const,
         ['agent', agentWithAllRights] as const,
@@ -355,7 +355,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     long,
   );
 
-  test('says what to do first where the definition of stores is an older one', async () => {
+  test('says what to do first where the Store CRD is older', async () => {
     await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
     const said = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
     expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
@@ -364,7 +364,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'goes to another version and back while pods write, and they do not notice',
+    'is upgraded and rolled back while pods write without an error',
     async () => {
       await fixture.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
       await rolledOut();
@@ -383,7 +383,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'leaves volumes, stores and mounts alone when it is uninstalled, and takes them up again',
+    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again after a new installation',
     async () => {
       await fixture.helm('uninstall', 'stowage');
       await expect
@@ -412,7 +412,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
       await haveNotEnded('own', 'remote', 'writer', 'reader');
-      // The keepers that had stayed are gone, since others have taken over.
+      // The old keepers have ended, because new ones took over.
       await expect
         .poll(
           () =>
@@ -430,7 +430,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'leaves nothing of what pods had, when they and their claims are gone',
+    'leaves nothing behind when pods and their claims are deleted',
     async () => {
       await kubectl('delete', 'pod', 'own', 'remote', 'writer', 'reader', '--timeout=90s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', '--timeout=60s');
@@ -442,7 +442,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'keeps the disk of the embedded NFS server from whoever deletes its claim',
+    'keeps the disk of the embedded NFS server when its claim is deleted',
     async () => {
       await fixture.own('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
       const disk = (about: string): Promise<string> => kubectl('get', 'pv', `--output=jsonpath={.items[*].${about}}`);

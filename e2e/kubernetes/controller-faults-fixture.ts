@@ -21,20 +21,20 @@ export interface ControllerFaultsFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly nfs: NfsServer;
   start(...more: readonly string[]): RunningController;
-  /** Kills those that run, and frees their Lease: nobody waits until it has run out. */
+  /** Kills all running controllers and frees their Lease, so nobody waits until it expires. */
   killAll(): Promise<void>;
   create(names: readonly string[]): Promise<void>;
-  /** Does not wait until they are gone. */
+  /** Returns before they are gone. */
   remove(names: readonly string[]): Promise<void>;
   claims(): Promise<readonly PersistentVolumeClaim[]>;
   volumes(): Promise<readonly PersistentVolume[]>;
-  /** The names of volumes on the store. */
+  /** The names of the volumes on the store. */
   volumesOnStore(): readonly string[];
-  /** The mark of the process that holds each lock on the store, by the lock's name. */
+  /** For each lock on the store, the process mark of its holder. */
   heldLocks(): ReadonlyMap<string, number>;
-  /** On the store and in the cluster. */
+  /** Everything that is left, on the store and in the cluster. */
   leftovers(): Promise<readonly string[]>;
-  /** The texts of Events on an object. */
+  /** The messages of an object's Events. */
   notes(name: string): Promise<string>;
 }
 
@@ -66,7 +66,7 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
     for (const one of running) await one.kill();
   });
   const all = stack.move();
-  /** Records too, but nothing of the store's own: one that was killed while it looked whether a store can be written leaves a file. */
+  /** Includes the volumes' records, but not the store's own files: a controller that is killed during its write check leaves a file there. */
   const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
   return {
     cluster,

@@ -5,12 +5,12 @@ import { type ControllerFaultsFixture, startControllerFaultsFixture } from './co
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
-/** How long anything may take on a machine that has much else to do. */
+/** The limit for anything that may be slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
 const long = 300_000;
-/** A leader that cannot renew gives up after 10 s, and has 3 s to end. */
+/** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
 const givesUpMs = 20_000;
-/** A Lease runs out 15 s after the last time that it was renewed, and is looked at every 2 s. */
+/** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */
 const takesOverMs = 30_000;
 const givenBackMs = 14_000;
 
@@ -18,7 +18,7 @@ const named = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
-  'the controller of a real cluster, when something ends',
+  'the controller of a real cluster during failures',
   () => {
     let fixture: ControllerFaultsFixture;
 
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
     afterEach(() => fixture.killAll(), 60_000);
 
-    /** As if nothing had happened. */
+    /** Every claim is bound, and to one volume only. */
     const allBoundOnce = async (names: readonly string[]): Promise<void> => {
       const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
       await expect.poll(phases, wait).toEqual(new Set(['Bound']));
@@ -44,16 +44,16 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await fixture.remove(names);
       await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
     };
-    /** Without a pause: as many volumes were made. */
+    /** Polls without an interval until that many volumes exist. */
     const made = (count: number): Promise<void> =>
       expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
-      'many claims have one volume each although it is killed again and again, and nothing is left of them although it is killed meanwhile',
+      'gives each of many claims one volume although it is killed repeatedly, and leaves nothing after their deletion although it is killed meanwhile',
       async () => {
         const names = named('many', sized({ usual: 60, long: 200 }));
         const creating = fixture.create(names);
-        // At moments that nobody has chosen, in the first, the second and the last third.
+        // Random moments in the first, second and last third.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
           await fixture.start().leads();
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'another takes over in bounded time from one that is killed in the middle',
+      'is replaced in bounded time when it is killed during its work',
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
@@ -96,7 +96,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
         await third.leads();
-        // The Lease was given back: nobody waits until it has run out.
+        // The Lease was released, so the next leader didn't wait for it to expire.
         expect(performance.now() - stoppedAt).toBeLessThan(givenBackMs);
         await allGone(names);
       },
@@ -104,7 +104,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'a leader that is suspended in the middle of its work keeps its locks while another one leads',
+      'keeps its locks when it is suspended, while another one leads',
       async () => {
         let first = fixture.start();
         await first.leads();
@@ -114,20 +114,20 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           await allBoundOnce(names);
           await fixture.remove(names);
           const mark = await suspendWithLock(first);
-          // It was too fast: everything is deleted already.
+          // The deletion completed before the suspend.
           if (mark === undefined) continue;
           const second = fixture.start();
           await second.leads();
           const held = locksOf(mark);
-          // It does all the rest. What the first one has locked is left to it: it lives.
+          // The second one deletes all other volumes. It leaves the locked ones alone, because the holder is alive.
           await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
-          // It may have had no time to release its locks. The second one has begun before its end, and waits for them.
+          // The first may have had no time to release its locks. The second one started before the first one ended, and waits for them.
           await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
-          // The server had got the call by which the last lock was released.
+          // The server had received the release of the last lock.
           first = second;
         }
       },
@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const locksOf = (mark: number): readonly string[] =>
       [...fixture.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
 
-    /** Stops a controller that alone works on the store, while it holds a lock. Gives its mark, or nothing if no volume is left. */
+    /** Suspends the only controller on the store while it holds a lock. Returns its mark, or undefined if no volume is left. */
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
       const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
@@ -151,18 +151,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
 
     test(
-      'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',
+      'waits for an API server that is down for half a minute; it ends once and starts again once',
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
         await first.leads();
-        // What was not asked for in time is asked for afterwards.
+        // Requests that failed are sent again afterwards.
         const creating = fixture.create(names).catch(() => undefined);
         await made(10);
         const stoppedAt = performance.now();
         await fixture.cluster.apiServer.stop();
         await creating;
-        // As a kubelet does with a container that ends.
+        // The kubelet restarts a container that ends.
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
         const second = fixture.start();
@@ -179,7 +179,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'a leader that an API server does not answer ends in bounded time, and whoever comes next finishes its work',
+      'ends in bounded time when the API server does not answer, and the next leader finishes its work',
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
@@ -202,13 +202,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'claims that are deleted while their volumes are made leave nothing',
+      'leaves nothing behind when claims are deleted while it creates their volumes',
       async () => {
         const names = named('brief', sized({ usual: 40, long: 100 }));
         await fixture.start().leads();
         const creating = fixture.create(names);
         await made(1);
-        // Some are not there yet, some have a volume and no object, some are bound.
+        // Some claims have no volume yet, some have a volume without a PV, and some are bound.
         await fixture.remove(names);
         await creating;
         await fixture.remove(names);
@@ -218,7 +218,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'volumes whose server is away stay, with what to do about it on their objects, until it is back',
+      'keeps volumes whose server is down until it is back, with Events that say what to do',
       async () => {
         const names = named('behind', 5);
         await fixture.start().leads();

@@ -5,14 +5,14 @@ import { type ChartFixture, chart, claim, deployment, startChartFixture } from '
 /** A cluster with Stowage, and a shared store `files`. */
 export interface HealthFixture extends ChartFixture {
   readonly filer: Filer;
-  /** With its claim of the same name: one pod that writes, begun on that node, and free to go elsewhere from then on. */
+  /** Creates a Deployment with a claim of the same name. Its one writing pod starts on that node, and may be rescheduled to another one. */
   application(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
-  /** In the application's pod. */
+  /** Runs a script in the application's pod. */
   exec(name: string, script: string): Promise<string>;
-  /** The node of its pod that is ready. */
+  /** The node of its ready pod. */
   runsOn(name: string): Promise<string>;
   nodeName(node: number): string;
-  /** What is said on an object, newest last. */
+  /** The Events of an object, newest last. */
   eventsOf(name: string): Promise<string>;
 }
 

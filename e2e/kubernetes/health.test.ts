@@ -5,7 +5,7 @@ import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealth
 
 const { signal } = new AbortController();
 
-describe.skipIf(needs(...components))('a volume that is ill', () => {
+describe.skipIf(needs(...components))('an unhealthy volume', () => {
   let fixture: HealthFixture;
   let kubectl: HealthFixture['cluster']['kubectl'];
 
@@ -20,7 +20,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
     return kubectl('get', kind, name, `--output=jsonpath=${chosen}.status} ${chosen}.reason}`);
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
-  /** On which nodes, as the next leader reads it. */
+  /** The recorded nodes, which the next leader reads. */
   const noted = (): Promise<string> => {
     const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
     return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
@@ -29,7 +29,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   const podOf = (name: string): Promise<string> =>
     kubectl('get', 'pods', `--selector=app=${name}`, '--output=jsonpath={.items[0].metadata.name}');
   test(
-    'is said so on the store, the claim and the pod, and that it is well again',
+    'is reported on the store, the claim and the pod, and so is its recovery',
     async () => {
       await fixture.application('quiet', 0);
       await fixture.filer.freeze();
@@ -59,7 +59,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   );
 
   test(
-    'and whose mount was lost is well for a new pod, which is made only where the claim asks for it',
+    'whose mount was lost is healthy for a new pod, which is created only if the claim asks for it',
     async () => {
       await fixture.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
       await fixture.application('silent', 0);
@@ -83,7 +83,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   );
 
   test(
-    'figures are there for Prometheus, of the controller and of agents',
+    'shows in the Prometheus metrics of the controller and of agents',
     async () => {
       await fixture.application('counted', 0);
       const about = '--output=jsonpath={.spec.template.spec.containers[0].args}';

@@ -31,35 +31,35 @@ export interface HttpAnswer {
   readonly body: any;
 }
 
-/** A controller at its door in a cluster, and those who want something of it. */
+/** A controller in a cluster with its TLS server, and clients of it. */
 export interface KubectlStowageFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
-  /** A kubeconfig of a service account in the namespace `default`, which has no rights but those that are given to it. */
+  /** A kubeconfig of a service account in the namespace `default`, without rights until a test grants some. */
   kubeconfigOf(account: string): Promise<string>;
   token(account: string, audience?: string): Promise<string>;
   /** `kubectl stowage`, as kubectl runs it. */
   stowage(kubeconfig: string, ...words: readonly string[]): Promise<CommandResult>;
-  /** Straight to the door, without the API server. */
+  /** Calls the controller directly, without the API server. */
   callController(
     method: string,
     path: string,
     headers: Readonly<Record<string, string>>,
     body?: object,
   ): Promise<HttpAnswer>;
-  /** Runs the agent of the first node, as a process of this machine; resolves when the controller has it. */
+  /** Runs the agent of the first node as a process of this machine. Resolves when the controller is connected to it. */
   startAgent(): Promise<Agent>;
   stopController(): Promise<void>;
 }
 
 export interface Agent {
-  /** The command line at its own socket. */
+  /** Runs the CLI on the agent's own socket. */
   stowage(...words: readonly string[]): Promise<CommandResult>;
 }
 
 const kinds = ['Namespace', 'ServiceAccount', 'Role', 'RoleBinding', 'ClusterRole', 'ClusterRoleBinding', 'Service'];
 
-/** What the chart gives, as far as users are concerned: as Helm made it. */
+/** The chart's objects for users, as rendered by Helm. */
 async function ofChart(): Promise<readonly object[]> {
   const all = parseAllDocuments(await readFile(manifests, 'utf8'));
   return all
@@ -68,7 +68,7 @@ async function ofChart(): Promise<readonly object[]> {
 }
 
 const objects: readonly object[] = [
-  // The controller is a process of this machine: the API server's proxy wants a pod that has its address.
+  // The controller is a process of this machine. The API server's proxy needs a pod with its address.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -171,7 +171,7 @@ async function end(child: ChildProcess, how: NodeJS.Signals): Promise<void> {
   await ended;
 }
 
-/** Of an agent, as it is projected into its pod: a pod that is on the node, and says no more than that. */
+/** The token of an agent, as projected into its pod. The pod is bound to the node and has no other content. */
 async function agentToken(cluster: Cluster): Promise<string> {
   const name = 'stowage-agent-0';
   await cluster.apply({
@@ -198,7 +198,7 @@ interface Config {
 const adminConfig = async (cluster: Cluster): Promise<Config> =>
   JSON.parse(await readFile(cluster.kubeconfig, 'utf8')) as Config;
 
-/** For a process in the network of the control plane. */
+/** For a process in the control plane's network. */
 async function insideConfig(cluster: Cluster, folder: string): Promise<string> {
   const config = await adminConfig(cluster);
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;

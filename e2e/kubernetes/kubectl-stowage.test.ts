@@ -55,7 +55,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       authorization: `Bearer ${await fixture.token(account, audience)}`,
     });
 
-    test('who may create volumes does so with a token of their own, and nothing else', async () => {
+    test('lets a user who may create volumes do so with their own token, and nothing else', async () => {
       const headers = await bearer('maker', 'stowage.dev');
       const create = () =>
         fixture.callController('POST', '/v1/volumes', headers, {
@@ -75,7 +75,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('a token for the API server, for another audience, and none are refused', async () => {
+    test('refuses a token for the API server, a token for another audience, and no token', async () => {
       const refused = { status: 401, body: { code: 'unauthenticated', reason: 'token-refused' } };
       expect(await fixture.callController('GET', '/v1/volumes', await bearer('maker'))).toMatchObject(refused);
       const agents = await bearer('maker', 'stowage.dev/controller');
@@ -94,7 +94,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('a right that is given counts soon, and for the named volume only', async () => {
+    test('honours a new right soon, and for the named volume only', async () => {
       const headers = await bearer('stranger', 'stowage.dev');
       const get = (name: string) => fixture.callController('GET', `/v1/volumes/silver..${name}`, headers);
       expect(await get('photos')).toMatchObject({ status: 403 });
@@ -115,7 +115,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(async () => (await get('photos')).status, wait).toBe(403);
     });
 
-    test('kubectl stowage shows what there is to who may ask for the token of the viewer', async () => {
+    test('shows everything to users who may request the viewer’s token', async () => {
       const volumes = await fixture.stowage(alice, 'volume', 'list');
       expect(volumes).toMatchObject({
         status: 0,
@@ -135,7 +135,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         status: 3,
         stderr: expect.stringContaining('cannot delete resource "services/proxy"'),
       });
-      // Who may everything, by the viewer's rights.
+      // A cluster admin has the viewer's rights only.
       const { status, stderr } = await change(fixture.cluster.kubeconfig);
       expect({ status, stderr }).toMatchObject({
         status: 3,
@@ -144,7 +144,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(stderr).toContain('verbs: ["delete"]');
     });
 
-    test('who may not ask for it is told what is missing', async () => {
+    test('tells other users which right is missing', async () => {
       const { status, stderr } = await fixture.stowage(stranger, 'volume', 'list');
       expect(status).toBe(3);
       expect(stderr).toContain(
@@ -158,7 +158,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('what nodes have is asked of their agents', async () => {
+    test('asks the agents for what nodes have', async () => {
       const { cluster, filer } = fixture;
       const place = `${filer.exported}-local`;
       mkdirSync(place);
@@ -180,7 +180,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await fixture.stowage(alice, 'doctor')).stdout).toContain('node-1: ');
     }, 150_000);
 
-    /** What each right of an account is for; `{id}`: that of an operation. */
+    /** The requests that need each right of an account; `{id}`: the id of an operation. */
     const uses: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
       'stowage-viewer': {
         'get status': ['status'],
@@ -204,11 +204,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         'update operations': ['--account', 'stowage-adopter', 'operations', 'cancel', '{id}'],
       },
     };
-    // The one goes on until somebody ends it, and of the other there is nothing left that could be cancelled.
+    // The event stream doesn't end by itself, and there is no operation left to cancel.
     const endless = ['watch events', 'update operations'];
 
     test.each(Object.entries(uses))(
-      'every right of %s is needed, and enough',
+      'needs every right of %s, and no other',
       async (account, all) => {
         const rights = rightsOf(account);
         expect(rights.map(titleOf).sort()).toEqual(Object.keys(all).sort());
@@ -247,7 +247,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(look, wait).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
     });
 
-    test('who may view a cluster sees its stores by the role for that, and needs all of it', async () => {
+    test('lets users who may view the cluster see its stores by the aggregated role, which is complete and minimal', async () => {
       const { cluster } = fixture;
       await cluster.apply(roleBinding('view', 'stranger', 'default'));
       const as = '--as=system:serviceaccount:default:stranger';
@@ -266,7 +266,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);
 
-    test('without a leader it says so', async () => {
+    test('says so when there is no leader', async () => {
       await fixture.stopController();
       expect(await fixture.stowage(alice, 'status')).toMatchObject({
         status: 10,

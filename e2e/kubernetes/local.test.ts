@@ -35,7 +35,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   let kubectl: ChartFixture['cluster']['kubectl'];
   let names: readonly string[];
 
-  /** `small` has room for one, `quick` does not wait for pods, `disk` is on one that is mounted nowhere. */
+  /** `small` has room for one volume, `quick` binds immediately, the disk of `disk` is not mounted. */
   const stores = [
     { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
     { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
@@ -53,7 +53,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
   afterEach(async () => {
-    // What a test that failed has left is no other's trouble.
+    // Deletes what a failed test left, so that the next test starts clean.
     await kubectl('delete', 'statefulset,pod,pvc', '--all', '--wait', '--timeout=90s');
   }, 120_000);
 
@@ -79,7 +79,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     kubectl('wait', '--for=condition=Ready', '--timeout=110s', ...pods.map((name) => `pod/${name}`));
   const nodeOfPod = (name: string): Promise<string> =>
     kubectl('get', 'pod', name, '--output=jsonpath={.spec.nodeName}');
-  /** By the name of the claim. */
+  /** The node of each volume, by the name of its claim. */
   const nodesOfVolumes = async (): Promise<Readonly<Record<string, string | undefined>>> =>
     Object.fromEntries(
       (await list('pv')).map(({ spec: { claimRef, nodeAffinity } }) => [
@@ -88,7 +88,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       ]),
     );
   const phase = (name: string): Promise<string> => kubectl('get', 'pvc', name, '--output=jsonpath={.status.phase}');
-  /** What lies in the stores of each node, without their own records. */
+  /** The number of entries in the stores of each node, without the stores' own records. */
   const onNodes = async (): Promise<readonly number[]> =>
     await Promise.all(
       fixture.cluster.nodes.map(async (node) => {
@@ -112,7 +112,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     kubectl('get', 'store', name, '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
 
   test(
-    'a store says on how many nodes it is, and classes how much room there is on each',
+    'a store reports its number of nodes, and its classes report the capacity on each',
     async () => {
       await expect.poll(() => readiness('small'), wait).toBe('Open on 2 of 2 nodes');
       const capacities = async (): Promise<readonly string[]> =>
@@ -129,7 +129,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a store whose disk is not mounted is begun nowhere else, is there as soon as the disk is, and goes on from a copy on another',
+    'a store on an unmounted disk is not created elsewhere, opens when the disk is mounted, and works from a copy on another disk',
     async () => {
       const [first] = fixture.cluster.nodes;
       if (first === undefined) throw new Error('no node');
@@ -143,7 +143,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await ready('on-disk');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
         await kubectl('delete', 'pod', 'on-disk', '--wait', '--timeout=90s');
-        // As docs/kubernetes-operations.md moves a store to another disk. A kubelet lets go of a volume after its pod is gone.
+        // Moves a store to another disk as docs/kubernetes-operations.md says. The kubelet unstages a volume after its pod is gone.
         const mounted = (): Promise<string> =>
           first.inside('grep', '-c', '/var/lib/stowage/mounts/', '/proc/self/mountinfo').catch(() => '0');
         await expect.poll(mounted, wait).toBe('0');
@@ -171,7 +171,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a store that would be in the containers of agents is refused, with what to do',
+    'a store inside the agents’ containers is refused, with what to do',
     async () => {
       const spec = { uri: 'local:///tmp/volumes' };
       await fixture.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
@@ -186,7 +186,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim that waits for its pod gets its volume on that node, grows there, and leaves nothing',
+    'a claim that waits for its pod gets its volume on the pod’s node, grows there, and leaves nothing behind',
     async () => {
       await fixture.cluster.apply(claim('data', 'local'));
       await fixture.cluster.apply(pod('data', { node: names[1] ?? '' }));
@@ -196,7 +196,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('patch', 'pvc', 'data', '--patch={"spec":{"resources":{"requests":{"storage":"1Gi"}}}}');
       const size = (): Promise<string> => kubectl('get', 'pvc', 'data', '--output=jsonpath={.status.capacity.storage}');
       await expect.poll(size, wait).toBe('1Gi');
-      // The next pod has to go where the volume is, and finds what the first one wrote.
+      // The next pod must be scheduled to the volume's node, and finds the data of the first one.
       await kubectl('delete', 'pod', 'data', '--wait', '--timeout=90s');
       await fixture.cluster.apply(pod('second', { volume: 'data', ...anywhere() }));
       await ready('second');
@@ -210,7 +210,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim that does not wait gets its volume at once, and its pod goes there',
+    'a claim that binds immediately gets its volume at once, and its pod is scheduled there',
     async () => {
       await fixture.cluster.apply(claim('at-once', 'quick'));
       await expect.poll(() => phase('at-once'), wait).toBe('Bound');
@@ -225,7 +225,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a StatefulSet of three has three volumes on two nodes, each where its pod is',
+    'a StatefulSet of three has three volumes on two nodes, each on the node of its pod',
     async () => {
       const labels = { app: 'trio' };
       const { spec } = pod('trio') as { readonly spec: { readonly containers: readonly object[] } };
@@ -271,7 +271,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a pod whose node is full goes to another',
+    'a pod whose node is full is scheduled to another one',
     async () => {
       await fixture.cluster.apply(claim('first', 'small'), pod('first', { node: names[0] ?? '' }));
       await ready('first');
@@ -294,7 +294,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim waits for the agent of its node, says so, and has its volume as soon as that is there',
+    'a claim waits for the agent of its node, says so, and gets its volume when the agent is back',
     async () => {
       const only = (node: string | null): string =>
         JSON.stringify({ spec: { template: { spec: { nodeSelector: { 'kubernetes.io/hostname': node } } } } });
@@ -320,7 +320,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'controllers that are killed among claims make each volume once',
+    'controllers that are killed while claims wait create each volume once',
     async () => {
       const count = 40;
       const all = Array.from({ length: count }, (_, at) => `many-${at}`);

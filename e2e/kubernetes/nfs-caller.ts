@@ -1,4 +1,4 @@
-// Asks an NFS server for directories by their paths, and prints what came of each: node nfs-caller.ts WISH, as JSON.
+// Looks up directories by path on an NFS server, and prints the result of each: node nfs-caller.ts CALL, as JSON.
 import { systemClock } from '#base/clock.ts';
 import { createRpcClient, MountError, mnt, mountProgram, mountVersion, RpcError } from '#wire/nfs3/index.ts';
 

@@ -7,7 +7,7 @@ import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealth
 const { signal } = new AbortController();
 const outOfService = 'node.kubernetes.io/out-of-service';
 
-describe.skipIf(needs(...components))('a volume for one node, when that is gone', () => {
+describe.skipIf(needs(...components))('a single-node volume whose node is lost', () => {
   let fixture: HealthFixture;
   let kubectl: HealthFixture['cluster']['kubectl'];
 
@@ -17,7 +17,7 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  /** The nodes that say on the store that they use the application's volume. */
+  /** The nodes that the store records as users of the application's volume. */
   const users = async (name: string): Promise<readonly string[]> => {
     const of = '--output=jsonpath={.spec.volumeName}';
     const volume = await kubectl('get', 'pvc', name, of);
@@ -30,7 +30,7 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
     fixture.own('get', 'configmap', 'stowage-nodes', '--output=jsonpath={.data}').catch(String);
 
   test(
-    'is used on another one, with its data, as soon as the taint says so',
+    'is used on another node with its data as soon as the node has the out-of-service taint',
     async () => {
       const [here, there] = [fixture.nodeName(1), fixture.nodeName(0)];
       await fixture.application('cut', 1);
@@ -39,13 +39,13 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
       await expect.poll(known, pollOptions).toMatch(new RegExp(`${there} .*${here} |${here} .*${there} `));
       await fixture.cluster.nodes[1]?.cutOff();
       await kubectl('wait', '--for=condition=Ready=Unknown', `node/${here}`, '--timeout=120s');
-      // Silent is not gone.
+      // A silent node still counts as a user.
       expect(await users('cut')).toEqual([here]);
       await kubectl('taint', 'node', here, `${outOfService}=nodeshutdown:NoExecute`);
       await expect.poll(() => fixture.runsOn('cut'), pollOptions).toBe(there);
       expect(await fixture.exec('cut', 'cat /data/file; echo more >>/data/file')).toBe('kept');
       expect(await users('cut')).toEqual([there]);
-      // It comes back, and lets go of what it had.
+      // The node comes back and releases the volume.
       await fixture.cluster.nodes[1]?.reconnect();
       await kubectl('wait', '--for=condition=Ready', `node/${here}`, '--timeout=120s');
       await kubectl('taint', 'node', here, `${outOfService}-`);
@@ -57,7 +57,7 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
   );
 
   test(
-    'is used on another one although it was deleted while nobody led',
+    'is used on another node although the node was deleted while there was no leader',
     async () => {
       const [here, there] = [fixture.nodeName(1), fixture.nodeName(0)];
       await fixture.application('killed', 1);
@@ -66,7 +66,7 @@ describe.skipIf(needs(...components))('a volume for one node, when that is gone'
       await fixture.own('wait', '--for=delete', 'pod', '--selector=app.kubernetes.io/component=controller');
       await fixture.cluster.nodes[1]?.killNode();
       await kubectl('delete', 'node', here);
-      // Its pod is taken away, and the next one may not have the volume.
+      // Its pod is deleted. The next pod may not use the volume yet.
       const [pod] = (await kubectl('get', 'pods', '--selector=app=killed', '--output=name')).split('\n');
       await kubectl('delete', pod ?? '', '--force', '--grace-period=0', '--ignore-not-found');
       const next = async (): Promise<string> => {

@@ -63,7 +63,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
     await writeFile(join(folder, 'summary.txt'), `${lines.join('\n')}\n`);
     await keepLogs(cluster, join(folder, 'cluster'));
     console.log(lines.join('\n'));
-    // When nothing ran, nothing was shown.
+    // A run without a passed test proves nothing, so it fails.
     if (!specs.some(({ state }) => state === 'passed') || specs.some(({ state }) => state === 'failed'))
       hasFailed = true;
   }
@@ -71,7 +71,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   return hasFailed ? 1 : 0;
 }
 
-/** Of Kubernetes and of Stowage: they go with the cluster. */
+/** Copies the logs of Kubernetes and Stowage, which are deleted with the cluster. */
 async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
   await cp(join(folder, 'log'), to, { recursive: true });
   const own = ['--namespace', namespace];

@@ -4,7 +4,7 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { apiVersionOf, pathOf, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 
-/** Whatever it is: tests look at what the API server says. */
+/** An object of any kind, as the API server returns it. */
 export interface AnyObject extends KubeObject {
   readonly apiVersion: string;
   readonly kind: string;
@@ -12,18 +12,18 @@ export interface AnyObject extends KubeObject {
   readonly status?: Readonly<Record<string, unknown>>;
 }
 
-/** A cluster of which nothing is known but a way to its API server. */
+/** A cluster of which only the address and credentials of its API server are known. */
 export interface AnyCluster {
-  /** Makes it what is said, whatever it was; one with a uid, only if it is that one. Gives what it is then. */
+  /** Applies the object. With a uid, only if the object still has that uid. Returns the result. */
   apply(object: object): Promise<AnyObject>;
-  /** Undefined: there is none. */
+  /** Undefined: it does not exist. */
   find(object: object): Promise<AnyObject | undefined>;
   list(apiVersion: string, kind: string, namespace?: string): Promise<readonly AnyObject[]>;
-  /** One with a uid, only if it is that one. Absent is success. Does not wait until it is gone. */
+  /** Deletes it; with a uid, only that object. Succeeds if it is absent. Returns before it is gone. */
   remove(object: object): Promise<void>;
-  /** What a pod printed. */
+  /** The log of a pod. */
   logOf(namespace: string, pod: string): Promise<string>;
-  /** Looks until it is so; otherwise throws what it was instead. */
+  /** Polls until the condition holds; otherwise throws what it saw last. */
   until<T>(what: string, look: () => Promise<T>, isSo: (seen: T) => boolean, limitMs?: number): Promise<T>;
 }
 
@@ -54,7 +54,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
   }
 
   const placeOf = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
-  /** There is none, not even of its kind, or another by now. */
+  /** The object or its kind does not exist, or another object has its name. */
   const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
   const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
     try {

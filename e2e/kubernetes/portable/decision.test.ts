@@ -22,18 +22,18 @@ const retained = (name: string, uid: string): AnyObject =>
   volume(name, { claimRef: { namespace: 'stowage-system', name: 'stowage-nfs', uid } });
 const others = volume('theirs', { claimRef: { namespace: 'default', name: 'data', uid: 'u' }, csi: { driver: 'x' } });
 
-test('Stowage is installed where nothing of it is', () => {
+test('Stowage is installed where none of its objects exist', () => {
   const deployment = thing('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
   expect(decide({ ...nothing, deployments: [deployment], volumes: [others] })).toEqual({ kind: 'install' });
 });
 
-test('one that runs is used, whatever its namespace is called', () => {
+test('a running Stowage is used, whatever its namespace is called', () => {
   const objects = [thing('CSIDriver', 'file.stowage.dev')];
   const seen = { ...nothing, deployments: [controller('storage')], objects, volumes: [retained('disk', 'old')] };
   expect(decide(seen)).toEqual({ kind: 'use', namespace: 'storage' });
 });
 
-test('one that is there twice is not used', () => {
+test('two running Stowages are not used', () => {
   expect(decide({ ...nothing, deployments: [controller('one'), controller('two')] })).toEqual({
     kind: 'refuse',
     why: 'Stowage is in several namespaces: one, two.',
@@ -58,7 +58,7 @@ test.each([
     { volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })] },
     'PersistentVolume kept, of no claim',
   ],
-  // It has no controller of its own to serve claims.
+  // A Stowage without a controller that serves claims.
   ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [thing('', 'x')] }, 'Store x'],
 ] as const)('nothing is installed where %s was left', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
@@ -70,7 +70,7 @@ If it is not, and neither are the data of these volumes, delete these objects. T
   });
 });
 
-test("a claim's disk is the one with its uid, and not one of an earlier claim of that name", () => {
+test('the disk of a claim is the one with its uid, and not that of an earlier claim with the same name', () => {
   const claim = thing('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
   const unbound = volume('free', {});
   const all = [retained('old', 'old'), retained('new', 'new'), others, unbound];
@@ -78,7 +78,7 @@ test("a claim's disk is the one with its uid, and not one of an earlier claim of
   expect(disksOf(all, thing('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
 });
 
-test('classes go with the stores that they were made for', () => {
+test('classes are deleted with the stores that they were created for', () => {
   const owned = (name: string, uid: string): AnyObject =>
     thing('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },
@@ -88,7 +88,7 @@ test('classes go with the stores that they were made for', () => {
   expect(ownedBy(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
 });
 
-test('it is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
+test('Stowage is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
   const agents = (ready: number): AnyObject => ({
     ...controller('storage', 'agent'),
     status: { desiredNumberScheduled: 2, numberReady: ready },
@@ -112,7 +112,7 @@ test.each([
   expect(imageValues(image)).toEqual(values);
 });
 
-test('the plain manifests have the image that is given, everywhere', () => {
+test('the plain manifests use the given image everywhere', () => {
   const manifests = readFileSync(join(repository, 'deploy', 'kubernetes', 'stowage.yaml'), 'utf8');
   const images = [...withImage(manifests, 'host:5000/$1:next').matchAll(/ image: (.*)/g)].map(([, image]) => image);
   expect(images).toEqual(Array(3).fill('host:5000/$1:next'));

@@ -19,16 +19,16 @@ import { matchingName, removeCreated } from './removal.ts';
 export interface InstallOptions {
   readonly kubeconfig: string;
   readonly image: string;
-  /** The program; empty: there is none. */
+  /** The path of Helm; empty: not available. */
   readonly helm: string;
-  /** Further values of the chart, as `--set` takes them. */
+  /** More values of the chart, as for `--set`. */
   readonly values: readonly string[];
 }
 
 export interface Installed {
-  /** In words. */
+  /** A description for people. */
   readonly how: string;
-  /** Takes away what was installed, and nothing that was there before. */
+  /** Removes what was installed, and nothing that existed before. */
   uninstall(): Promise<void>;
 }
 
@@ -41,7 +41,7 @@ interface Way extends Installed {
   install(): Promise<void>;
 }
 
-/** To install by, and to remove by: that goes on when whoever runs the tests interrupts them. */
+/** One client to install with, and one to remove with that keeps working when the user interrupts the tests. */
 export interface Clusters {
   readonly cluster: AnyCluster;
   readonly after: AnyCluster;
@@ -55,7 +55,7 @@ const definition = {
   metadata: { name: 'stores.stowage.dev' },
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };
-/** Of the embedded NFS server, which the plain manifests do not have. */
+/** Objects of the embedded NFS server, which the plain manifests do not have. */
 const ofServer: readonly AnyObject[] = [
   { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
   { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
@@ -64,7 +64,7 @@ const ofServer: readonly AnyObject[] = [
 
 export const usualHelm = (): string => onPath('helm') ?? '';
 
-/** One that runs already is used as it is. Otherwise by the chart where there is Helm, or by the plain manifests. */
+/** Uses a running Stowage as it is. Otherwise installs the chart if there is Helm, or the plain manifests. */
 export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
   const { cluster } = clusters;
   const decision = decide(await seenIn(cluster));
@@ -111,7 +111,7 @@ async function storesOf(cluster: AnyCluster): Promise<readonly AnyObject[]> {
   return (await cluster.list(apiVersion, kind)).map((store) => matchingName(apiVersion, kind, store));
 }
 
-/** The definitions first. */
+/** CRDs first. */
 async function manifests(change = (text: string): string => text): Promise<readonly AnyObject[]> {
   const read = (...path: readonly string[]): Promise<string> => readFile(join(folder, ...path), 'utf8');
   const texts = [await read('crds', 'stores.yaml'), change(await read('stowage.yaml'))];
@@ -126,14 +126,14 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallO
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
     });
-  // By certificates: which networks the nodes have is not known here.
+  // Uses certificates, because the networks of the nodes are not known here.
   const own = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
   const set = [
     ...[...own, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),
   ];
   let made: readonly AnyObject[] = [];
-  /** What Helm leaves. None of it was there before. */
+  /** Objects that Helm leaves behind. None of them existed before. */
   const kept = async (): Promise<readonly AnyObject[]> => {
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
     const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
@@ -160,7 +160,7 @@ function byManifests({ cluster, after }: Clusters, image: string): Way {
     how: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
       for (const thing of await manifests((text) => withImage(text, image))) {
-        // A kind that was just defined is not there at once.
+        // The API server needs a moment before it serves a new CRD.
         const applied = (): Promise<AnyObject | string> => cluster.apply(thing).catch(String);
         const what = `${thing.kind} ${thing.metadata.name}`;
         const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);

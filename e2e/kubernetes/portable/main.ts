@@ -3,8 +3,8 @@
  *
  *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …] [--only WORDS]
  *
- * Stowage is installed if it is not there, and removed again; where only something is left of it, nothing is done. Everything that
- * tests make has a name of its own, and is removed.
+ * Installs Stowage if it is absent, and removes it again. If only remains of another installation exist, it does nothing. All objects
+ * that the tests create have unique names and are removed.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
@@ -42,7 +42,7 @@ async function main(): Promise<number> {
   const access = await kubeAccess({ kubeconfig, env: process.env, clock });
   using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
   const cluster = createAnyCluster(client, stop.signal);
-  // Whoever interrupts it wants the tests to end, and not that everything stays.
+  // On an interrupt, the tests end but the clean-up still runs.
   const after = createAnyCluster(client, new AbortController().signal);
   const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
   const wanted = tests.filter(({ name }) => name.includes(values.only));
@@ -80,7 +80,7 @@ async function main(): Promise<number> {
   }
 }
 
-/** For block volumes: none that is there need be one of images. On nodes an empty folder is left of it. */
+/** A store for block volumes, because the cluster may have no store of images. It leaves an empty folder on each node. */
 const imageStore = (unique: string): object => ({
   apiVersion: 'stowage.dev/v1',
   kind: 'Store',

@@ -22,14 +22,14 @@ export const claim = ({ namespace }: TestContext, { name, of, mode, block, size 
 
 export interface PodOptions {
   readonly name: string;
-  /** Its volume is at /data, or the device at /dev/data. */
+  /** The script. The volume is at /data, or the device at /dev/data. */
   readonly script: string;
   readonly volume: object;
   readonly block?: boolean;
   readonly node?: string;
 }
 
-/** Runs a script once. */
+/** A pod that runs a script once. */
 export const pod = (context: TestContext, { name, script, volume, block, node }: PodOptions): object => ({
   apiVersion: 'v1',
   kind: 'Pod',

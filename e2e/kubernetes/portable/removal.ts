@@ -1,7 +1,7 @@
 import type { AnyCluster, AnyObject } from './cluster.ts';
 import { disksOf, ownedBy } from './decision.ts';
 
-/** What is in a list does not say what it is. */
+/** Items of a list have no kind and apiVersion. */
 export const matchingName = (apiVersion: string, kind: string, { metadata }: AnyObject): AnyObject => ({
   apiVersion,
   kind,
@@ -9,9 +9,8 @@ export const matchingName = (apiVersion: string, kind: string, { metadata }: Any
 });
 
 /**
- * Takes away what a run has made: things as the API server gave them, in the order in which they were made. Each is known by its
- * uid, so that nothing is taken away that only has the same name. The programs are taken away in between: as long as there are
- * volumes and classes they are needed.
+ * Removes what a run has created: objects as the API server returned them, in the order of their creation. Deletes by uid, so another
+ * object with the same name is left alone. Stowage's programs are removed after the volumes and classes, which need them.
  */
 export async function removeCreated(
   cluster: AnyCluster,
@@ -24,7 +23,7 @@ export async function removeCreated(
   await removeStores(cluster, of('Store'));
   await programs();
   const left = of('CustomResourceDefinition').length === 0 ? [] : await cluster.list('stowage.dev/v1', 'Store');
-  // With their definition they would go, too.
+  // Deleting the CRD would delete the objects, too.
   const isKept = ({ kind }: AnyObject): boolean => kind === 'CustomResourceDefinition' && left.length > 0;
   const rest = made.filter((thing) => !isKept(thing)).toReversed();
   for (const thing of rest) await cluster.remove(thing);
@@ -49,7 +48,7 @@ async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<voi
   await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
 }
 
-/** With its volume, which would outlive it otherwise. */
+/** Also deletes its volume, which would outlive it otherwise. */
 async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void> {
   const disks = async () => disksOf(await cluster.list('v1', 'PersistentVolume'), claim);
   for (const { metadata } of await disks())
@@ -63,7 +62,7 @@ async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void>
   await cluster.until('the end of its volume', disks, (all) => all.length === 0);
 }
 
-/** With their classes, which Kubernetes takes away. */
+/** Kubernetes deletes their classes with them. */
 async function removeStores(cluster: AnyCluster, stores: readonly AnyObject[]): Promise<void> {
   for (const store of stores) await cluster.remove(store);
   const classes = async () => ownedBy(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);

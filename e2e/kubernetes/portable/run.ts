@@ -1,17 +1,17 @@
 import type { AnyCluster } from './cluster.ts';
 
-/** What tests work with. */
+/** What each test gets. */
 export interface TestContext {
   readonly cluster: AnyCluster;
-  /** Theirs alone. */
+  /** A namespace for these tests only. */
   readonly namespace: string;
-  /** For names that the whole cluster has. */
+  /** Part of the names of cluster-scoped objects. */
   readonly unique: string;
-  /** Of an image with a shell. */
+  /** An image with a shell. */
   readonly shell: string;
-  /** Of nodes on which pods can run. */
+  /** The names of nodes that can run pods. */
   readonly nodes: readonly string[];
-  /** Names of classes and their stores. Undefined: there is none of that kind. */
+  /** The names of classes and their stores. Undefined: the cluster has none of that kind. */
   readonly shared: ClassOfStore | undefined;
   readonly local: ClassOfStore | undefined;
   readonly images: ClassOfStore | undefined;
@@ -25,7 +25,7 @@ export interface ClassOfStore {
 
 export interface PortableTest {
   readonly name: string;
-  /** Why it cannot be run there. */
+  /** Returns why the test can't run on this cluster. */
   readonly unless?: (context: TestContext) => string | undefined;
   run(context: TestContext): Promise<void>;
 }

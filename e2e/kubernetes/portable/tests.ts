@@ -3,7 +3,7 @@ import type { AnyObject } from './cluster.ts';
 import { byClaim, claim, container, type PodOptions, pod } from './objects.ts';
 import type { ClassOfStore, PortableTest, TestContext } from './run.ts';
 
-/** A pod that runs to its end; gives what it printed. */
+/** Runs a pod to its end and returns its output. */
 async function ran(context: TestContext, wish: PodOptions): Promise<string> {
   const { cluster, namespace } = context;
   const object = pod(context, wish);
@@ -29,7 +29,7 @@ const volumesOf = async ({ cluster, namespace }: TestContext): Promise<readonly 
     ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
   );
 
-/** Deletes everything of the namespace, and waits until nothing is left of its claims either. */
+/** Deletes everything in the namespace, and waits until nothing is left of its claims either. */
 export async function nothingLeft(context: TestContext): Promise<void> {
   const { cluster, namespace } = context;
   const kinds = [
@@ -49,7 +49,7 @@ export async function nothingLeft(context: TestContext): Promise<void> {
 
 const none = (what: string) => `there is no class of ${what}`;
 
-/** Written, seen by a second pod, made larger while it is used, deleted. */
+/** The life of a volume: one pod writes, a second one reads, the volume is expanded while in use, and deleted. */
 async function lifeOf(context: TestContext, of: ClassOfStore): Promise<void> {
   const { cluster, namespace } = context;
   const wish = { name: 'life', of, mode: of === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
