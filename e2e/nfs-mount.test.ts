@@ -44,7 +44,7 @@ async function withVolumeOf(store: string): Promise<Mounted> {
   return { ...where, server, at };
 }
 
-/** While nothing can be had from the NFS server, every command answers. Afterwards all is as it should be. */
+/** While the NFS server can't be reached, every command is answered. Afterwards everything works again. */
 async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
   const app = startWriter(join(at, 'log'));
   await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
@@ -77,7 +77,7 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
     .toMatch(/^hosts +-$/m);
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of an NFS store, mounted', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
   async function withVolume(more = ''): Promise<Mounted & { readonly exported: string }> {
@@ -87,7 +87,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     return { ...mounted, exported: join(folder, 'photos') };
   }
 
-  test('by nobody who has any rights, and gone without a trace', { timeout: 60_000 }, async () => {
+  test('is served by a process without any capability, and leaves nothing behind', { timeout: 60_000 }, async () => {
     const { top, server, at, exported } = await withVolume();
     await run('sh', ['-c', 'echo hello > "$1/file"', 'sh', at]);
     expect(await readFile(join(exported, 'file'), 'utf8')).toBe('hello\n');
@@ -118,7 +118,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     await expect.poll(() => keepers.filter(isStowageProcess), pollOptions).toEqual([]);
   });
 
-  test('an application writes on, whatever is killed or replaced', { timeout: 90_000 }, async () => {
+  test('lets an application keep writing, whichever process is killed or replaced', { timeout: 90_000 }, async () => {
     const { server, at, exported, ...where } = await withVolume();
     const { top } = where;
     const app = startWriter(join(at, 'log'));
@@ -137,7 +137,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
       expect((await waitUntilServing(server)).pid).not.toBe(pid);
       await goesOn();
     }
-    // The server itself, without a word; the next one finds everything as it was.
+    // SIGKILL to the server itself. The next one finds the mount and the data path as they were.
     server.signal('SIGKILL');
     await server.ended();
     await goesOn();
@@ -153,7 +153,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('keeper and data path killed together: mounted anew at the same place, and it is told', {
+  test('is mounted again at the same path after keeper and data path were killed together, and an Event says so', {
     timeout: 60_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
@@ -164,7 +164,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
-    // It is heard of, and not only found when it is asked, which is every ten seconds.
+    // The server noticed the end of the keeper by itself. The periodic check would run every ten seconds.
     expect(performance.now() - killedAt).toBeLessThan(8_000);
     const looked = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
@@ -175,7 +175,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('a keeper that stands still when its data path is killed: nobody waits for ever, and it is told', {
+  test('does not block anyone forever if its keeper hangs when its data path is killed, and an Event says so', {
     timeout: 90_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
@@ -205,9 +205,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('what was acknowledged is not dropped by an unmount, unless by force', { timeout: 60_000 }, async () => {
+  test('keeps acknowledged writes through an unmount, unless it is forced', { timeout: 60_000 }, async () => {
     const { server, at, exported } = await withVolume('&hard');
-    // Ended before it could close the file.
+    // The program is killed before it can close the file.
     const program = `
       const { openSync, writeSync } = require('node:fs');
       const fd = openSync(process.argv[1], 'w');
@@ -232,7 +232,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect((await readFile(join(exported, 'file'))).length).toBe(300_000);
   });
 
-  test('a server that stands still holds up no command, and force frees who hangs on it', {
+  test('delays no command while its server hangs, and a forced unmount ends blocked processes', {
     timeout: 150_000,
   }, async () => {
     await holdsUpNothing(await withVolume('&hard'), async () => {
@@ -241,7 +241,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     });
   });
 
-  test('nor does one that was killed', { timeout: 150_000 }, async () => {
+  test('delays no command while its server is killed', { timeout: 150_000 }, async () => {
     await holdsUpNothing(await withVolume('&hard'), async () => {
       await ganesha.server.kill();
       return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
@@ -249,11 +249,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))('a network that loses everything', () => {
-  test('holds up no command, and force frees who hangs on it', { timeout: 150_000 }, async () => {
-    await using far = await makeFarNetwork();
-    const ports = `port=${far.port}&mountport=${far.port}`;
-    const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
-    await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
-  });
-});
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
+  'a network that drops all packets',
+  () => {
+    test('delays no command, and a forced unmount ends blocked processes', { timeout: 150_000 }, async () => {
+      await using far = await makeFarNetwork();
+      const ports = `port=${far.port}&mountport=${far.port}`;
+      const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
+      await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
+    });
+  },
+);

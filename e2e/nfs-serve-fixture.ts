@@ -11,17 +11,17 @@ export interface NfsServeProcess {
   readonly port: number;
   readonly portmapper: number | null;
   readonly uri: string;
-  /** For the tools of libnfs, with what else their URL shall say. */
+  /** A URL for the libnfs tools, with more parameters if given. */
   url(path?: string, more?: string): string;
-  /** What it printed to standard error. */
+  /** Its standard error so far. */
   readonly stderr: () => string;
-  /** Tells it to end, and gives how it did. */
+  /** Sends the signal and returns how the process ended. */
   end(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals>;
 }
 
 export interface NfsServeFixture {
   readonly top: string;
-  /** Empty, to be exported. */
+  /** The exported folder, initially empty. */
   readonly exported: string;
   serve(options?: readonly string[], how?: ServeOptions): Promise<NfsServeProcess>;
 }
@@ -32,7 +32,7 @@ interface ServeOptions {
   readonly channel?: boolean;
 }
 
-/** Folders of its own, and `stowage nfs serve` on them; all of it goes with the test. */
+/** Temporary folders, and a function that runs `stowage nfs serve` on them. All of it is removed after the test. */
 export async function createNfsServeFixture(): Promise<NfsServeFixture> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-serve-')));
   onTestFinished(() => rm(top, { recursive: true }));
@@ -49,7 +49,7 @@ export async function createNfsServeFixture(): Promise<NfsServeFixture> {
   };
 }
 
-/** As it is called, and ended with the test. */
+/** Runs the program with these arguments until the end of the test. */
 export async function serve(args: readonly string[], how: ServeOptions = {}): Promise<NfsServeProcess> {
   const [file = program, ...first] = how.command ?? [program];
   const child = spawn(file, [...first, ...args], {

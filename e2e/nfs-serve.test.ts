@@ -16,7 +16,7 @@ import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
 
-/** By our own client. */
+/** Mounts it with our own client. */
 async function mounted(
   { port }: Pick<NfsServeProcess, 'port'>,
   options?: Partial<RpcClientOptions>,
@@ -27,7 +27,7 @@ async function mounted(
 }
 
 describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
-  test('serves the tools of libnfs', async () => {
+  test('serves the libnfs tools', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const serving = await serve();
     await writeFile(join(top, 'file'), 'through the network');
@@ -38,7 +38,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(serving.stderr()).toBe('');
   });
 
-  test.skipIf(needs('root', 'ordinary-user'))('lets only its own user in, unless others are named', async () => {
+  test.skipIf(needs('root', 'ordinary-user'))('admits only its own user, unless others are named', async () => {
     const { exported, serve } = await createNfsServeFixture();
     await chmod(join(exported, '..'), 0o755);
     const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
@@ -51,7 +51,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
   });
 
-  test.skipIf(needs('ipv6'))('is reached by those who are allowed, by IPv6 and by both', async () => {
+  test.skipIf(needs('ipv6'))('is reachable for the allowed clients over IPv6, and over both protocols', async () => {
     const { serve } = await createNfsServeFixture();
     const reached = async ({ port }: NfsServeProcess, at: string): Promise<number> => {
       const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
@@ -66,7 +66,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await reached(both, host)).toBe(fileType.directory);
   });
 
-  test('read-only, everything can be read and nothing changed', async () => {
+  test('read-only: everything can be read and nothing changed', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const serving = await serve(['--read-only']);
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await readdir(exported)).toEqual(['file']);
   });
 
-  test.skipIf(needs('root'))('does what callers ask for as whom it is told to', async () => {
+  test.skipIf(needs('root'))('performs calls as the configured user', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const all = ['--allow', host];
     await writeFile(join(top, 'f'), 'x');
@@ -85,7 +85,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
       return status === 0 ? (await stat(join(exported, to))).uid : undefined;
     };
     const squashed = await serve(all);
-    // Root of a client is nobody, who may not write there; and that is said.
+    // Root of a client is mapped to nobody, who may not write there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
     expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
@@ -100,11 +100,11 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
-  test('what it prints says what is exported, and how to use it', async () => {
+describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
+  test('prints what is exported, and how to use it', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
-    // On the port of the first, which is in use.
+    // On the port of the first server.
     const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
     const refused = await run(program, taken);
     expect(refused).toMatchObject({ status: 5, stdout: '' });
@@ -115,7 +115,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(await end()).toBe(0);
   });
 
-  test.each(['SIGTERM', 'SIGINT'] as const)('%s ends it cleanly, also while somebody is connected', async (signal) => {
+  test.each(['SIGTERM', 'SIGINT'] as const)('stops cleanly on %s, also while a client is connected', async (signal) => {
     const { serve } = await createNfsServeFixture();
     const serving = await serve();
     await mounted(serving);
@@ -123,7 +123,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(serving.stderr()).toBe('');
   });
 
-  test('it ends with the program that started it with a channel', async () => {
+  test('ends with the parent process that opened an IPC channel', async () => {
     const { serve } = await createNfsServeFixture();
     const { child } = await serve([], { channel: true });
     const ended = once(child, 'exit');
@@ -131,7 +131,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(await ended).toEqual([0, null]);
   });
 
-  test('it ends, too, when that program is gone before it began', async () => {
+  test('also ends if that parent was gone before it started', async () => {
     const { top, exported } = await createNfsServeFixture();
     const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
     const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
@@ -140,7 +140,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(await ended).toEqual([0, null]);
   });
 
-  test('what clients know stays good when it is killed and started again', async () => {
+  test('keeps file handles and state valid when it is killed and restarted', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const first = await serve();
@@ -154,7 +154,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
   });
 
-  test('it answers as a portmapper where that is asked for', async () => {
+  test('answers as a portmapper if asked to', async () => {
     const { serve } = await createNfsServeFixture();
     const { port, portmapper } = await serve(['--portmapper', '0']);
     using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
@@ -164,7 +164,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
 });
 
 describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
-  test('keeps its secrets in the state folder, apart for each directory, and serves only that user', async () => {
+  test('keeps a secret for each directory in the state folder, and serves only that user', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const isRoot = process.getuid?.() === 0;
     const uid = isRoot ? ordinaryUid : (process.getuid?.() ?? 0);
@@ -191,7 +191,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
           String(serving.port),
         ]),
       );
-    // The secret is there before the port turns out to be taken.
+    // The secret is created before the port turns out to be in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
       if (directory === exported) expect((await usual(directory)).status).toBe(5);
       else expect((await usual(directory)).stderr).toContain('lies in');
@@ -206,7 +206,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     await chown(top, ordinaryUid, ordinaryUid);
     await chmod(exported, 0o755);
     const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
-    // In a network of its own: on this machine or in a container, ordinary users may be allowed to use them.
+    // In its own network namespace: elsewhere, ordinary users may be allowed to use such ports.
     const usual = ['--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'];
     const runs = (...options: readonly string[]): ReturnType<typeof run> =>
       run('unshare', [...usual, ...asOrdinaryUser([...serve, ...options]).flat()]);
@@ -223,8 +223,8 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
 });
 
 describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
-  // What else it refuses is in src/app/nfs-plan.test.ts.
-  test('a directory that is not there', async () => {
+  // src/app/nfs-plan.test.ts has the other cases.
+  test('a directory that does not exist', async () => {
     const { top } = await createNfsServeFixture();
     expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
       status: 4,
@@ -243,7 +243,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     );
   });
 
-  test('a portmapper where there is one already', async () => {
+  test('a portmapper where one is already running', async () => {
     const { top, exported } = await createNfsServeFixture();
     const other = createServer().listen(0, host);
     onTestFinished(() => void other.close());
@@ -257,7 +257,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
 });
 
 describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
-  /** A certificate that signs itself, with its key. */
+  /** A self-signed certificate with its key. */
   function certificate(folder: string, name: string): { readonly cert: string; readonly key: string } {
     const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];
     const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${host}`];
@@ -267,7 +267,7 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   }
   const asking = { program: nfsProgram, version: nfsVersion };
 
-  test('whoever does not use it is refused', async () => {
+  test('refuses clients without TLS', async () => {
     const { top, serve } = await createNfsServeFixture();
     const { cert, key } = certificate(top, 'server');
     const serving = await serve(['--tls-cert', cert, '--tls-key', key]);
@@ -281,7 +281,7 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
     await mounted(optional, { tls });
   });
 
-  test('a certificate can be asked for, and then says who may connect', async () => {
+  test('can require a client certificate, which then decides who may connect', async () => {
     const { top, serve } = await createNfsServeFixture();
     const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
     const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];

@@ -20,7 +20,7 @@ import type { Stowage } from './stowage.ts';
 const run = promisify(execFile);
 const mib = 1024 * 1024;
 
-/** As much as fits, in pieces of a MiB; gives how much that was, and what was said in the end. */
+/** Writes as much as fits, in chunks of a MiB. Returns the size and the last error. */
 async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly output: string }> {
   const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
   const said = await run('dd', args, { timeout: 60_000 }).then(
@@ -48,7 +48,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     return { ...where, server, at: join(where.top, 'mnt') };
   }
 
-  test('takes what it may, shows it, and lets go of what is removed', { timeout: 120_000 }, async () => {
+  test('takes data up to its size, shows its usage, and frees the space of removed files', {
+    timeout: 120_000,
+  }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/small', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/small', at);
@@ -59,14 +61,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect(over.mib).toBeGreaterThanOrEqual(20);
     expect(over.mib).toBeLessThanOrEqual(24);
     await expect.poll(async () => (await df(at)).used, pollOptions).toBeGreaterThanOrEqual(60);
-    // What is there can be written over, also when nothing is left.
+    // Existing data can be overwritten even when the volume is full.
     await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
-    // A killed data path knows no less.
+    // The next data path knows the usage after a kill.
     process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
     expect((await fill(join(at, 'c'), 8)).output).toMatch(/Disk quota exceeded/);
     await run('rm', [join(at, 'a'), join(at, 'c')]);
     expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
-    // Nor does what is replaced, or cut, take room any more. Also when nothing was done for a while.
+    // A file that is replaced or truncated also frees its space, even after an idle time.
     await run('mv', ['--force', join(at, 'd'), join(at, 'b')]);
     expect((await fill(join(at, 'f'), 30)).mib).toBe(30);
     await setTimeout(3_000);
@@ -80,7 +82,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });
 
-  test('is written over in place when it is full, also by who goes on after a kill', { timeout: 120_000 }, async () => {
+  test('can be overwritten in place when it is full, also by a process that continues after a kill', {
+    timeout: 120_000,
+  }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/full', at);
@@ -102,7 +106,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await runCli(server, 'unmount', at);
   });
 
-  test('has no more room for a file with a large hole that is gone', { timeout: 120_000 }, async () => {
+  test('frees the space of a removed file with a large hole', { timeout: 120_000 }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/holes', '--size', '64M', '--enforce');
     await runCli(server, 'mount', 'silver/holes', at);
@@ -115,7 +119,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await runCli(server, 'unmount', at);
   });
 
-  test('by two nodes together, over which it never grows by more than is said', { timeout: 120_000 }, async () => {
+  test('grows by no more than documented when two nodes fill it together', { timeout: 120_000 }, async () => {
     const { uri } = ganesha.fresh();
     const one = await node(uri);
     await runCli(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
@@ -123,19 +127,19 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     for (const { server, at } of [one, other]) await runCli(server, 'mount', 'silver/both', at);
     const [here, there] = await Promise.all([fill(join(one.at, 'here'), 64), fill(join(other.at, 'there'), 64)]);
     const sum = here.mib + there.mib;
-    // A chunk is a MiB here: a 64th.
+    // A chunk is one MiB here: a 64th of the size.
     expect(sum).toBeLessThanOrEqual(66);
     expect(sum).toBeGreaterThanOrEqual(56);
     for (const { output: said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
     for (const { server, at } of [one, other]) await runCli(server, 'unmount', at);
   });
 
-  test('is switched on by whoever uses it, and never off', { timeout: 60_000 }, async () => {
+  test('has its quota switched on by its users, and never off', { timeout: 60_000 }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/later', '--size', '64M');
     await runCli(server, 'mount', 'silver/later', at);
     await runCli(server, 'volume', 'enforce', 'silver/later');
-    // What is mounted goes on without; nobody gets more of that.
+    // An existing mount keeps working without the quota. Further mounts are refused.
     expect((await server.cli('mount', 'silver/later', `${at}-more`)).stderr).toContain('Unmount it everywhere');
     expect((await fill(join(at, 'file'), 80)).mib).toBe(80);
     await runCli(server, 'unmount', at);

@@ -10,10 +10,10 @@ import { type Stowage, startStowage } from './stowage.ts';
 const mib = 2 ** 20;
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
-  'beside a mounted loop device of another program whose FUSE server is stopped',
+  'next to a mounted loop device of another program whose FUSE server is stopped',
   { timeout: 300_000 },
   () => {
-    test('image volumes are made, mounted, grown, unmounted and deleted, also after kill -9', async () => {
+    test('image volumes are created, mounted, expanded, unmounted and deleted, also after kill -9', async () => {
       const scratch = createScratchFolder();
       onTestFinished(() => scratch[Symbol.dispose]());
       const at = (name: string): string => join(scratch.folder, name);

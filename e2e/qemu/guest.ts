@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that old-kernel.ts starts: mounts an export of our own server, and kills and upgrades the
- * data path while files and names are changed and compared. Arguments: the folder of the bundles. Its last line is the result.
+ * Runs inside the virtual machine that old-kernel.ts starts. Mounts an export of our own server, and kills and upgrades the
+ * data path while it changes and compares files and names. Argument: the folder of the bundles. The last line is the result.
  */
 
 import { spawn } from 'node:child_process';
@@ -14,14 +14,14 @@ import { run, runModelWorkload } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
 const port = 2049;
-/** Emulated, on a busy machine, a data path takes up to half a minute to start. */
+/** Under emulation on a busy machine, a data path takes up to half a minute to start. */
 const limitMs = 3 * 60_000;
-/** On a host that is so busy, keepers also take slow data paths for hung, so that the work is disturbed more often. */
+/** On a very busy host, keepers also mistake slow data paths for hung ones, which causes more take-overs. */
 const work = { timeout: 10 * 60_000 } as const;
 const exported = '/srv/exported';
 const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
 
-/** Our own, as people start it. Resolves when it listens. */
+/** Starts our own NFS server as users do. Resolves when it listens. */
 async function serve(): Promise<void> {
   mkdirSync(exported, { recursive: true });
   const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(port), '--squash', 'none'];

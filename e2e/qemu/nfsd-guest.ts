@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that linux-nfsd.ts starts, beside nfsd. Arguments: the seed. Its last line is the result; before it, a
- * table of everything that was run.
+ * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a table of all runs;
+ * the last line is the result.
  */
 
 import { AssertionError } from 'node:assert/strict';
@@ -28,9 +28,9 @@ import { runWorkload } from './nfsd-workload.ts';
 const seed = Number(process.argv[2] ?? 1);
 const shortHandles = '/srv/ext4';
 const longHandles = '/srv/xfs/below';
-/** nfsd does not remember its replies to CREATE and SYMLINK there. */
+/** nfsd does not cache its replies to CREATE and SYMLINK there. */
 const longestHandles = '/srv/xfs/checked';
-/** Of one sequence. Resent calls that the server works on are repeated after 5, 10, 20 s. */
+/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server works on it. */
 const trialMs = 5 * 60_000;
 
 /** nfsd restarts after so many changes. */
@@ -38,7 +38,7 @@ const changesOfRun = 100;
 
 interface Row {
   readonly what: string;
-  /** `window`: a sequence of which the design says that it breaks the rule, and it did. */
+  /** `window`: the design document says that this sequence breaks the rule, and it did. */
   readonly result: 'passed' | 'FAILED' | 'window';
   readonly seconds: string;
   readonly detail: string;
@@ -154,7 +154,7 @@ async function otherAddresses(): Promise<void> {
   }
 }
 
-/** The windows of docs/designs/nfs-resends.md that can be shown. They do not decide the result. */
+/** The windows of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
 async function windows(): Promise<void> {
   for (const mutation of [...dataMutations, ...creatingMutations])
     await trial(
