@@ -34,7 +34,7 @@ export type TestControllerParts = ControllerParts & {
   readonly cluster: string;
 };
 
-/** For each test an API server in memory, and a core with a shared store `silver`. */
+/** A new API server in memory for each test, and a core with a shared store `silver`. */
 export interface ControllerFixture {
   api: FakeKubeApi;
   parts: TestControllerParts;
@@ -42,20 +42,20 @@ export interface ControllerFixture {
   nfs: GatedKind;
   /** The folder of `silver`. */
   silver: string;
-  /** Another place for a store, as a URI. */
+  /** A new directory for a store, as a URI. */
   place(name: string): string;
   caches: Caches;
-  /** None is connected. */
+  /** No agent is connected at first. */
   agents: FakeAgents;
-  /** Runs it, and what it needs; until the test ends. */
+  /** Runs the controller and everything that it needs until the test ends. */
   start<C extends Controller>(make: (parts: TestControllerParts) => C, more?: Partial<TestControllerParts>): C;
-  /** The leader steps down: the controllers that it started end. Those that are started next belong to another leader. */
+  /** The leader steps down, so its controllers end. Controllers that start later belong to the next leader. */
   stepDown(): Promise<void>;
   list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
   volumes(store?: string): Promise<readonly Volume[]>;
-  /** The notes of Events of that reason. */
+  /** The notes of all Events with that reason. */
   notes(reason: string): Promise<readonly string[]>;
-  /** What was asked of the API server that changes something. */
+  /** All requests to the API server that change something. */
   changes(): readonly string[];
 }
 

@@ -1,6 +1,6 @@
 import type { StorePolicy } from '#core/model.ts';
 
-/** Of a store about which the administrator said nothing. */
+/** The policy of a store without settings of the administrator. */
 export const defaultPolicy: StorePolicy = {
   onDelete: 'delete',
   retention: 0,

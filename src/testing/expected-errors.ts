@@ -1,7 +1,7 @@
 import { expect } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 
-/** The StowageError that the work ends with. */
+/** Returns the StowageError that the promise rejects with. */
 export async function refusal(work: Promise<unknown>): Promise<StowageError> {
   const thrown = await work.then(
     () => undefined,
@@ -11,7 +11,7 @@ export async function refusal(work: Promise<unknown>): Promise<StowageError> {
   throw new Error(`not refused with a StowageError: ${thrown}`, { cause: thrown });
 }
 
-/** The same of work that is done at once. */
+/** The same for synchronous work. */
 export function refusalOf(work: () => unknown): StowageError {
   try {
     work();
@@ -22,14 +22,14 @@ export function refusalOf(work: () => unknown): StowageError {
   throw new Error('not refused');
 }
 
-/** `done`, or what the StowageError says that the work ends with. */
+/** `done`, or the code or reason of the StowageError. */
 export const outcome = (work: Promise<unknown>, says: 'code' | 'reason'): Promise<string> =>
   work.then(
     () => 'done',
     (cause: unknown) => (cause instanceof StowageError ? cause[says] : String(cause)),
   );
 
-/** What a program and a person are told. */
+/** The parts of an error for programs and for people. */
 export interface ExpectedError {
   readonly code: string;
   readonly reason: string;

@@ -9,21 +9,21 @@ import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { type OpenExport, openExport } from './nfs-export.ts';
 import { createScratchFolder, type ScratchFolder } from './scratch-folder.ts';
 
-/** A ganesha for the tests of one describe, and a folder of its export for each of them. */
+/** A ganesha for the tests of one describe, and an exported folder for each test. */
 export interface ExportedFolder {
   scratch: ScratchFolder;
   server: NfsServer;
   open: OpenExport;
   nfs: NfsClient;
-  /** The folder as the client knows it, and on the disk. */
+  /** The folder as an NFS handle, and its path on the disk. */
   directory: FileHandle;
   folder: string;
   on(name: string): string;
-  /** The server stands still while it is done. */
+  /** Freezes the server during the work. */
   frozen(work: () => Promise<unknown>): Promise<void>;
 }
 
-/** In memory: of a size for very many files. */
+/** `inMemory`: on a tmpfs that has room for very many files. */
 export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
   const frozen: ExportedFolder['frozen'] = async (work) => {
     await it.server.freeze();

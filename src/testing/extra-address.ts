@@ -2,11 +2,11 @@ import { once } from 'node:events';
 import { connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
-/** One more address of a server, until it is cut. It ends with the test. */
+/** Another address of a server, which forwards connections until it is cut. It ends with the test. */
 export interface ExtraAddress {
-  /** Whoever connects is refused; who is connected is cut off. */
+  /** Refuses new connections and closes the open ones. */
   cut(): Promise<void>;
-  /** Connections, now and ever. */
+  /** The number of open connections, and of all connections so far. */
   readonly open: number;
   readonly used: number;
 }

@@ -5,27 +5,27 @@ import type { AddressInfo, Socket } from 'node:net';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { type AnyObject, json, merged, patched } from './kube-objects.ts';
 
-/** Answers in the place of the API server where it wants to. */
+/** Answers instead of the API server if it returns true. */
 export type Interception = (request: IncomingMessage, response: ServerResponse, body: string) => boolean;
 
-/** An API server in memory: objects of any kind, versions, pages, watches, conflicts; and all that can go wrong with it. */
+/** An API server in memory: objects of any kind, resource versions, pages, watches, conflicts, and faults. */
 export interface FakeKubeApi extends AsyncDisposable {
   readonly access: KubeAccess;
   readonly port: number;
   /** Every request so far: `GET /api/v1/nodes?limit=500`. */
   readonly requests: string[];
-  /** Watches that are open. */
+  /** The number of open watches. */
   readonly watches: number;
   intercept: Interception | undefined;
-  /** Says no: a Status object, and what goes with it. */
+  /** Answers with an error: a Status object, and further fields. */
   refuse(response: ServerResponse, code: number, reason: string, more?: Refusal): void;
-  /** Without a request of a client. */
+  /** Writes an object without a client's request. */
   put(path: string, object: AnyObject): AnyObject;
   remove(path: string, name: string): void;
-  /** Nothing is known any more of what was before. */
+  /** Compacts the history: older resource versions are expired. */
   compact(): void;
   bookmark(): void;
-  /** Ends all watches; `isClean`: as the API server does it when their time is over. */
+  /** Ends all watches; `isClean`: as the API server does on a timeout. */
   cutWatches(isClean: boolean): void;
   down(): Promise<void>;
   up(): Promise<void>;
@@ -201,7 +201,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
       const isJsonPatch = type.includes('json-patch');
       const next = method === 'PUT' ? given : isJsonPatch ? patched(found, JSON.parse(body)) : merged(found, given);
       const { metadata } = next as AnyObject;
-      // It was only waiting for that.
+      // The object was only waiting for its finalizers.
       if (metadata.deletionTimestamp !== undefined && (metadata.finalizers ?? []).length === 0)
         return granted(happen(at.collection, 'DELETED', next as AnyObject));
       return granted(put(collectionPath, next as AnyObject));
