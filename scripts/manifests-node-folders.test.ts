@@ -31,7 +31,7 @@ async function agentOf(values: Readonly<Record<string, unknown>>): Promise<Agent
   return agent?.spec.template.spec ?? expect.fail('no agent');
 }
 
-/** The folders of its node that an agent is shown besides its own, each at the path that it has on the node. */
+/** The node folders that an agent mounts besides its own, each at the same path as on the node. */
 async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
   const { containers, volumes } = await agentOf(values);
   return volumes.flatMap(({ name, hostPath }) => {
@@ -47,8 +47,8 @@ const at = (...places: readonly string[]): Readonly<Record<string, unknown>> => 
   stores: places.map((place, index) => ({ name: `s${index}`, uri: `local://${place}` })),
 });
 
-describe.skipIf(needs('helm'))('the folders of nodes that agents are shown, by Helm', () => {
-  test('are those that stores lie in: the stores’ own are never made, as on a disk below one that is not mounted', async () => {
+describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by Helm,', () => {
+  test('contain the stores; the stores’ own folders are never created, because their disk may not be mounted', async () => {
     expect(await shown(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
     expect(await shown(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
     expect(await shown({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual([
@@ -57,7 +57,7 @@ describe.skipIf(needs('helm'))('the folders of nodes that agents are shown, by H
     ]);
   });
 
-  test('are also those of the network namespaces of pods, unless the administrator does not want that', async () => {
+  test('include the network namespaces of pods, unless the administrator disables that', async () => {
     const names = async (values: Readonly<Record<string, unknown>>): Promise<readonly (readonly string[])[]> => {
       const { containers, volumes } = await agentOf(values);
       return [volumes, containers[0].volumeMounts].map((all) => all.map(({ name }) => name));
@@ -66,13 +66,13 @@ describe.skipIf(needs('helm'))('the folders of nodes that agents are shown, by H
     for (const all of await names({ 'agent.networkNamespaces': false })) expect(all).not.toContain('netns');
   });
 
-  test('are shown once, and not again inside of another', async () => {
+  test('are mounted once, and not again inside of another one', async () => {
     expect(await shown(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
     expect(await shown(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
     expect(await shown({})).toEqual([]);
   });
 
-  test('are the stores’ own where the folder around is one that the container has for itself', async () => {
+  test('are the stores’ own folders where the parent folder belongs to the container', async () => {
     const own = ['/data', '/var/stowage', '/var/lib/disks', '/opt', '/usr/local/stowage', '/tmp/vols', '/run/vols'];
     expect(await shown(at(...own))).toEqual(own);
     expect(await shown({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([

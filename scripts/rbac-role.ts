@@ -1,17 +1,17 @@
-/** One right: what, and for which purpose. */
+/** One right, and its purpose. */
 export interface RbacRule {
-  /** Of the API; empty: the first one. */
+  /** The API group; empty: the core group. */
   readonly group: string;
   readonly resource: string;
-  /** Only these objects. */
+  /** Only objects with these names. */
   readonly names?: readonly string[];
   readonly verbs: readonly string[];
   readonly why: string;
-  /** Left out: always. */
+  /** Undefined: always. */
   readonly when?: keyof typeof conditions;
 }
 
-/** In Helm's words, and in ours. */
+/** The condition for Helm, and for documentation. */
 export const conditions = {
   certificateOwn: { helm: 'not .Values.tls.secretName', text: 'Only without `tls.secretName`.' },
   certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
@@ -24,7 +24,7 @@ export interface RbacRole {
   readonly title: string;
   readonly about: string;
   readonly where: 'cluster' | typeof ownNamespace;
-  /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
+  /** The subject: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody by default. */
   readonly account?: string;
   readonly value?: string;
   readonly extraLabels?: Readonly<Record<string, string>>;

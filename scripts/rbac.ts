@@ -1,5 +1,5 @@
-// What each part may do in a cluster, with its reason: node scripts/rbac.ts
-// It makes the chart's roles and docs/reference/rbac.md of it.
+// Defines what each part may do in a cluster, with reasons: node scripts/rbac.ts
+// Generates the chart's roles and docs/reference/rbac.md.
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
@@ -14,7 +14,7 @@ export const files = {
 
 const group = 'rbac.authorization.k8s.io';
 const labels = '{{- include "stowage.labels" . | nindent 4 }}';
-/** A namespace of Helm's, which no YAML library would write. */
+/** A Helm expression, which no YAML library would write. */
 const namespace = '{{ .Release.Namespace }}';
 
 const ruleObject = ({ group: apiGroup, resource, names, verbs }: RbacRule): object => ({
@@ -74,7 +74,7 @@ function roleText(role: RbacRole): string {
 export const chartText = (): string =>
   `# Made by scripts/rbac.ts; do not edit. What is here, and why: docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
 
-/** What the chart is told. */
+/** The name of the chart's value. */
 const shownName = (name: string): string => /^\{\{ \.Values\.(.+) \}\}$/.exec(name)?.[1] ?? name;
 const shownWhy = ({ why, when }: RbacRule): string => (when === undefined ? why : `${why} ${conditions[when].text}`);
 
