@@ -18,16 +18,16 @@ import { type Row, toRow } from './report.ts';
 import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
-/** For one task without a mount. */
+/** The limit for one task without a mount. */
 const rawMs = 60_000;
-/** `ssh` is sshfs as people use it, encrypted: to know where we are, not to be measured by. */
+/** `ssh` is encrypted sshfs, as users run it. It is shown for comparison, and no goal depends on it. */
 const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
-/** With `--against`: this data path and that of the earlier commit. */
+/** With `--against`: this data path and the one of the earlier commit. */
 const versions = ['ours', 'earlier'] as const;
 type Version = (typeof versions)[number];
 
-/** What was measured of one task: by side, round by round, the values. */
+/** The values of one task by side, one for each round. */
 interface Measured<S extends string> {
   readonly task: Task;
   readonly values: Readonly<Record<S, (readonly number[])[]>>;
@@ -112,7 +112,7 @@ async function memoryOf(about: DataPathBenchOptions): Promise<readonly Row[]> {
   return await memoryRows(ours, about.exported, about.signal);
 }
 
-/** Read by all, in turn. What the server has in its own memory after the first time, it has for all. */
+/** All sides read this folder in turn. After the first one, the server has it cached for all. */
 async function plantShared(folder: string): Promise<void> {
   await mkdir(folder);
   await writeFile(join(folder, 'large'), Buffer.alloc(largeMib * 1024 * 1024, 'stowage '));
@@ -121,7 +121,7 @@ async function plantShared(folder: string): Promise<void> {
 
 let count = 0;
 
-/** Made on the disk: the server has not seen it. */
+/** Created directly on the disk, so the server has not cached it. */
 async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & { readonly path: string }> {
   const shared = join(parent, 'shared');
   if (task.folder === 'shared') return { path: shared, [Symbol.asyncDispose]: () => Promise.resolve() };
@@ -143,14 +143,14 @@ interface Comparison<S extends string> {
   measure(task: Task, side: S): Promise<readonly number[]>;
 }
 
-/** Round after round, in which each task is done by one side after the other; none is always the first. */
+/** Runs every task on every side in each round. The order of the sides changes, so none is always the first. */
 async function compare<S extends string>(
   wanted: readonly Task[],
   { sides, rounds, measure, note }: Comparison<S>,
 ): Promise<readonly Measured<S>[]> {
   const noValues = () => Object.fromEntries(sides.map((side) => [side, []])) as unknown as Measured<S>['values'];
   const all = wanted.map((task): Measured<S> => ({ task, values: noValues() }));
-  // In the first, code is not compiled yet and caches of the servers are cold.
+  // Round 0 warms up: code is not compiled yet, and the servers' caches are cold.
   for (let round = 0; round <= rounds; round++) {
     for (const { task, values } of all) {
       const order = sides.map((_, i) => sides[(i + round) % sides.length] as S);

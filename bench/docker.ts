@@ -12,14 +12,14 @@ const rushes = 5;
 const restarts = 9;
 const ours = ['local', 'nfs'] as const;
 type Ours = (typeof ours)[number];
-/** What a container that starts and ends may take longer, in milliseconds. */
+/** The goal: how many milliseconds longer a container may take to start and end. */
 const goals: Readonly<Record<Ours, number>> = { local: 10, nfs: 25 };
 const named: Readonly<Record<Side, string>> = {
   local: 'local store',
   nfs: 'NFS store',
   plain: "Docker's own driver",
 };
-/** Those that a container which starts and ends makes an engine call. */
+/** The engine calls of one container that starts and ends. */
 const methods = ['Get', 'Mount', 'Unmount'] as const;
 
 export const bench: Bench = {
@@ -48,7 +48,7 @@ interface Pair {
   readonly without: number;
 }
 
-/** One container after the other: first with a volume of ours and then with one of Docker's, or the other way round. */
+/** Runs one container at a time: one with our volume and one with Docker's, in alternating order. */
 async function oneAtATime(
   host: DockerHost,
   rounds: number,
@@ -88,7 +88,7 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
   ];
 }
 
-/** From the start of the program until engines are answered. */
+/** The time from the start of the program until it answers engines. */
 async function restartRows(host: DockerHost, note: (text: string) => void): Promise<readonly Row[]> {
   const measured = async (name: string): Promise<Row> => {
     const values: number[] = [];
@@ -110,7 +110,7 @@ const msOf = (calls: readonly RecordedCall[], method: string): readonly number[]
 async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
   const rows: Row[] = [];
   for (const side of ours) {
-    // The first finds a plugin that was started again.
+    // The first container finds a restarted plugin.
     await host.run(side);
     const runs: (readonly RecordedCall[])[] = [];
     for (taken(); runs.length < rushes; runs.push(taken())) await host.run(side);
@@ -125,7 +125,7 @@ async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]):
   return rows;
 }
 
-/** Each with a volume of its own. */
+/** Many containers at once, each with its own volume. */
 async function rushRows(
   host: DockerHost,
   taken: () => readonly RecordedCall[],

@@ -4,17 +4,17 @@ import { repository } from '#testbed/component.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { command } from './datapath/command.ts';
 
-/** What a row must reach beside an earlier commit. Less than 1: two runs of the same code differ by a few per cent. */
+/** The minimum ratio to the earlier commit. Less than 1, because two runs of the same code differ by a few per cent. */
 export const noSlower = { ratioAtLeast: 0.95 } as const;
-/** The same for rows where less is better. */
+/** The same for rows in which less is better. */
 export const noMore = { ratioAtMost: 1.05 } as const;
 
-/** The sources of an earlier commit, in a temporary folder. */
+/** The sources of an earlier commit in a temporary folder. */
 export interface EarlierCommit extends Disposable {
   readonly path: string;
 }
 
-/** Checks out the commit, with the packages that its lockfile names. */
+/** Checks out the commit, and installs the packages of its lockfile. */
 export async function checkOut(commit: string, signal: AbortSignal): Promise<EarlierCommit> {
   using stack = new DisposableStack();
   const path = join(stack.use(createScratchFolder('stowage-bench-')).folder, 'earlier');

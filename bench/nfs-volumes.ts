@@ -9,7 +9,7 @@ const inFlight = 32;
 
 interface Made {
   readonly perSecond: number;
-  /** Round trips for one volume. */
+  /** The round trips for one volume. */
   readonly callsEach: number;
 }
 
@@ -29,7 +29,7 @@ export const bench = {
     const drivers = { store, bare };
     const made: Record<(typeof sides)[number], Made[]> = { store: [], bare: [] };
     for (let round = 0; round <= rounds; round++) {
-      // Neither side always comes after the other.
+      // The sides take turns at going first.
       for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
         const one = await drivers[side].ask<Made>(`r${round} ${volumes} ${inFlight}`, 0);
         note(`${round === 0 ? 'warm-up' : `round ${round}/${rounds}`}: ${side} ${Math.round(one.perSecond)} volumes/s`);

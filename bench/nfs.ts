@@ -8,7 +8,7 @@ import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations
 import { type Goal, type Row, toRow } from './report.ts';
 
 const usualRounds = 17;
-/** Two versions of our client differ by little. */
+/** Two versions of our client differ little, so the samples are longer. */
 const longSampleMs = 500;
 
 export const bench: Bench = {

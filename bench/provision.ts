@@ -14,10 +14,10 @@ import { requireComponents } from './required-components.ts';
 const usualRounds = 5;
 const warmUp = 50;
 const claims = 300;
-/** Those of the memory that is told after work. */
+/** The number of volumes after which memory is reported. */
 const some = 1_000;
 const many = 10_000;
-/** In MB. */
+/** The goals in MB. */
 const mostOfNode: Readonly<Record<(typeof nodeProcesses)[number], number>> = { agent: 100, keeper: 65 };
 
 export const bench: Bench = {
@@ -40,13 +40,13 @@ export const bench: Bench = {
 
 interface Round extends Created {
   readonly goneMs: number;
-  /** Of whoever makes them, Events included. */
+  /** The CPU time of the provisioner, Events included. */
   readonly cpuMs: number;
-  /** Of Stowage, for all claims. */
+  /** Stowage's requests to the API server for all claims. */
   readonly requests: ReadonlyMap<string, number>;
 }
 
-/** Both are started anew for each, and have made some volumes before it counts. */
+/** Restarts both sides for each round, and makes some volumes before the measurement. */
 async function speedRows(
   benchCluster: BenchCluster,
   rounds: number,
@@ -141,14 +141,14 @@ async function memoryRows(benchCluster: BenchCluster, note: (text: string) => vo
     await benchCluster.create('nfs', 'some', some);
     await benchCluster.settled();
     await add('controller', `after ${some} claims`, 130, controller.restingMemory());
-    // The node makes those of its own store.
+    // The agent makes the volumes of the local store.
     await benchCluster.create('local', 'own', some);
     await addNode(`after ${some} claims`);
     await benchCluster.createMany('nfs', 'many', many - 2 * some);
     await benchCluster.settled();
     await add('controller', `${many} volumes`, 150, controller.restingMemory());
   }
-  // Another has made them.
+  // Another controller process has made the volumes so far.
   await using controller = await benchCluster.startProvisioner('nfs');
   await add('controller', `${many} volumes, begun anew`, 150, controller.restingMemory());
   return rows;

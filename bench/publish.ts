@@ -11,9 +11,9 @@ const atOnce = 50;
 const rushes = 9;
 
 /**
- * Which a local volume is measured against. The goal is beside the driver: it makes the same folders and mounts, is asked by the
- * same two calls, and has no part that could be left out. Beside mount(2) alone, one at a time, the two calls themselves take
- * longer already, which is shown by a driver that does nothing else than to answer them.
+ * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the same two calls,
+ * and nothing else. Compared with mount(2) alone, one at a time, the two gRPC calls already take longer, as `calls` shows: a driver
+ * that only answers them.
  */
 const yardsticks = ['driver', 'calls', 'programs'] as const;
 const named: Readonly<Record<Side, string>> = {
@@ -51,7 +51,7 @@ export const bench: Bench = {
   },
 };
 
-/** In each round every side once, and neither always comes first. */
+/** Runs every side once in each round. The order alternates. */
 async function oneAtATime(host: PublishHost, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
   const taken = untaken();
   for (let round = 1 - warmUps; round <= rounds; round++) {
@@ -66,7 +66,7 @@ async function oneAtATime(host: PublishHost, rounds: number, note: (text: string
   return rowsOf('one at a time', taken, { nfsBelow: 50 });
 }
 
-/** All volumes, from the first call to the last answer. */
+/** All volumes at once, from the first call to the last answer. */
 async function rushRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
   const all = untaken();
   const each: number[] = [];

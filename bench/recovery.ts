@@ -14,9 +14,9 @@ const usualRounds = 50;
 
 interface Kind {
   readonly name: string;
-  /** Resolves when the mount is served by another process. */
+  /** Resolves when another process serves the mount. */
   disturb(ours: OurDataPath, signal: AbortSignal): Promise<void>;
-  /** Milliseconds. */
+  /** The goals in milliseconds. */
   readonly goals: { readonly median?: number; readonly worst: number };
 }
 
@@ -46,7 +46,7 @@ export const bench: Bench = {
     await using application = await startApplication(mounted.at, signal);
     const rows: Row[] = [];
     for (const memory of ['', `, ${files} files known`]) {
-      // Whoever takes over takes over all that the kernel knows.
+      // Lists the tree, so the successor must take over all inodes that the kernel knows.
       if (memory !== '') await command(['ls', '-lR', join(mounted.at, 'tree')], signal);
       for (const kind of kinds.filter(({ name }) => name.includes(only))) {
         const pauses: number[] = [];
@@ -73,7 +73,7 @@ async function kill({ client, complete }: OurDataPath, signal: AbortSignal): Pro
   await complete();
 }
 
-/** The longest that any call of the application took, of those that were under way or began since. */
+/** The longest call of the application, of the calls in flight at the fault or after it. */
 async function pauseOf(kind: Kind, ours: OurDataPath, application: Application, signal: AbortSignal): Promise<number> {
   await ours.complete();
   await application.progress();

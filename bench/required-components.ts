@@ -1,6 +1,6 @@
 import { type ComponentName, component } from '#testbed/components.ts';
 
-/** Better told before anything is started than by what fails later. */
+/** Fails before anything is started, with a clear message. */
 export function requireComponents(...names: readonly ComponentName[]): void {
   for (const name of names) {
     const { probe, command } = component(name);

@@ -10,7 +10,7 @@ const goals = [
 ] as const;
 const fileMib = 4;
 
-/** Of a data path that is new: the most that it ever had, after some work on so many mounts, on all of them at once. */
+/** Peak memory of a new data path after work on several mounts at the same time. */
 export async function memoryRows(ours: OurDataPath, parent: string, signal: AbortSignal): Promise<readonly Row[]> {
   const rows: Row[] = [];
   await using mounted = new AsyncDisposableStack();
@@ -34,14 +34,14 @@ async function work(at: string, signal: AbortSignal): Promise<void> {
   await command(['ls', '-l', at], signal);
 }
 
-/** As it is now. */
+/** The present memory of the data path. */
 export async function memoryRow(ours: OurDataPath, when: string): Promise<Row> {
   return toRow({ name: `${memoryName}, ${when}`, unit: 'MB', values: [await megabytes(ours, 'VmRSS')] });
 }
 
 export const memoryName = 'memory of the data path';
 
-/** Resident: now, or at most ever. */
+/** Resident memory: the present value, or the peak. */
 async function megabytes(ours: OurDataPath, which: 'VmRSS' | 'VmHWM'): Promise<number> {
   const { active } = await ours.complete();
   const status = await readFile(`/proc/${active?.pid}/status`, 'utf8');

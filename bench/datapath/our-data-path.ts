@@ -13,33 +13,33 @@ import { openExport } from '#testing/nfs-export.ts';
 import { command } from './command.ts';
 import type { Mounted, Mounter } from './mounting.ts';
 
-/** A keeper, its data paths, and mounts that they serve. */
+/** A keeper, its data paths, and their mounts. */
 export interface OurDataPath extends Mounter, AsyncDisposable {
   readonly client: KeeperClient;
-  /** What data paths run. */
+  /** The program of the data paths. */
   readonly program: string;
-  /** Resolves when one serves and another one waits to take its place. */
+  /** Resolves when one data path serves and a standby is ready. */
   complete(): Promise<KeeperState>;
 }
 
 export interface OurDataPathOptions {
   readonly server: NfsServer;
-  /** Where mount points are made. */
+  /** The parent folder of mount points. */
   readonly folder: string;
   readonly signal: AbortSignal;
-  /** The sources of the data path, if not these. The keeper is always the one of these. */
+  /** The sources of the data path, if it is not the present one. The keeper is always the present one. */
   readonly tree?: string;
 }
 
-/** What follows is as the program itself has it (src/clients/data-path, and the defaults of an NFS store). */
-/** For what is done also when the run was stopped. */
+/** The following values are the program's own (src/clients/data-path, and the defaults of an NFS store). */
+/** For clean-up, which also runs after an abort. */
 const never = new AbortController().signal;
 const mib = 1024 * 1024;
 const cacheMs = 1000;
 const readAheadKib = 4096;
 const connections = 1;
 
-/** What is in the sources now, as it is shipped: one file, without types. */
+/** Bundles the present sources into one file without types, as released. */
 async function bundle(tree: string, folder: string, signal: AbortSignal): Promise<string> {
   await command([process.execPath, join(tree, 'scripts', 'build.ts'), folder], signal);
   return join(folder, 'data-path.mjs');
@@ -99,7 +99,7 @@ export async function startOurDataPath({
     } finally {
       closeSync(fd);
     }
-    // What the kernel agrees upon with the data path, at the first request, would undo it.
+    // The first request completes the FUSE INIT handshake, which would reset the read-ahead.
     await command(['stat', at], signal);
     setReadAhead(at);
     return {
@@ -125,7 +125,7 @@ export async function startOurDataPath({
   };
 }
 
-/** A mount that somebody still uses is ended, or one that does not answer: then, whoever waits for it gets an error. */
+/** Aborts a mount that is in use or does not answer. Processes that wait for it get an error. */
 export async function unmount(at: string, signal: AbortSignal): Promise<void> {
   const patient = { timeoutMs: 10_000 };
   const force = () => command(['umount', '--force', '--lazy', at], never, patient);
@@ -133,7 +133,7 @@ export async function unmount(at: string, signal: AbortSignal): Promise<void> {
   rmdirSync(at);
 }
 
-/** Found without asking the mount, which this process must never wait for. */
+/** Finds the device without touching the mount, because this process must never wait for it. */
 function setReadAhead(at: string): void {
   const line = readFileSync('/proc/self/mountinfo', 'utf8')
     .split('\n')

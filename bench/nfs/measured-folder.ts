@@ -3,12 +3,12 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** Names of the directory that is listed. */
+/** The number of entries in the directory that the benchmark lists. */
 const entries = 5000;
 
 /** A file system to measure on. */
 export interface MeasuredFileSystem {
-  /** As the kernel calls it. */
+  /** The kernel's name of it. */
   readonly kind: string;
   readonly parent: string;
 }
@@ -16,7 +16,7 @@ export interface MeasuredFileSystem {
 const memory = '/dev/shm';
 const tmpfs = 0x0102_1994;
 
-/** Memory first, where nothing but the programs counts; then the disk that temporary files are on, if they are on one. */
+/** First a tmpfs, where only the programs count; then the disk with the temporary files, if they are on a disk. */
 export function measuredFileSystems(): readonly MeasuredFileSystem[] {
   const found: MeasuredFileSystem[] = [memory, tmpdir()].map((parent) => ({ parent, kind: kindOf(parent) }));
   return found.filter(({ kind }, i) => found.findIndex((other) => other.kind === kind) === i);
@@ -32,7 +32,7 @@ function kindOf(path: string): string {
   return mounts.toSorted(([, a = ''], [, b = '']) => b.length - a.length)[0]?.[2] ?? 'unknown';
 }
 
-/** A new folder there, with one for each side in it, as the programs want them. */
+/** A new folder there, with a subfolder for each side that has the files the programs need. */
 export async function makeFolder(
   { parent }: MeasuredFileSystem,
   sides: readonly string[],

@@ -15,23 +15,23 @@ import { type Audit, createAudit } from './audit.ts';
 import { prioritizePods } from './cpu-share.ts';
 import { processOf, type Running, start } from './process.ts';
 
-/** Who makes the volumes of a round: Stowage on a store, or the loop that only creates the objects. */
+/** The side that makes volumes: Stowage on a store, or the loop that only creates the objects. */
 export const stores = ['nfs', 'local'] as const;
 export type Side = (typeof stores)[number] | 'bare';
 
 const accounts = ['load', 'bare'] as const;
 type Account = (typeof accounts)[number];
-/** Of the chart. */
+/** The namespace of the chart. */
 const namespace = 'stowage-system';
 const controller = 'deployment/stowage-controller';
 const silver = 'silver';
-/** Of the class and its provisioner. */
+/** The names of the classes and their provisioners. */
 const classOf: Readonly<Record<Side, string>> = { nfs: silver, local: 'local', bare: 'bare.bench' };
-/** What is asked as time goes by, and not for a claim. */
+/** Periodic requests, which do not belong to a claim. */
 export const periodicRequests =
   /^(watch |\S+ (leases|endpoints|stores|stores\/status|endpointslices|secrets|configmaps|csistoragecapacities)$)/;
 const quietMs = 1_500;
-/** Many times what a load takes: for the first of its claims, and for each. */
+/** Many times the expected duration: for the first claim, and for each further one. */
 const [firstMs, eachMs] = [60_000, 200];
 
 export interface Created {
@@ -40,24 +40,24 @@ export interface Created {
   readonly boundMs: number;
 }
 
-/** Makes volumes for claims. */
+/** A running provisioner. */
 export type Provisioning = AsyncDisposable & Pick<Running, 'restingMemory' | 'cpuMs'>;
 
-/** Those of the node, beside the controller. */
+/** The processes of the node, besides the controller. */
 export const nodeProcesses = ['agent', 'keeper'] as const;
 
-/** A cluster of one node, an NFS server, and a Stowage by its chart. Its controller runs only while it is wanted. */
+/** A cluster of one node, an NFS server, and Stowage installed by its chart. The controller runs only on request. */
 export interface BenchCluster extends AsyncDisposable {
-  /** In MB, once they have come to rest. */
+  /** Resident memory in MB, after it has settled. */
   memoryOf(which: (typeof nodeProcesses)[number]): Promise<number>;
-  /** Ready to work. */
+  /** Starts the side and resolves when it is ready. */
   startProvisioner(side: Side): Promise<Provisioning>;
   create(side: Side, prefix: string, count: number): Promise<Created>;
-  /** Deletes what was created: until the last PersistentVolume is gone, in milliseconds. */
+  /** Deletes the created objects. Returns the milliseconds until the last PersistentVolume is gone. */
   remove(side: Side, prefix: string, count: number): Promise<number>;
-  /** Creates claims and binds them in place of Kubernetes, which takes its time. */
+  /** Creates claims and binds them instead of Kubernetes, which would be slow. */
   createMany(side: Side, prefix: string, count: number): Promise<void>;
-  /** Waits until Stowage asks nothing more of the API server but what it asks all the time. Gives what it has asked since the last time. */
+  /** Waits until Stowage sends only periodic requests. Returns the requests since the last call. */
   settled(): Promise<ReadonlyMap<string, number>>;
 }
 
@@ -66,7 +66,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
   await using stack = new AsyncDisposableStack();
   const { folder } = stack.use(createScratchFolder('st-bench-'));
   const audit = await createAudit(folder, `system:serviceaccount:${namespace}:stowage-controller`);
-  // The controller that binds would be measured instead.
+  // The default limits would make the benchmark measure the binding controller.
   const controllerManager = ['--kube-api-qps=500', '--kube-api-burst=1000'];
   const cluster = stack.use(
     await startCluster(signal, {
@@ -75,7 +75,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
       args: { apiServer: audit.words, controllerManager },
     }),
   );
-  // In memory, where there is some to lie in: nothing but the programs counts.
+  // On a tmpfs if there is one, where only the programs count.
   const [place] = measuredFileSystems();
   if (place === undefined) throw new Error('there is no file system to measure on');
   const exported = stack.use(await makeFolder(place, []));
@@ -141,7 +141,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
   };
 }
 
-/** With both stores, and with no controller in the end. */
+/** Installs both stores. No controller runs afterwards. */
 async function installChart(cluster: Cluster, uri: string, signal: AbortSignal): Promise<void> {
   const { host, pathname, searchParams } = new URL(uri);
   const options = Object.fromEntries(searchParams);
@@ -172,14 +172,14 @@ async function noController({ kubectl }: Cluster): Promise<void> {
   await kubectl('--namespace', namespace, 'wait', '--for=delete', 'pod', pods, '--timeout=60s');
 }
 
-/** How they are known among all processes. A keeper begins as the same program as the others, and becomes its own. */
+/** How to recognize their processes. A keeper starts as the same program as the others and then changes its title. */
 const started = {
   controller: /stowage\.mjs\0controller\0/,
   agent: /stowage\.mjs\0node\0/,
   keeper: /^stowage keeper(?:\0|$)/,
 } as const;
 
-/** The process id of the one that runs in this cluster's pods. */
+/** The pid of the process in this cluster's pods. */
 async function pidOf(which: keyof typeof started, { folder }: Cluster): Promise<number> {
   for (const name of await readdir('/proc')) {
     if (!/^[0-9]+$/.test(name)) continue;
@@ -191,7 +191,7 @@ async function pidOf(which: keyof typeof started, { folder }: Cluster): Promise<
   throw new Error(`there is no process of the ${which}`);
 }
 
-/** Events are written when there is time. */
+/** Events are written with low priority. */
 async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<string, number>> {
   const counts = new Map<string, number>();
   for (let isQuiet = false; !isQuiet; ) {
@@ -205,7 +205,7 @@ async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<s
   return counts;
 }
 
-/** To the API server, without the forwarder. */
+/** Access to the API server without the forwarder. */
 async function accessOf(path: string, { token, ca }: { readonly token: string; readonly ca: string }): Promise<string> {
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   await writeFile(`${path}.json`, JSON.stringify({ server, token, ca }), { mode: 0o600 });

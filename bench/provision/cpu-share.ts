@@ -2,19 +2,19 @@ import { globSync } from 'node:fs';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
-/** Of processors, for whoever makes volumes. */
+/** A share of the CPU for the process that makes volumes. */
 export interface CpuShare {
-  /** A process that is no pod gets what they get. */
+  /** Gives a process outside of pods the same share as pods. */
   join(pid: number): Promise<void>;
 }
 
-/** By one tree for each controller, and by one for all: what others have, times this. */
+/** The weight relative to other processes, for both cgroup v1 and v2. */
 const times = 16;
 const usual = { 'cpu.shares': 1_024, 'cpu.weight': 100 } as const;
 
 /**
- * Pods of a cluster in `folder` before everything else. Elsewhere a control plane has machines of its own. Here it has the same few processors,
- * and each of its many threads counts as much as all pods together: what would be measured is how long they are kept waiting.
+ * Gives pods of the cluster in `folder` priority over all other processes. Real control planes have their own machines. Here they share a few CPUs
+ * with the pods, and each of their many threads counts as much as all pods together: the benchmark would measure how long pods wait for a CPU.
  */
 export async function prioritizePods(folder: string): Promise<CpuShare> {
   const group = basename(folder);

@@ -6,8 +6,8 @@ import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer } from '#wire/csi/server.ts';
 import { createBareMounts } from './bare.ts';
 
-// A CSI driver that makes mounts and does nothing else: `node bare-driver.ts SOCKET SOURCES OWN IDLE`. Volumes are folders in SOURCES.
-// At the socket IDLE there is one that does not even that, and answers.
+// A CSI driver that makes mounts and nothing else: `node bare-driver.ts SOCKET SOURCES OWN IDLE`. Volumes are folders in SOURCES.
+// The driver at the socket IDLE makes no mounts and only answers.
 
 const [socket = '', sources = '', own = '', idle = ''] = process.argv.slice(2);
 const methods = methodsOf(Node, {

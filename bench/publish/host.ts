@@ -15,15 +15,15 @@ import { createBareMounts } from './bare.ts';
 
 export const sides = ['local', 'nfs', 'driver', 'answers', 'calls', 'programs'] as const;
 /**
- * Who is asked to stage and to publish: Stowage for a volume of either store; a driver that only makes the mounts, and one that
- * makes none; and the mounts without a driver, by calls of the kernel and by the program `mount`.
+ * What stages and publishes: Stowage for a volume of either store; a driver that only makes the mounts, and one that makes none;
+ * and the mounts without a driver, by system calls and by the program `mount`.
  */
 export type Side = (typeof sides)[number];
 
-/** By CSI. */
+/** The sides with a CSI driver. */
 type CsiSide = Exclude<Side, 'calls' | 'programs'>;
 
-/** Stages and publishes a volume, counted from 0, in milliseconds; and takes it down again. */
+/** Stages and publishes a volume, counted from 0, and returns the milliseconds; and removes it again. */
 export interface PublishHost extends AsyncDisposable {
   up(side: Side, volume: number): Promise<number>;
   down(side: Side, volume: number): Promise<void>;
@@ -44,7 +44,7 @@ interface Places {
   readonly target: string;
 }
 
-/** Everything is in folders of its own, and goes with it. */
+/** Everything is in temporary folders that are removed at the end. */
 export async function startHost(
   volumes: number,
   exports: MeasuredFileSystem,
@@ -126,17 +126,16 @@ export async function startHost(
 }
 
 /**
- * In memory, since a disk has its own pace, and on a disk's file system all the same: tmpfs cannot say whether something lies in
- * memory (RWF_NOWAIT), so that everything read there is read the slow way. Not ext4: it gives nobody an inode that was deleted in the
- * last five seconds, and looks at all of them to make a folder. What is made and removed again and again would cost so much
- * that nothing else counted.
+ * A disk image in memory: a real disk varies in speed, but tmpfs does not support RWF_NOWAIT, so every read there would take the slow path.
+ * Not ext4: it does not reuse an inode within five seconds after its deletion, and scans all of those to create a folder. The
+ * repeated creation and removal of folders would then dominate the measurement.
  */
 async function diskInMemory(scratch: ScratchFolder, signal: AbortSignal): Promise<string> {
   await command(['mount', '-t', 'tmpfs', 'stowage-bench', scratch.folder], signal);
   const folder = join(scratch.folder, 'disk');
   await mkdir(folder);
   mountImage(scratch.image('image', imageMiB, 'xfs'), folder);
-  // As the usual ones: the data path runs as nobody.
+  // Other users may enter them, as usual: the data path runs as nobody.
   for (const path of [scratch.folder, folder]) await chmod(path, 0o755);
   return folder;
 }

@@ -15,57 +15,57 @@ import { type NfsAddress, openExport } from './nfs-export.ts';
 import { createScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
-/** The end of the log that an error quotes. */
+/** How much of the log an error quotes. */
 const shownLog = 20_000;
 const sources = join(import.meta.dirname, '..', 'datapath', 'main.ts');
 
-/** Where a mount's data are. */
+/** The NFS server and directory of a mount. */
 export interface Source {
   readonly host: string;
   readonly port: number;
-  /** The handle of a directory, in base64. */
+  /** The file handle of a directory, in base64. */
   readonly root: string;
 }
 
 export interface KeeperMount {
   readonly at: string;
   on(name: string): string;
-  /** By force, with whatever waits for it: as the agent does when nobody can be brought to answer. */
+  /** Aborts the mount with all waiting requests, as the agent does when no process serves it. */
   abort(): Promise<void>;
-  /** Has all that was written put on the server's disk within the time; gives how many files are not whole there. */
+  /** Flushes all written data to the server's disk within the time. Returns how many files are incomplete there. */
   flush(ms: number): Promise<number>;
-  /** Requests that the kernel has and nobody has answered. */
+  /** The number of requests in the kernel without an answer. */
   waiting(): Promise<number>;
 }
 
-/** Mounts as the product makes them: a keeper, a data path that serves, and one that waits. */
+/** Mounts as in the product: a keeper, a serving data path, and a standby. */
 export interface KeeperMounts extends AsyncDisposable {
   readonly folder: string;
   mount(source: Source, options?: Partial<MountSpec>): Promise<KeeperMount>;
-  /** When there is one that serves and one that waits. What dies often is called failing, and serves all the same. */
+  /** Resolves when one data path serves and one is on standby. A data path that dies often is `failing`, but serves too. */
   ready(): Promise<KeeperState>;
-  /** The data path that serves, without a word. Resolves when another one does. */
+  /** Sends SIGKILL to the serving data path. Resolves when another one serves. */
   killDataPath(): Promise<void>;
-  /** It stands still, which the keeper finds out. Resolves when another one serves. */
+  /** Stops the data path with SIGSTOP, which the keeper detects. Resolves when another one serves. */
   hangDataPath(): Promise<void>;
   upgrade(): Promise<void>;
-  /** By another one, which is given everything. */
+  /** Starts a new keeper, which takes over all descriptors. */
   replaceKeeper(): Promise<void>;
-  /** Without a word; another one is given everything by the data path. */
+  /** Sends SIGKILL to the keeper. The data path hands all descriptors to the next one. */
   killKeeper(): Promise<void>;
   readonly keeper: StartedKeeper;
-  /** What keepers and data paths had to say. */
+  /** The logs of keepers and data paths. */
   log(): string;
 }
 
 export interface KeeperMountOptions {
-  /** A command that runs another one, in another network. */
+  /** A command prefix that runs another command in another network namespace. */
   readonly enter?: readonly string[];
-  /** The data path's. */
+  /** The program of the data path. */
   readonly program?: string;
-  /** Of the folder that they are in. A socket's path has at most 107 characters. */
+  /** Prefix of the folder's name. The path of a socket has at most 107 characters. */
   readonly prefix?: string;
-  /** How long a keeper may take to start, and a state is waited for. An emulated machine needs longer than the usual time. */
+  /** The limit for a keeper to start and for a state to be reached. An emulated machine needs more than the default. */
   readonly limitMs?: number;
 }
 
@@ -76,14 +76,14 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
   const { signal } = keepers;
   const start = (): Promise<StartedKeeper> =>
     keepers.startKeeper({ program, enter, flags: dataPathFlags, clock: clockFor(limitMs) }).catch((cause: unknown) => {
-      // Whoever reads this has no other chance to see the log: the folder is removed, or is in a virtual machine.
+      // The error quotes the log, because its folder is removed, or is in a virtual machine.
       throw new Error(`no keeper: ${String(cause)}\n${keepers.log().slice(-shownLog)}`, { cause });
     });
   const control = join(scratch.folder, 'fusectl');
   let keeper = await start();
   let client: KeeperClient = keepers.client();
   let count = 0;
-  // A test whose time is up ends with its process, and leaves whoever waits for a mount to them.
+  // A test that times out ends with its process. The guards abort the mounts that others wait for.
   const guards = new DisposableStack();
 
   const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
@@ -148,7 +148,7 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
       client = keepers.client();
     },
     [Symbol.asyncDispose]: async () => {
-      // The mounts end with whoever serves them, so that nothing waits for a server that may be gone.
+      // The keeper's end aborts the mounts, so nothing waits for a server that may be gone.
       await keepers[Symbol.asyncDispose]();
       scratch[Symbol.dispose]();
       guards.dispose();
@@ -156,7 +156,7 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
   };
 }
 
-/** With deadlines that are at least so long. */
+/** A clock whose deadlines are at least that long. */
 function clockFor(limitMs = 0): Clock {
   const clock = systemClock();
   return { ...clock, deadline: (ms, parent) => clock.deadline(Math.max(ms, limitMs), parent) };
@@ -188,7 +188,7 @@ async function attach(at: string, fd: number, checks: MountSpec['checks'] = 'ker
   if (status !== 0) throw new Error(`mount ended with ${status}`);
 }
 
-/** The kernel calls it by the minor number of its device. Read from the table: the mount itself may not answer. */
+/** The kernel names a FUSE connection by the minor device number. Read from the mount table, because the mount may not answer. */
 export function connectionOf(at: string): string {
   const lines = readFileSync('/proc/self/mountinfo', 'utf8').split('\n');
   const fields = lines.map((line) => line.split(' ')).findLast((one) => one[4] === at);
@@ -197,13 +197,13 @@ export function connectionOf(at: string): string {
   return minor;
 }
 
-/** A folder of an export, as the client finds it. */
+/** A folder of an export, as the client looks it up. */
 export async function sourceOf(server: NfsAddress, folder: string): Promise<Source> {
   using opened = await openExport(server, folder);
   return { host: server.host, port: server.nfsPort, root: Buffer.from(opened.root).toString('base64') };
 }
 
-/** Has the work done again and again, and disturbs it meanwhile, until that was often enough; then it is done to its end. */
+/** Repeats the work and injects faults meanwhile until there were enough; then lets the work finish. */
 export async function runWithFaults(
   often: number,
   disturb: () => Promise<unknown>,

@@ -7,7 +7,7 @@ import type { SharedFolder } from './fakes/shared-folder.ts';
 export const limit = 64_000;
 export const neverAborts = new AbortController().signal;
 
-/** What lies on the server, by file: a count looks at one after the other, and they change meanwhile. */
+/** The sizes of the files on the server. A recount reads them one by one while they change. */
 export type FileSizes = Map<string, number>;
 export const sizeOf = (tree: FileSizes): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
 
@@ -15,7 +15,7 @@ export interface QuotaNode {
   readonly quota: Quota;
   readonly recount: Recount;
   readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
-  /** From now on it does nothing, and gives nothing back. */
+  /** Stops at once, without returning its share of the quota. */
   die(): void;
 }
 

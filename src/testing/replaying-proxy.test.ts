@@ -7,12 +7,12 @@ import { asRecord, onRecords, procedureOf, reply, uint32s } from './rpc-records.
 const mkdir = 9;
 const call = (xid: number): Buffer => asRecord(uint32s(xid, 0, 2, 100_003, 3, mkdir));
 
-test('a late copy that the server drops, because it has not finished the first, is delivered again', async () => {
+test('delivers a late copy again if the server drops it because it has not finished the first one', async () => {
   let copies = 0;
   const server = createServer((socket) => {
     socket.on('error', () => undefined);
     onRecords(socket, (record) => {
-      // The second copy is dropped, as nfs-ganesha does it.
+      // Drops the second copy, as nfs-ganesha does.
       if (procedureOf(record) === mkdir && ++copies !== 2) socket.write(reply(record.xid));
     });
   });

@@ -6,24 +6,24 @@ import { create, link, mkdir, remove, rename, rmdir, setattr, symlink, write } f
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
 
-/** A folder on a server, node A which reaches it through a proxy, and node B which reaches it directly. */
+/** A folder on a server, node A that reaches it through a proxy, and node B that reaches it directly. */
 export interface ResendNodes {
   readonly proxy: ReplayingProxy;
   readonly a: NfsClient;
   readonly b: NfsClient;
-  /** An empty directory, as clients know it and on the server's disk. */
+  /** An empty directory, as a handle and as a path on the server's disk. */
   readonly directory: FileHandle;
   readonly folder: string;
-  /** Another directory, for the file by which node A learns the server's write verifier. */
+  /** Another directory, with the file that node A uses to learn the server's write verifier. */
   readonly witnesses: FileHandle;
 }
 
 interface Prepared {
-  /** Node A does it, once. */
+  /** Node A makes the change, once. */
   byA(): Promise<unknown>;
   /** Node B changes the result afterwards. */
   byB(): Promise<unknown>;
-  /** Holds after both, in this order. */
+  /** Checks the result of both changes, in this order. */
   check(): void;
 }
 
@@ -33,7 +33,7 @@ export interface Mutation {
   readonly prepare: (nodes: ResendNodes) => Promise<Prepared>;
 }
 
-/** As a `hard` mount asks. */
+/** The call options of a `hard` mount. */
 export const hardMount = { deadlineMs: Number.POSITIVE_INFINITY };
 const guarded = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
@@ -41,14 +41,14 @@ export const namesIn = (folder: string): string[] => readdirSync(folder).toSorte
 const textOf = ({ folder }: ResendNodes): string =>
   namesIn(folder).includes('file') ? readFileSync(join(folder, 'file'), 'utf8') : 'no such file';
 
-/** Node B makes a file, and its data are on the disk. */
+/** Node B creates a file, with its data on the disk. */
 async function makeByB({ b, directory }: ResendNodes, name: string): Promise<FileHandle> {
   const { handle } = await b.create(directory, name, guarded);
   await b.write(handle, 0, Buffer.from('of node B'), stability.fileSync);
   return handle;
 }
 
-/** They take a name away. */
+/** Calls that remove a name. */
 export const removingMutations: readonly Mutation[] = [
   {
     name: 'REMOVE',
@@ -92,7 +92,7 @@ export const removingMutations: readonly Mutation[] = [
   },
 ];
 
-/** They change data. */
+/** Calls that change data. */
 export const dataMutations: readonly Mutation[] = [
   {
     name: 'WRITE',
@@ -133,7 +133,7 @@ export const dataMutations: readonly Mutation[] = [
   },
 ];
 
-/** They make a name. */
+/** Calls that create a name. */
 export const creatingMutations: readonly Mutation[] = [
   {
     name: 'LINK',

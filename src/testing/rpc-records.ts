@@ -1,12 +1,12 @@
 import type { Socket } from 'node:net';
 
-/** One record of RPC, mark included. */
+/** One RPC record, including its mark. */
 export interface RpcRecord {
   readonly bytes: Buffer;
   readonly xid: number;
 }
 
-/** Gives whole records. Senders here use one fragment for each. */
+/** Splits a stream into records. Senders here use one fragment per record. */
 export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void): void {
   let have = Buffer.alloc(0);
   socket.on('data', (chunk: Buffer) => {
@@ -33,10 +33,10 @@ export const uint32s = (...all: readonly number[]): Buffer => {
   return bytes;
 };
 
-/** A message as one fragment, which is the last. */
+/** A message as a single last fragment. */
 export const asRecord = (message: Buffer): Buffer => Buffer.concat([uint32s(0x8000_0000 | message.length), message]);
 
-/** A reply to that call: accepted, and then the words given. */
+/** An accepted reply to that call with the given result words. */
 export const reply = (xid: number, ...result: readonly number[]): Buffer =>
   asRecord(uint32s(xid, 1, 0, 0, 0, 0, ...result));
 

@@ -5,19 +5,19 @@ import { join } from 'node:path';
 import { unmountedImage } from '#base/e2fsprogs.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 
-/** A folder of this machine to mount in, from which everything is cleared away at the end. */
+/** A temporary folder to mount in. Disposing of it removes all mounts, loop devices and files. */
 export interface ScratchFolder extends Disposable {
   readonly folder: string;
   readonly scope: Scope;
-  /** A sparse file with a file system in it, or with nothing. */
+  /** Creates a sparse file, with a file system if `kind` is given. */
   image(name: string, mib: number, kind?: 'xfs' | 'ext4'): string;
-  /** What is mounted in the folder, as `findmnt` would say: the mount points. */
+  /** The mount points in the folder, as in `findmnt`. */
   mounts(): readonly string[];
-  /** Loop devices on files of the folder, or on that one. */
+  /** Loop devices on files of the folder, or on that file only. */
   loops(file?: string): readonly string[];
 }
 
-/** `prefix`: of the folder's name, for those who need a short path. */
+/** `prefix` of the folder's name, for tests that need a short path. */
 export function createScratchFolder(prefix = 'stowage-test-'): ScratchFolder {
   const folder = realpathSync(mkdtempSync(join(tmpdir(), prefix)));
   const isOn = (path: string, file?: string): boolean =>
@@ -47,7 +47,7 @@ export function createScratchFolder(prefix = 'stowage-test-'): ScratchFolder {
     [Symbol.dispose]: () => {
       for (const at of mounts().toReversed()) quietly('umount', '--lazy', '--', at);
       for (const loop of loops()) quietly('losetup', '--detach', loop);
-      // Never through a mount: what is behind it would be deleted.
+      // Never through a mount: that would delete the files behind it.
       const left = mounts();
       if (left.length > 0) throw new Error(`still mounted: ${left.join(', ')}`);
       rmSync(folder, { recursive: true, force: true });
@@ -69,6 +69,6 @@ function quietly(program: string, ...args: readonly string[]): void {
   try {
     execFileSync(program, args, { stdio: 'ignore', timeout: 10_000, env: { PATH: searchPath } });
   } catch {
-    // Gone already; what remains is found by looking again.
+    // Already gone. The next pass finds what remains.
   }
 }

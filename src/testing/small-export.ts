@@ -12,12 +12,12 @@ import {
 } from './keeper-mounts.ts';
 import { createScratchFolder } from './scratch-folder.ts';
 
-/** A mount of an export that has room for 4 MiB. */
+/** A mount of an export with room for 4 MiB. */
 export interface SmallExport extends AsyncDisposable {
   readonly mounts: KeeperMounts;
   readonly mount: KeeperMount;
   readonly server: NfsServer;
-  /** What is exported, on this machine. */
+  /** The exported folder on this machine. */
   readonly folder: string;
 }
 

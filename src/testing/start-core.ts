@@ -26,13 +26,13 @@ type KeptRecords = Pick<MemoryRecords, 'open'>;
 /** The use cases without a server: real stores, records in memory, and a mount table that only this process sees. */
 export interface TestCore extends AsyncDisposable {
   readonly folder: string;
-  /** The directory of the store that is there without configuration. */
+  /** The directory of the store that exists without configuration. */
   readonly storeFolder: string;
   readonly core: WholeCore;
   readonly kept: KeptState;
   /** Reads the configuration file again. */
   reload(): Promise<void>;
-  /** Returns what stays mounted because it is in use. */
+  /** Returns the mounts that stay because they are in use. */
   stop(): Promise<readonly string[]>;
 }
 
@@ -46,21 +46,21 @@ export interface KeptState {
 }
 
 export interface CoreOptions {
-  /** Its folder, records and mounts are found again, as after a restart of the program. It is stopped. */
+  /** A stopped core whose folder, records and mounts are used again, as after a restart. */
   readonly after?: TestCore | undefined;
   readonly config?: string;
   readonly clock?: Clock;
-  /** By default only the local one. */
+  /** Default: only the local store. */
   readonly kinds?: readonly StoreKind[];
   readonly engines?: readonly ContainerEngine[];
   readonly log?: Log;
-  /** A folder that is there already, with the records of an earlier life in a file. Whoever made it removes it. */
+  /** An existing folder with a file of records. The caller removes it. */
   readonly folder?: string;
-  /** Records that are in no file of that folder. Whoever made them disposes of them. */
+  /** Records that are not in a file of that folder. The caller disposes of them. */
   readonly records?: KeptRecords;
 }
 
-/** For operations that run when it is told to stop. */
+/** The limit for operations in progress during a stop. */
 const drainMs = 10_000;
 
 /** Returns when every store is open or cannot be opened. */

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { ScratchFolder } from './scratch-folder.ts';
 
-/** Somebody else's loop device on a file of a FUSE mount whose server is stopped: every question about that file waits. */
+/** A loop device of another program on a file of a FUSE mount whose server is stopped: every query about that file hangs. */
 export interface StoppedLoopDevice extends AsyncDisposable {
   readonly node: string;
   /** The path of the file behind it. */
@@ -21,7 +21,7 @@ export interface StoppedLoopOptions {
 
 const program = fileURLToPath(new URL('fuse-file-server.ts', import.meta.url));
 
-/** Programs of the whole machine that ask all loop devices wait until this is disposed of: keep it short. */
+/** Programs that query all loop devices of the machine hang until this is disposed of: keep it short. */
 export async function stoppedLoopDevice(
   { folder, image }: ScratchFolder,
   { name = 'other.img', mounted = false }: StoppedLoopOptions = {},
@@ -40,7 +40,7 @@ export async function stoppedLoopDevice(
   const node = execFileSync('losetup', ['--find', '--show', file]).toString().trim();
   undo.defer(() => void execFileSync('losetup', ['--detach', node]));
   if (mounted) {
-    // Read-only: nothing in the kernel then waits to write to it.
+    // Read-only, so nothing in the kernel waits to write to it.
     execFileSync('mount', ['-t', 'ext4', '-o', 'ro,noload', node, join(top, 'mounted')]);
     undo.defer(() => void execFileSync('umount', [join(top, 'mounted')]));
   }

@@ -33,16 +33,16 @@ export const pod = (phase: string): AnyObject => ({
 interface RunOptions {
   readonly name?: string;
   readonly id?: string;
-  /** What the store says that it is. */
+  /** The identity that the store reports. */
   readonly identity?: string;
 }
 
-/** For each test an API server in memory, with a store and the classes of other drivers, and an administrator who runs the command. */
+/** For each test: an API server in memory with a store and the classes of other drivers, and an administrator who runs the command. */
 export function takeOverFixture() {
   let api: FakeKubeApi;
-  /** Changes that are still let through; then the process that asks is as good as killed. */
+  /** The number of changes that are let through before the command is killed. */
   let lives: number;
-  /** PersistentVolumes that were released while their policy was Delete: what is on them is lost. */
+  /** PersistentVolumes that were released with the policy Delete: their data are lost. */
   let destroyed: string[];
   let patienceMs: number;
 
@@ -79,7 +79,7 @@ export function takeOverFixture() {
   const claim = async (name = 'data'): Promise<PersistentVolumeClaim | undefined> =>
     (await list(claims)).find(({ metadata }) => metadata.name === name);
 
-  /** Only what was read, as everybody in Kubernetes does it. */
+  /** Patches with the resourceVersion that was read, like Kubernetes' own components. */
   async function patched<T extends KubeObject>(resource: Resource<T>, { metadata }: T, change: object): Promise<void> {
     using kubernetes = client('kubernetes');
     const { namespace, name, uid, resourceVersion } = metadata;
@@ -89,7 +89,7 @@ export function takeOverFixture() {
     });
   }
 
-  /** What Kubernetes' own controller of volumes does, of what matters here. */
+  /** Does the relevant work of Kubernetes' PersistentVolume controller. */
   async function settle(): Promise<void> {
     const [volumes, claimed] = [await list(persistentVolumes), await list(claims)];
     for (const one of claimed) {
@@ -116,7 +116,7 @@ export function takeOverFixture() {
         destroyed.push(metadata.name ?? '');
   }
 
-  /** A claim that one of them has made a volume for; the name of that. */
+  /** A claim with a volume of another driver. Returns the name of the PersistentVolume. */
   function provisioned(
     kind: ForeignDriver,
     name = 'data',
@@ -131,7 +131,7 @@ export function takeOverFixture() {
     const annotations = { ...made.metadata.annotations, 'pv.kubernetes.io/bind-completed': 'yes' };
     const bound = { ...made, metadata: { ...made.metadata, annotations }, spec: { ...made.spec, volumeName: called } };
     api.put(paths.claims, asAnyObject({ ...bound, status: { phase: 'Bound' } }));
-    // Nobody here takes finalizers away.
+    // Nothing here removes finalizers.
     api.put(
       paths.volumes,
       asAnyObject({
@@ -170,7 +170,7 @@ export function takeOverFixture() {
     return typeof said === 'string' ? said : '';
   }
 
-  /** One that ends after so many changes. */
+  /** A run that is killed after that many changes. */
   async function stopped(deed: Deed, after: number): Promise<void> {
     lives = after;
     patienceMs = 100;
@@ -209,7 +209,7 @@ export function takeOverFixture() {
     get destroyed() {
       return destroyed;
     },
-    /** Of the command, for Kubernetes to do its part. */
+    /** How long the command waits for Kubernetes. */
     waitFor: (ms: number): void => {
       patienceMs = ms;
     },

@@ -1,7 +1,7 @@
 /**
- * A data path that serves one file, `who`, on every mount that its keeper gives it: in it stands its process number. The first
- * one never answers a MKDIR. It keeps it in the journal, and has the kernel told of a name in the same directory, by a thread
- * that then hangs in the kernel until somebody answers. A successor does.
+ * A data path that serves one file, `who`, on each mount of its keeper. The file contains its process id. The first data path never
+ * answers a MKDIR: it stores it in the journal, and notifies the kernel of a name in the same directory from a thread, which
+ * then hangs in the kernel until the MKDIR is answered. A successor answers it.
  */
 
 import { readSync, writeSync } from 'node:fs';
@@ -21,7 +21,7 @@ import { defaultWishes } from '../fuse-mount.ts';
 hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
-/** Where in the journal the MKDIR lies. */
+/** The journal offset of the MKDIR. */
 const keptAt = 1024;
 const longestKept = 1024;
 const content = Buffer.from(`${process.pid}\n`);
