@@ -21,7 +21,7 @@ import { sshfs } from './sshfs.ts';
 
 const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'nsenter', 'ip', 'findmnt'];
 
-/** Everything a test can ask for. One more is one more entry; a long one is a file of its own beside this one. */
+/** All components that tests can require. Add an entry for a new one, with its own file beside this one if it is long. */
 export const components = {
   linux: {
     what: 'a Linux kernel',
@@ -84,7 +84,7 @@ export const components = {
     what: 'a Docker engine that tests start for themselves (dockerd, containerd, runc, docker)',
     probe: () => missingPrograms(...engine) ?? cannotMount(),
     command: 'npm run testbed, as root',
-    // Debian 13 moved the client into a package of its own.
+    // Debian 13 has the client in a separate package.
     packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
   },
   compose,
@@ -183,12 +183,12 @@ export type ComponentName = keyof typeof components;
 export const component = (name: ComponentName): Component => components[name];
 export const componentNames = Object.keys(components) as readonly ComponentName[];
 
-/** Nothing to install when only the permission is missing. */
+/** No packages if only the permission is missing. */
 function unlessOnPath(programs: readonly string[], packages: readonly string[]): readonly string[] {
   return missingPrograms(...programs) === undefined ? [] : packages;
 }
 
-/** Tries it: the capability bits alone do not tell what a container's profile forbids. */
+/** Tries a mount, because capability bits do not show what a container's security profile forbids. */
 function cannotMount(): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   const lacking = missingPrograms('mount', 'umount', 'unshare');
@@ -199,14 +199,14 @@ function cannotMount(): string | undefined {
   if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
   const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
-    // In a mount namespace of its own: it ends with the process, whatever happens.
+    // In its own mount namespace, which ends with the process.
     return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
   } finally {
     rmdirSync(at);
   }
 }
 
-/** In a namespace of its own, with which it ends. */
+/** Tries it in its own namespace, which ends with the process. */
 function cannotConnectNetworks(): string | undefined {
   const cable = ['link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b'];
   return commandFailure('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
@@ -226,7 +226,7 @@ function cannotOpen(path: string, how = 'r+'): string | undefined {
   }
 }
 
-/** Built in or loaded, or a module that the first mount loads. */
+/** The file system must be built in, loaded, or a module that the first mount loads. */
 function notInKernel(filesystem: string): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   if (new RegExp(`\\t${filesystem}$`, 'm').test(readFileSync('/proc/filesystems', 'utf8'))) return undefined;
@@ -234,7 +234,7 @@ function notInKernel(filesystem: string): string | undefined {
     const modules = readFileSync(`/lib/modules/${release()}/modules.dep`, 'utf8');
     if (modules.includes(`/${filesystem}.ko`)) return undefined;
   } catch {
-    // No modules at all: only what is built in counts.
+    // The kernel has no module folder, so only built-in file systems count.
   }
   return `this kernel has no ${filesystem}`;
 }

@@ -11,13 +11,13 @@ import { sharedFolder } from './shared-folder.ts';
 
 const commandDeadline = 120_000;
 
-/** A Docker engine of the test's own. */
+/** A separate Docker engine for a test. */
 export interface Engine extends TestEngine {
   docker(...args: readonly string[]): Promise<string>;
 }
 
 export interface EngineOptions extends TestEngineOptions {
-  /** Further words for dockerd. */
+  /** More arguments for dockerd. */
   readonly args?: readonly string[];
 }
 
@@ -27,7 +27,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
   stack.defer(() => rm(folder, { recursive: true, force: true }));
-  // An engine that remaps users has others than root go through it.
+  // With user remapping, other users than root must be able to traverse the folder.
   await chmod(folder, 0o711);
   for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
   for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
@@ -43,7 +43,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
         ...(options.bridges === true ? [] : withoutBridges),
         ...(options.args ?? []),
       ],
-      // An engine that finds its containerd slow to answer has it write down its stacks among the temporary files.
+      // An engine whose containerd is slow makes it write its stacks to the temporary folder.
       env: { TMPDIR: join(folder, 'tmp') },
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('API listen on'),
@@ -51,7 +51,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
     });
   };
   await start();
-  // First as the engine wants it, so that containers end in order.
+  // First a normal stop of the engine, so containers end in order.
   stack.defer(async () => await inmate?.stop());
   const all = stack.move();
   const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
@@ -88,7 +88,7 @@ const dockerd = (folder: string, socket: string): readonly string[] => [
 
 async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {
   const { stdout } = await promisify(execFile)(onPath('docker') ?? 'docker', ['--host', `unix://${socket}`, ...words], {
-    // Without the person's own contexts and credentials.
+    // Without the user's own contexts and credentials.
     env: { PATH: process.env['PATH'], DOCKER_CONFIG: join(folder, 'client') },
     maxBuffer: 16 * 1024 * 1024,
     signal,

@@ -12,7 +12,7 @@ const source = join(import.meta.dirname, 'go-nfs');
 const sources = ['main.go', 'go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
 const place = cachedBuild('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
 
-/** A library that others build NFS servers from; it does not follow the protocol in all things. */
+/** A library for building NFS servers. It deviates from the protocol in some points. */
 export const goNfs: Component = {
   what: `github.com/willscott/go-nfs ${version} as a server`,
   probe: () => {
@@ -33,7 +33,7 @@ export const goNfs: Component = {
   },
 };
 
-/** Exports the folder under every name, to everybody, with MOUNT and NFS on one port. */
+/** Exports the folder under every name to every client, with MOUNT and NFS on one port. */
 export async function startGoNfs(options: { readonly path: string; readonly signal: AbortSignal }): Promise<NfsServer> {
   const host = loopbackAddress();
   const [port = 0] = await freePorts(host, 1);

@@ -24,7 +24,7 @@ export interface PodmanEngine extends TestEngine {
   podman(...args: readonly string[]): Promise<string>;
 }
 
-/** It knows plugins by name and place, not by a folder. */
+/** Podman knows plugins by name and path, and not by a folder. */
 const podmanPlugins = ['stowage', 'stowage-local'] as const;
 
 const containersConf = (plugins: string, bridges: boolean): string => `
@@ -57,7 +57,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   await writeFile(join(folder, 'storage.conf'), storageConf(folder));
   for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
   stack.defer(() => removeCgroups(basename(folder)));
-  // Podman puts its groups at the top, beside those of other engines, and leaves them there.
+  // Podman creates its groups at the root, beside those of other engines, and leaves them there.
   const machine = stack.use(await startMachine({ folder, groups: true }, signal));
   const socket = join(folder, 'podman.sock');
   const env = {
@@ -68,7 +68,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   const program = onPath('podman') ?? 'podman';
   let service: MachineProcess | undefined;
   const start = async (): Promise<void> => {
-    // What a killed one left would look like one that listens.
+    // The socket of a killed Podman would look as if it still listened.
     await rm(socket, { force: true });
     service = await startInside(machine, {
       command: [program, '--log-level', 'info', 'system', 'service', '--time', '0', `unix://${socket}`],

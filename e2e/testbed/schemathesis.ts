@@ -6,7 +6,7 @@ const version = '4.32.5';
 const place = cachedBuild('schemathesis', version, 'bin/schemathesis');
 const requirements = join(import.meta.dirname, 'schemathesis.txt');
 
-/** Property tests from the OpenAPI document, in a virtual environment of its own. */
+/** Property tests from an OpenAPI document, in a Python virtual environment. */
 export const schemathesis: Component = {
   what: `schemathesis ${version}`,
   probe: place.probe,

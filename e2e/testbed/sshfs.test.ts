@@ -12,12 +12,12 @@ const run = promisify(execFile);
 
 const [init, version] = [1, 2];
 
-describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
-  test('gives each connection to a process that speaks its protocol', async () => {
+describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
+  test('starts a process for each connection that speaks SFTP', async () => {
     await using server = await startSftpServer();
     for (let i = 0; i < 2; i++) {
       const socket = connect(server.port, server.host);
-      // Length, kind, version 3.
+      // Length, type, version 3.
       socket.write(Buffer.from([0, 0, 0, 5, init, 0, 0, 0, 3]));
       const [answer] = (await once(socket, 'data')) as [Buffer];
       expect([...answer.subarray(4, 9)]).toEqual([version, 0, 0, 0, 3]);
@@ -25,9 +25,9 @@ describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
     }
   });
 
-  test.skipIf(needs('root'))('has ssh around it, if that is wanted', async () => {
+  test.skipIf(needs('root'))('can be started with ssh in front of it', async () => {
     using scratch = createScratchFolder();
-    // sshd wants this folder. The server uses one of its own; a machine that runs sshd has it anyway.
+    // sshd requires this folder. The server has its own one; a machine that runs sshd has it anyway.
     const hadFolder = existsSync('/run/sshd');
     await using server = await startSshServer(scratch.folder, async (file, args) => (await run(file, args)).stdout);
     const options = server.options.map((option) => `-o${option}`);

@@ -11,32 +11,32 @@ import { startNodeMachine } from './node-machine.ts';
 export interface Node extends AsyncDisposable, Pick<Machine, 'beside'> {
   readonly name: string;
   readonly address: string;
-  /** What is at a path of the node, seen from this machine: files, without what is mounted there. */
+  /** The node's root folder, as seen from this machine, without the node's mounts. */
   readonly folder: string;
-  /** Runs a program on it, among the mounts that the kubelet sees; gives what it printed. */
+  /** Runs a program in the kubelet's mount namespace, and returns its output. */
   inside(...words: readonly string[]): Promise<string>;
-  /** Makes an image known, by the names that it has and by others. */
+  /** Imports an image under its own names and under the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
-  /** Its pods go on. */
+  /** Its pods keep running. */
   stopKubelet(): Promise<void>;
   killKubelet(): Promise<void>;
   startKubelet(): Promise<void>;
   restartKubelet(): Promise<void>;
-  /** From the API server and from all other nodes. It and its pods go on. */
+  /** Disconnects it from the API server and all other nodes. It keeps running with its pods. */
   cutOff(): Promise<void>;
   reconnect(): Promise<void>;
-  /** As when the power goes: all its processes and mounts are gone at once. There is no way back. */
+  /** Like a power failure: all its processes and mounts are gone at once. It can't be started again. */
   killNode(): Promise<void>;
 }
 
 export interface NodeOptions {
   readonly number: number;
   readonly count: number;
-  /** Of the cluster. */
+  /** The folder of the cluster. */
   readonly top: string;
-  /** Of the cluster's control groups. */
+  /** The cgroup of the cluster. */
   readonly group: string;
-  /** Of the programs. */
+  /** The folder of the programs. */
   readonly bin: string;
   readonly folders: readonly string[];
   readonly kubeletArgs: readonly string[];
@@ -45,16 +45,16 @@ export interface NodeOptions {
   readonly signal: AbortSignal;
 }
 
-/** Pods with the node's network have its name too. */
+/** Sets the host name that host-network pods see. */
 const named = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "$@"', 'sh'];
 
-/** Of a cluster that is being started. */
+/** A node of a cluster that is starting. */
 export interface NewNode extends Node {
-  /** To be called once there is an API server. */
+  /** Call it when the API server runs. */
   join(): Promise<void>;
 }
 
-/** A node on which containers can run. */
+/** A node that can run containers. */
 export async function startNode(options: NodeOptions): Promise<NewNode> {
   const { number, count, top, bin, network, authority, signal } = options;
   const name = `node-${number}`;
@@ -79,8 +79,8 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const daemon = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
     startInside(machine, {
       command: [...named, name, ...command],
-      // What is on an ordinary user's PATH may lack iptables.
-      // Whoever is killed while it starts a process in a container leaves its description behind, among the node's files.
+      // The PATH of an ordinary user may lack iptables.
+      // A program that is killed while it starts a process in a container leaves a file behind, so the node has its own TMPDIR.
       env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin`, TMPDIR: temporary },
       logFile: join(top, 'log', `${name}-${called}`),
       isReady: (log) => log.includes(ready),
