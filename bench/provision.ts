@@ -150,6 +150,6 @@ async function memoryRows(benchCluster: BenchCluster, note: (text: string) => vo
   }
   // Another controller process has made the volumes so far.
   await using controller = await benchCluster.startProvisioner('nfs');
-  await add('controller', `${many} volumes, begun anew`, 150, controller.restingMemory());
+  await add('controller', `${many} volumes, after a restart`, 150, controller.restingMemory());
   return rows;
 }

@@ -89,8 +89,8 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
         expect(readFileSync(`/proc/${pid}/comm`, 'utf8')).toBe('stowage\n');
         await setTimeout(afterMs);
         process.kill(pid, 'SIGTERM');
-        const ended = await Promise.race([once(child, 'exit'), setTimeout(30_000, 'it goes on', { ref: false })]);
-        expect(ended).not.toBe('it goes on');
+        const ended = await Promise.race([once(child, 'exit'), setTimeout(30_000, 'still running', { ref: false })]);
+        expect(ended).not.toBe('still running');
       }
     },
   );

@@ -152,7 +152,7 @@ describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
   });
 
   test.each([
-    ['a word that nobody knows', 'controler.replicas=3', "'controler' not allowed"],
+    ['an unknown value', 'controler.replicas=3', "'controler' not allowed"],
     ['an image policy that there is not', 'image.pullPolicy=Sometimes', 'value must be one of'],
     ['two stores of one name', 'embeddedNFS.enabled=true,embeddedNFS.name=local', 'two stores are called local'],
     ['an NFS server without a disk', 'defaultStore.enabled=false,embeddedNFS.enabled=true', 'embeddedNFS needs a disk'],

@@ -101,7 +101,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
     const running = start(script(new URL('./load.ts', import.meta.url), ...words), ending);
     const output = text(running.stdout);
     const { status, errors } = await running.ended;
-    if (late.aborted) throw new Error(`${what} of ${count} claims took too long: whoever makes volumes may have ended`);
+    if (late.aborted) throw new Error(`${what} of ${count} claims took too long: the provisioner may have ended`);
     if (status !== 0) throw new Error(`${what} ended with ${status}: ${errors}`);
     return JSON.parse(await output) as T;
   };

@@ -146,7 +146,7 @@ async function bind(): Promise<object> {
 }
 
 const work = { create, bind, remove: () => remove(false), sweep: () => remove(true) };
-if (!(what in work)) throw new Error(`nobody knows how to ${what}`);
+if (!(what in work)) throw new Error(`unknown action ${what}`);
 console.log(JSON.stringify(await work[what as keyof typeof work]()));
 // The watches would keep the process running.
 process.exit();

@@ -32,13 +32,13 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
   const errors: string[] = [];
   let last: Turn = { turns: 0, operations: 0, ms: 0 };
   let longest = 0;
-  let told = Promise.withResolvers<void>();
+  let nextReport = Promise.withResolvers<void>();
   createInterface({ input: child.stdout }).on('line', (line) => {
     last = JSON.parse(line) as Turn;
     longest = Math.max(longest, last.ms);
     if (last.error !== undefined) errors.push(last.error);
-    told.resolve();
-    told = Promise.withResolvers();
+    nextReport.resolve();
+    nextReport = Promise.withResolvers();
   });
 
   async function progress(): Promise<void> {
@@ -47,7 +47,8 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
     late.catch(() => undefined);
     limit.addEventListener('abort', () => reject(limit.reason), { once: true });
     // First the turn in progress ends, and then a complete one.
-    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; ) await Promise.race([told.promise, late]);
+    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; )
+      await Promise.race([nextReport.promise, late]);
   }
 
   await progress();

@@ -35,9 +35,9 @@ export function createCompetingClients(about: {
     check: async () => {
       const found = (await clients[0]?.list()) ?? [];
       const present = new Set(found.map(({ id }) => id));
-      for (const id of present) if (!history.created.has(id)) throw new Error(`nobody was told of ${id}`);
+      for (const id of present) if (!history.created.has(id)) throw new Error(`no creation returned ${id}`);
       const accounted = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
-      if (accounted.length > 0) throw new Error(`there and gone, or neither: ${accounted.join(', ')}`);
+      if (accounted.length > 0) throw new Error(`both present and deleted, or neither: ${accounted.join(', ')}`);
     },
   };
 }

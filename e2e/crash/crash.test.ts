@@ -37,7 +37,7 @@ async function runUnderKills(
   clients: readonly (() => Promise<void>)[],
   random: () => number,
 ): Promise<ReadonlyMap<string, number>> {
-  let [begun, done, over] = [0, 0, false];
+  let [started, done, over] = [0, 0, false];
   const kinds = new Map<string, number>();
   const all = async (loops: readonly (() => Promise<void>)[]): Promise<void> => {
     // When one loop fails, the others stop too, so nothing runs on after the test.
@@ -51,7 +51,7 @@ async function runUnderKills(
   const working = async (): Promise<void> => {
     await all(
       crew.map((worker) => async () => {
-        while (!over && begun++ < operations) {
+        while (!over && started++ < operations) {
           const kind = await worker.step();
           kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
           done++;

@@ -30,7 +30,7 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
     isReady: (log) => log.includes('answers'),
   });
   return {
-    setNames: (told) => writeFile(names, JSON.stringify(told)),
+    setNames: (entries) => writeFile(names, JSON.stringify(entries)),
     [Symbol.asyncDispose]: () => daemon.kill(),
   };
 }

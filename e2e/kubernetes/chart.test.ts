@@ -253,11 +253,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ready('private');
       expect(await exec('private', 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await inPrivate.contentsOf('file')).toEqual(['text\n']);
-      const told = await Promise.all([
+      const logs = await Promise.all([
         kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
         fixture.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
       ]);
-      for (const text of told) expect(text).not.toContain(inPrivate.clue);
+      for (const text of logs) expect(text).not.toContain(inPrivate.clue);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
       await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
     },

@@ -87,14 +87,14 @@ export function controllerFixture(): ControllerFixture {
     onTestFinished(() => client[Symbol.dispose]());
     it.caches = createCaches(client, clock);
     it.agents = createFakeAgents();
-    const told = createEvents({ client, clock, controller: 'test', instance: 'test' });
+    const eventRecorder = createEvents({ client, clock, controller: 'test', instance: 'test' });
     const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
     const file = createCoreProvisioner(it.core, createWhyNotOpen(it.caches.stores, kinds));
     it.parts = {
       client,
       clock,
       caches: it.caches,
-      events: told,
+      events: eventRecorder,
       core: it.core,
       kinds,
       provisioners: new Map([[file.driver, file]]),
@@ -120,7 +120,7 @@ export function controllerFixture(): ControllerFixture {
     };
     it.start = (make, more = {}) => {
       const controller = make({ ...it.parts, ...more });
-      if (!isFed) running.push(...Object.values(it.caches).map((cache) => cache.run(scope)), told.run(scope));
+      if (!isFed) running.push(...Object.values(it.caches).map((cache) => cache.run(scope)), eventRecorder.run(scope));
       isFed = true;
       const ran = controller.run(scope, AbortSignal.any([ending.signal, term.stop.signal]));
       running.push(ran);

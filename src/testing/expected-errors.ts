@@ -39,9 +39,9 @@ export interface ExpectedError {
 
 export function expectError(
   error: Pick<StowageError, 'code' | 'reason' | 'message' | 'action'>,
-  told: ExpectedError,
+  expected: ExpectedError,
 ): void {
-  expect({ code: error.code, reason: error.reason }).toEqual({ code: told.code, reason: told.reason });
-  expect(error.message).toMatch(told.message);
-  expect(error.action).toMatch(told.action);
+  expect({ code: error.code, reason: error.reason }).toEqual({ code: expected.code, reason: expected.reason });
+  expect(error.message).toMatch(expected.message);
+  expect(error.action).toMatch(expected.action);
 }

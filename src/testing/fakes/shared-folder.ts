@@ -74,7 +74,7 @@ export function createSharedFolder(seed: number): SharedFolder {
       });
       end.catch(() => undefined);
       for (let steps = 0; !isDone; steps++) {
-        if (steps > mostSteps) throw new Error(`after ${mostSteps} steps it still goes on`);
+        if (steps > mostSteps) throw new Error(`still running after ${mostSteps} steps`);
         // All settled promises are handled before the next request runs.
         await new Promise(setImmediate);
         const [next] = waiting.splice(random(waiting.length), 1);
