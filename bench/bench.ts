@@ -1,18 +1,18 @@
 import type { Row } from './report.ts';
 
 export interface BenchOptions {
-  /** Undefined: as many as usual. */
+  /** Undefined: the default of the benchmark. */
   readonly rounds: number | undefined;
-  /** Only rows whose name has this in it. */
+  /** Only rows whose name contains this text. */
   readonly only: string;
-  /** An earlier commit to measure beside this one, instead of other software. */
+  /** An earlier commit to compare with, instead of other software. */
   readonly against?: string | undefined;
 }
 
 export interface Bench {
   readonly about: string;
-  /** Those that it heeds. */
+  /** The options that the benchmark supports. */
   readonly options?: readonly (keyof BenchOptions)[];
-  /** `note` is for progress; the rows are the answer. */
+  /** `note` reports progress; the result is the rows. */
   run(signal: AbortSignal, note: (text: string) => void, options: BenchOptions): Promise<readonly Row[]>;
 }

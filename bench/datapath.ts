@@ -2,32 +2,32 @@ import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startSftpServer, startSshServer } from '#testbed/sshfs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
 import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
-import type { Mounting } from './datapath/mounting.ts';
-import { type OursOptions, startOurs } from './datapath/ours.ts';
+import type { Mounter } from './datapath/mounting.ts';
+import { type OurDataPathOptions, startOurDataPath } from './datapath/our-data-path.ts';
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
-import { checkOut, noSlower } from './earlier.ts';
-import { requireComponents } from './needed.ts';
+import { checkOut, noSlower } from './earlier-commit.ts';
 import { startRaw } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
-/** For one task without a mount. */
+/** The limit for one task without a mount. */
 const rawMs = 60_000;
-/** `ssh` is sshfs as people use it, encrypted: to know where we are, not to be measured by. */
+/** `ssh` is encrypted sshfs, as users run it. It is shown for comparison, and no goal depends on it. */
 const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
-/** With `--against`: this data path and that of the earlier commit. */
+/** With `--against`: this data path and the one of the earlier commit. */
 const versions = ['ours', 'earlier'] as const;
 type Version = (typeof versions)[number];
 
-/** What was measured of one task: by side, round by round, the values. */
+/** The values of one task by side, one for each round. */
 interface Measured<S extends string> {
   readonly task: Task;
   readonly values: Readonly<Record<S, (readonly number[])[]>>;
@@ -38,10 +38,10 @@ export const bench: Bench = {
   options: ['rounds', 'only', 'against'],
   run: async (signal, note, { rounds = usualRounds, only, against }) => {
     requireComponents('fuse', 'ganesha', 'fio', 'sshfs');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha and sftp-server on ${place.kind}`);
-    using ground = createGround('stowage-bench-');
+    using scratch = createScratchFolder('stowage-bench-');
     await using exported = await makeFolder(place, []);
     await plantShared(join(exported.path, 'shared'));
     await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
@@ -49,28 +49,32 @@ export const bench: Bench = {
     const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
     if (against !== undefined) {
       using earlier = await checkOut(against, signal);
-      return await versionRows({ ...about, folder: ground.folder }, earlier.path, rounds, wanted);
+      return await versionRows({ ...about, folder: scratch.folder }, earlier.path, rounds, wanted);
     }
     return [
-      ...(await speedRows({ ...about, folder: ground.folder }, rounds, wanted)),
-      ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(ground.folder, 'memory') }) : []),
+      ...(await speedRows({ ...about, folder: scratch.folder }, rounds, wanted)),
+      ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(scratch.folder, 'memory') }) : []),
     ];
   },
 };
 
-interface About extends OursOptions {
+interface DataPathBenchOptions extends OurDataPathOptions {
   /** The folder that the server exports. */
   readonly exported: string;
   readonly note: (text: string) => void;
 }
 
-async function speedRows(about: About, rounds: number, wanted: readonly Task[]): Promise<readonly Row[]> {
+async function speedRows(
+  about: DataPathBenchOptions,
+  rounds: number,
+  wanted: readonly Task[],
+): Promise<readonly Row[]> {
   const { server, folder, exported, signal, note } = about;
   if (wanted.length === 0) return [];
   await using sftp = await startSftpServer();
   const run = async (file: string, args: readonly string[]) => (await command([file, ...args], signal)).stdout;
   await using ssh = await startSshServer(folder, run);
-  await using ours = await startOurs(about);
+  await using ours = await startOurDataPath(about);
   await using raw = startRaw(server, signal);
   const mountings = { ours, sshfs: sshfsMounting(sftp, folder, signal), ssh: sshfsMounting(ssh, folder, signal) };
   const measure = async (task: Task, side: Side): Promise<readonly number[]> => {
@@ -84,10 +88,10 @@ async function speedRows(about: About, rounds: number, wanted: readonly Task[]):
   return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
 }
 
-async function versionRows(about: About, tree: string, rounds: number, wanted: readonly Task[]) {
+async function versionRows(about: DataPathBenchOptions, tree: string, rounds: number, wanted: readonly Task[]) {
   const { folder, exported, signal, note } = about;
-  await using ours = await startOurs({ ...about, folder: join(folder, 'ours') });
-  await using earlier = await startOurs({ ...about, folder: join(folder, 'earlier'), tree });
+  await using ours = await startOurDataPath({ ...about, folder: join(folder, 'ours') });
+  await using earlier = await startOurDataPath({ ...about, folder: join(folder, 'earlier'), tree });
   const mountings = { ours, earlier };
   const measure = async (task: Task, side: Version): Promise<readonly number[]> => {
     await using place = await folderFor(task, exported);
@@ -103,12 +107,12 @@ const versionRowsOf = ({ task, values }: Measured<Version>): readonly Row[] =>
     return toRow({ name, unit, values: ours ?? [], yardsticks: earlier ?? [], goal: noSlower });
   });
 
-async function memoryOf(about: About): Promise<readonly Row[]> {
-  await using ours = await startOurs(about);
+async function memoryOf(about: DataPathBenchOptions): Promise<readonly Row[]> {
+  await using ours = await startOurDataPath(about);
   return await memoryRows(ours, about.exported, about.signal);
 }
 
-/** Read by all, in turn. What the server has in its own memory after the first time, it has for all. */
+/** All sides read this folder in turn. After the first one, the server has it cached for all. */
 async function plantShared(folder: string): Promise<void> {
   await mkdir(folder);
   await writeFile(join(folder, 'large'), Buffer.alloc(largeMib * 1024 * 1024, 'stowage '));
@@ -117,7 +121,7 @@ async function plantShared(folder: string): Promise<void> {
 
 let count = 0;
 
-/** Made on the disk: the server has not seen it. */
+/** Created directly on the disk, so the server has not cached it. */
 async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & { readonly path: string }> {
   const shared = join(parent, 'shared');
   if (task.folder === 'shared') return { path: shared, [Symbol.asyncDispose]: () => Promise.resolve() };
@@ -127,7 +131,7 @@ async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & 
   return { path, [Symbol.asyncDispose]: () => rm(path, { recursive: true, force: true }) };
 }
 
-async function onMount(task: Task, mounting: Mounting, folder: string, signal: AbortSignal) {
+async function onMount(task: Task, mounting: Mounter, folder: string, signal: AbortSignal) {
   await using mounted = await mounting.mount(folder, task);
   return await task.measure(mounted.at, signal);
 }
@@ -139,14 +143,14 @@ interface Comparison<S extends string> {
   measure(task: Task, side: S): Promise<readonly number[]>;
 }
 
-/** Round after round, in which each task is done by one side after the other; none is always the first. */
+/** Runs every task on every side in each round. The order of the sides changes, so none is always the first. */
 async function compare<S extends string>(
   wanted: readonly Task[],
   { sides, rounds, measure, note }: Comparison<S>,
 ): Promise<readonly Measured<S>[]> {
   const noValues = () => Object.fromEntries(sides.map((side) => [side, []])) as unknown as Measured<S>['values'];
   const all = wanted.map((task): Measured<S> => ({ task, values: noValues() }));
-  // In the first, code is not compiled yet and caches of the servers are cold.
+  // Round 0 warms up: code is not compiled yet, and the servers' caches are cold.
   for (let round = 0; round <= rounds; round++) {
     for (const { task, values } of all) {
       const order = sides.map((_, i) => sides[(i + round) % sides.length] as S);

@@ -1,9 +1,9 @@
 import type { Bench } from './bench.ts';
-import { type Host, type Side, sides, startHost } from './docker/host.ts';
+import { type DockerHost, type Side, sides, startHost } from './docker/host.ts';
 import type { RecordedCall } from './docker/recorder.ts';
-import { requireComponents } from './needed.ts';
-import { places } from './nfs/folder.ts';
+import { measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 60;
 const warmUps = 3;
@@ -12,14 +12,14 @@ const rushes = 5;
 const restarts = 9;
 const ours = ['local', 'nfs'] as const;
 type Ours = (typeof ours)[number];
-/** What a container that starts and ends may take longer, in milliseconds. */
+/** The goal: how many milliseconds longer a container may take to start and end. */
 const goals: Readonly<Record<Ours, number>> = { local: 10, nfs: 25 };
 const named: Readonly<Record<Side, string>> = {
   local: 'local store',
   nfs: 'NFS store',
   plain: "Docker's own driver",
 };
-/** Those that a container which starts and ends makes an engine call. */
+/** The engine calls of one container that starts and ends. */
 const methods = ['Get', 'Mount', 'Unmount'] as const;
 
 export const bench: Bench = {
@@ -27,7 +27,7 @@ export const bench: Bench = {
   options: ['rounds'],
   run: async (signal, note, { rounds = usualRounds }) => {
     requireComponents('docker', 'busybox', 'mount', 'fuse', 'ganesha');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     await using host = await startHost(place, signal);
@@ -48,9 +48,9 @@ interface Pair {
   readonly without: number;
 }
 
-/** One container after the other: first with a volume of ours and then with one of Docker's, or the other way round. */
+/** Runs one container at a time: one with our volume and one with Docker's, in alternating order. */
 async function oneAtATime(
-  host: Host,
+  host: DockerHost,
   rounds: number,
   note: (text: string) => void,
 ): Promise<Readonly<Record<Ours, readonly Pair[]>>> {
@@ -68,7 +68,7 @@ async function oneAtATime(
   return pairs;
 }
 
-async function pairOf(host: Host, side: Ours, isFirst: boolean): Promise<Pair> {
+async function pairOf(host: DockerHost, side: Ours, isFirst: boolean): Promise<Pair> {
   if (isFirst) return { with: await host.run(side), without: await host.run('plain') };
   const without = await host.run('plain');
   return { without, with: await host.run(side) };
@@ -88,8 +88,8 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
   ];
 }
 
-/** From the start of the program until engines are answered. */
-async function restartRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+/** The time from the start of the program until it answers engines. */
+async function restartRows(host: DockerHost, note: (text: string) => void): Promise<readonly Row[]> {
   const measured = async (name: string): Promise<Row> => {
     const values: number[] = [];
     for (let round = 1; round <= restarts; round++) {
@@ -107,10 +107,10 @@ async function restartRows(host: Host, note: (text: string) => void): Promise<re
 const msOf = (calls: readonly RecordedCall[], method: string): readonly number[] =>
   calls.filter((call) => call.method === method).map(({ ms }) => ms);
 
-async function callRows(host: Host, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
+async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
   const rows: Row[] = [];
   for (const side of ours) {
-    // The first finds a plugin that was started again.
+    // The first container finds a restarted plugin.
     await host.run(side);
     const runs: (readonly RecordedCall[])[] = [];
     for (taken(); runs.length < rushes; runs.push(taken())) await host.run(side);
@@ -125,9 +125,9 @@ async function callRows(host: Host, taken: () => readonly RecordedCall[]): Promi
   return rows;
 }
 
-/** Each with a volume of its own. */
+/** Many containers at once, each with its own volume. */
 async function rushRows(
-  host: Host,
+  host: DockerHost,
   taken: () => readonly RecordedCall[],
   note: (text: string) => void,
 ): Promise<readonly Row[]> {

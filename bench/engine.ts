@@ -2,8 +2,8 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { request } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { runScript } from './child.ts';
 import { type Row, toRow } from './report.ts';
+import { runScript } from './run-script.ts';
 import { type Server, startServer } from './server.ts';
 
 const rounds = 7;
@@ -83,7 +83,7 @@ async function speed(folder: string, signal: AbortSignal, note: Note): Promise<r
   };
   const times: Record<keyof typeof sides, Times[]> = { ours: [], bare: [] };
   for (let round = 0; round <= rounds; round++) {
-    // Neither side always comes after the other.
+    // The sides take turns at going first.
     const order = round % 2 === 0 ? (['ours', 'bare'] as const) : (['bare', 'ours'] as const);
     for (const side of order) {
       const took = await sides[side](`${side}-${round}`);

@@ -35,7 +35,7 @@ function list(): number {
   return 0;
 }
 
-/** What is wrong with them, if something is. */
+/** Returns the error in the options, if there is one. */
 function readOptions(
   values: { readonly rounds?: string; readonly only?: string; readonly against?: string },
   { options = [] }: Bench,
@@ -62,7 +62,7 @@ async function main(): Promise<number> {
     return 2;
   }
   const stop = new AbortController();
-  // So that servers are ended and folders removed on Ctrl-C too.
+  // So that an interrupt also stops servers and removes folders.
   for (const signal of ['SIGINT', 'SIGTERM'] as const)
     process.once(signal, () => stop.abort(new Error(`stopped by ${signal}`)));
   const rows = await bench.run(stop.signal, (text) => console.error(text), options);

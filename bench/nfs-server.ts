@@ -1,7 +1,7 @@
 import { startGanesha } from '#testbed/ganesha.ts';
-import { type Compared, compare } from './nfs/compare.ts';
+import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, type Target } from './nfs/driver.ts';
-import { makeFolder, type Place, places } from './nfs/folder.ts';
+import { type MeasuredFileSystem, makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, tasks } from './nfs/operations.ts';
 import { startOurServer } from './nfs/server.ts';
 import { type Measured, type Row, toRow } from './report.ts';
@@ -15,17 +15,17 @@ export const bench = {
   about: 'our NFS server against nfs-ganesha on the same file system, both driven by libnfs (C)',
   run: async (signal: AbortSignal, note: Note): Promise<readonly Row[]> => {
     const rows: Row[] = [];
-    for (const place of places()) rows.push(...(await onPlace(place, signal, note)));
+    for (const place of measuredFileSystems()) rows.push(...(await onPlace(place, signal, note)));
     return rows;
   },
 };
 
-async function onPlace(place: Place, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
+async function onPlace(place: MeasuredFileSystem, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
   await using folder = await makeFolder(place, ['ours', 'ganesha']);
   const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
   await using ganesha = await startGanesha({ exports, signal });
   const theirs = { host: ganesha.host, nfsPort: ganesha.nfsPort, mountPort: ganesha.mountPort, path: folder.path };
-  const against = async (target: Target, few: boolean): Promise<readonly Compared[]> => {
+  const against = async (target: Target, few: boolean): Promise<readonly Comparison[]> => {
     await using ours = startLibnfs(target, 'ours', signal);
     await using yardstick = startLibnfs(theirs, 'ganesha', signal);
     const some = few ? tasks.filter(({ operation }) => operation === 'mkdir' || operation === 'file') : tasks;
@@ -48,7 +48,7 @@ async function onPlace(place: Place, signal: AbortSignal, note: Note): Promise<r
   return measured.map((each) => toRow({ ...each, name: `${place.kind}: ${each.name}` }));
 }
 
-const speed = ({ task, ours, yardstick }: Compared): Measured => ({
+const speed = ({ task, ours, yardstick }: Comparison): Measured => ({
   name: task.name,
   unit: task.unit,
   values: ours.map((one) => one.perSecond),

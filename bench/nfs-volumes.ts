@@ -1,6 +1,6 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startVolumes } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
 
 const rounds = 9;
@@ -9,14 +9,14 @@ const inFlight = 32;
 
 interface Made {
   readonly perSecond: number;
-  /** Round trips for one volume. */
+  /** The round trips for one volume. */
   readonly callsEach: number;
 }
 
 export const bench = {
   about: 'volumes created on an NFS store, against a loop that sends the same calls',
   run: async (signal: AbortSignal, note: (text: string) => void): Promise<readonly Row[]> => {
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     const sides = ['store', 'bare'] as const;
@@ -29,7 +29,7 @@ export const bench = {
     const drivers = { store, bare };
     const made: Record<(typeof sides)[number], Made[]> = { store: [], bare: [] };
     for (let round = 0; round <= rounds; round++) {
-      // Neither side always comes after the other.
+      // The sides take turns at going first.
       for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
         const one = await drivers[side].ask<Made>(`r${round} ${volumes} ${inFlight}`, 0);
         note(`${round === 0 ? 'warm-up' : `round ${round}/${rounds}`}: ${side} ${Math.round(one.perSecond)} volumes/s`);

@@ -1,21 +1,21 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { Bench } from './bench.ts';
-import { checkOut, noMore, noSlower } from './earlier.ts';
-import { type Compared, compare } from './nfs/compare.ts';
+import { checkOut, noMore, noSlower } from './earlier-commit.ts';
+import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
 import { type Goal, type Row, toRow } from './report.ts';
 
 const usualRounds = 17;
-/** Two versions of our client differ by little. */
+/** Two versions of our client differ little, so the samples are longer. */
 const longSampleMs = 500;
 
 export const bench: Bench = {
   about: 'our NFS client against libnfs (C), on one nfs-ganesha, one connection each',
   options: ['rounds', 'against'],
   run: async (signal, note, { rounds = usualRounds, against }) => {
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
     using earlier = against === undefined ? undefined : await checkOut(against, signal);
@@ -46,7 +46,7 @@ const besideLibnfs: Goals = {
 
 const besideEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
 
-const speed = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
+const speed = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({
     name: task.name,
     unit: task.unit,
@@ -55,7 +55,7 @@ const speed = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
     goal: goals.speed(task),
   });
 
-const cpu = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
+const cpu = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({
     name: `${task.name}: CPU of the client`,
     unit: 'µs',

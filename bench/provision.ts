@@ -1,16 +1,24 @@
 import type { Bench } from './bench.ts';
-import { requireComponents } from './needed.ts';
-import { byTime, type Created, type Ground, ofNode, type Side, startGround, stores } from './provision/ground.ts';
+import {
+  type BenchCluster,
+  type Created,
+  nodeProcesses,
+  periodicRequests,
+  type Side,
+  startBenchCluster,
+  stores,
+} from './provision/bench-cluster.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
 const warmUp = 50;
 const claims = 300;
-/** Those of the memory that is told after work. */
+/** The number of volumes after which memory is reported. */
 const some = 1_000;
 const many = 10_000;
-/** In MB. */
-const mostOfNode: Readonly<Record<(typeof ofNode)[number], number>> = { agent: 100, keeper: 65 };
+/** The goals in MB. */
+const mostOfNode: Readonly<Record<(typeof nodeProcesses)[number], number>> = { agent: 100, keeper: 65 };
 
 export const bench: Bench = {
   about:
@@ -18,10 +26,10 @@ export const bench: Bench = {
   options: ['rounds', 'only'],
   run: async (signal, note, { rounds = usualRounds, only }) => {
     requireComponents('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha', 'helm', 'fuse');
-    await using ground = await startGround(signal);
+    await using benchCluster = await startBenchCluster(signal);
     const parts = [
-      { names: ['claims', 'requests'], rows: () => speedRows(ground, rounds, note) },
-      { names: ['memory'], rows: () => memoryRows(ground, note) },
+      { names: ['claims', 'requests'], rows: () => speedRows(benchCluster, rounds, note) },
+      { names: ['memory'], rows: () => memoryRows(benchCluster, note) },
     ];
     const rows: Row[] = [];
     for (const { names, rows: measure } of parts)
@@ -32,19 +40,23 @@ export const bench: Bench = {
 
 interface Round extends Created {
   readonly goneMs: number;
-  /** Of whoever makes them, Events included. */
+  /** The CPU time of the provisioner, Events included. */
   readonly cpuMs: number;
-  /** Of Stowage, for all claims. */
+  /** Stowage's requests to the API server for all claims. */
   readonly requests: ReadonlyMap<string, number>;
 }
 
-/** Both are started anew for each, and have made some volumes before it counts. */
-async function speedRows(ground: Ground, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
+/** Restarts both sides for each round, and makes some volumes before the measurement. */
+async function speedRows(
+  benchCluster: BenchCluster,
+  rounds: number,
+  note: (text: string) => void,
+): Promise<readonly Row[]> {
   const all: Record<Side, Round[]> = { nfs: [], local: [], bare: [] };
   const sides: readonly Side[] = [...stores, 'bare'];
   for (let round = 1; round <= rounds; round++) {
     for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
-      const one = await roundOf(ground, side, round);
+      const one = await roundOf(benchCluster, side, round);
       const seconds = [one.claimsMs, one.madeMs, one.boundMs, one.goneMs].map((ms) => (ms / 1000).toFixed(2));
       note(
         `round ${round}/${rounds}, ${side}: claims ${seconds[0]} s, PVs ${seconds[1]} s, bound ${seconds[2]} s, gone ${seconds[3]} s`,
@@ -92,26 +104,26 @@ function rowsOf(side: keyof typeof named, ours: readonly Round[], bare: readonly
 
 function perClaim(requests: ReadonlyMap<string, number>): number {
   let sum = 0;
-  for (const [what, times] of requests) if (!byTime.test(what)) sum += times;
+  for (const [what, times] of requests) if (!periodicRequests.test(what)) sum += times;
   return sum / claims;
 }
 
-async function roundOf(ground: Ground, side: Side, round: number): Promise<Round> {
-  await using running = await ground.begin(side);
+async function roundOf(benchCluster: BenchCluster, side: Side, round: number): Promise<Round> {
+  await using running = await benchCluster.startProvisioner(side);
   const warm = `warm-${side}-${round}`;
-  await ground.create(side, warm, warmUp);
-  await ground.remove(side, warm, warmUp);
-  await ground.settled();
+  await benchCluster.create(side, warm, warmUp);
+  await benchCluster.remove(side, warm, warmUp);
+  await benchCluster.settled();
   const prefix = `claim-${side}-${round}`;
   const before = await running.cpuMs();
-  const created = await ground.create(side, prefix, claims);
-  const requests = await ground.settled();
+  const created = await benchCluster.create(side, prefix, claims);
+  const requests = await benchCluster.settled();
   const cpuMs = (await running.cpuMs()) - before;
-  const goneMs = await ground.remove(side, prefix, claims);
+  const goneMs = await benchCluster.remove(side, prefix, claims);
   return { ...created, goneMs, requests, cpuMs };
 }
 
-async function memoryRows(ground: Ground, note: (text: string) => void): Promise<readonly Row[]> {
+async function memoryRows(benchCluster: BenchCluster, note: (text: string) => void): Promise<readonly Row[]> {
   const rows: Row[] = [];
   const add = async (whose: string, when: string, below: number, measured: Promise<number>): Promise<void> => {
     const value = await measured;
@@ -120,24 +132,24 @@ async function memoryRows(ground: Ground, note: (text: string) => void): Promise
     rows.push(toRow({ name, unit: 'MB', values: [value], goal: { valueBelow: below } }));
   };
   const addNode = async (when: string): Promise<void> => {
-    for (const which of ofNode) await add(which, when, mostOfNode[which], ground.memoryOf(which));
+    for (const which of nodeProcesses) await add(which, when, mostOfNode[which], benchCluster.memoryOf(which));
   };
   {
-    await using controller = await ground.begin('nfs');
+    await using controller = await benchCluster.startProvisioner('nfs');
     await add('controller', 'idle', 130, controller.restingMemory());
     await addNode('idle');
-    await ground.create('nfs', 'some', some);
-    await ground.settled();
+    await benchCluster.create('nfs', 'some', some);
+    await benchCluster.settled();
     await add('controller', `after ${some} claims`, 130, controller.restingMemory());
-    // The node makes those of its own store.
-    await ground.create('local', 'own', some);
+    // The agent makes the volumes of the local store.
+    await benchCluster.create('local', 'own', some);
     await addNode(`after ${some} claims`);
-    await ground.createMany('nfs', 'many', many - 2 * some);
-    await ground.settled();
+    await benchCluster.createMany('nfs', 'many', many - 2 * some);
+    await benchCluster.settled();
     await add('controller', `${many} volumes`, 150, controller.restingMemory());
   }
-  // Another has made them.
-  await using controller = await ground.begin('nfs');
-  await add('controller', `${many} volumes, begun anew`, 150, controller.restingMemory());
+  // Another controller process has made the volumes so far.
+  await using controller = await benchCluster.startProvisioner('nfs');
+  await add('controller', `${many} volumes, after a restart`, 150, controller.restingMemory());
   return rows;
 }

@@ -1,9 +1,9 @@
 import { loadavg } from 'node:os';
 import type { Bench } from './bench.ts';
-import { requireComponents } from './needed.ts';
-import { places } from './nfs/folder.ts';
-import { type Host, type Side, sides, startHost } from './publish/host.ts';
+import { measuredFileSystems } from './nfs/measured-folder.ts';
+import { type PublishHost, type Side, sides, startHost } from './publish/host.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 100;
 const warmUps = 10;
@@ -11,9 +11,9 @@ const atOnce = 50;
 const rushes = 9;
 
 /**
- * Which a local volume is measured against. The goal is beside the driver: it makes the same folders and mounts, is asked by the
- * same two calls, and has no part that could be left out. Beside mount(2) alone, one at a time, the two calls themselves take
- * longer already, which is shown by a driver that does nothing else than to answer them.
+ * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the same two calls,
+ * and nothing else. Compared with mount(2) alone, one at a time, the two gRPC calls already take longer, as `calls` shows: a driver
+ * that only answers them.
  */
 const yardsticks = ['driver', 'calls', 'programs'] as const;
 const named: Readonly<Record<Side, string>> = {
@@ -39,7 +39,7 @@ export const bench: Bench = {
   options: ['rounds'],
   run: async (signal, note, { rounds = usualRounds }) => {
     requireComponents('root', 'mount', 'fuse', 'ganesha');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(
       `nfs-ganesha on ${place.kind}; load ${loadavg()
@@ -51,8 +51,8 @@ export const bench: Bench = {
   },
 };
 
-/** In each round every side once, and neither always comes first. */
-async function oneAtATime(host: Host, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
+/** Runs every side once in each round. The order alternates. */
+async function oneAtATime(host: PublishHost, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
   const taken = untaken();
   for (let round = 1 - warmUps; round <= rounds; round++) {
     const volume = (round + warmUps) % atOnce;
@@ -66,8 +66,8 @@ async function oneAtATime(host: Host, rounds: number, note: (text: string) => vo
   return rowsOf('one at a time', taken, { nfsBelow: 50 });
 }
 
-/** All volumes, from the first call to the last answer. */
-async function rushRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+/** All volumes at once, from the first call to the last answer. */
+async function rushRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
   const all = untaken();
   const each: number[] = [];
   const volumes = Array.from({ length: atOnce }, (_, i) => i);

@@ -1,22 +1,22 @@
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
-import { type Ours, startOurs } from './datapath/ours.ts';
+import { type OurDataPath, startOurDataPath } from './datapath/our-data-path.ts';
 import { files, plantTree } from './datapath/tree.ts';
-import { requireComponents } from './needed.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Application, startApplication } from './recovery/application-process.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 50;
 
 interface Kind {
   readonly name: string;
-  /** Resolves when the mount is served by another process. */
-  disturb(ours: Ours, signal: AbortSignal): Promise<void>;
-  /** Milliseconds. */
+  /** Resolves when another process serves the mount. */
+  disturb(ours: OurDataPath, signal: AbortSignal): Promise<void>;
+  /** The goals in milliseconds. */
   readonly goals: { readonly median?: number; readonly worst: number };
 }
 
@@ -34,19 +34,19 @@ export const bench: Bench = {
   options: ['rounds', 'only'],
   run: async (signal, note, { rounds = usualRounds, only }) => {
     requireComponents('fuse', 'ganesha');
-    const [place] = places();
+    const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
-    using ground = createGround('stowage-bench-');
+    using scratch = createScratchFolder('stowage-bench-');
     await using exported = await makeFolder(place, []);
     const folder = join(exported.path, 'volume');
     plantTree(join(folder, 'tree'));
     await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
-    await using ours = await startOurs({ server: ganesha, folder: ground.folder, signal });
+    await using ours = await startOurDataPath({ server: ganesha, folder: scratch.folder, signal });
     await using mounted = await ours.mount(folder, { isCaching: true });
     await using application = await startApplication(mounted.at, signal);
     const rows: Row[] = [];
     for (const memory of ['', `, ${files} files known`]) {
-      // Whoever takes over takes over all that the kernel knows.
+      // Lists the tree, so the successor must take over all inodes that the kernel knows.
       if (memory !== '') await command(['ls', '-lR', join(mounted.at, 'tree')], signal);
       for (const kind of kinds.filter(({ name }) => name.includes(only))) {
         const pauses: number[] = [];
@@ -67,14 +67,14 @@ export const bench: Bench = {
   },
 };
 
-async function kill({ client, complete }: Ours, signal: AbortSignal): Promise<void> {
+async function kill({ client, complete }: OurDataPath, signal: AbortSignal): Promise<void> {
   const { active } = await client.status(signal);
   process.kill(active?.pid ?? Number.NaN, 'SIGKILL');
   await complete();
 }
 
-/** The longest that any call of the application took, of those that were under way or began since. */
-async function pauseOf(kind: Kind, ours: Ours, application: Application, signal: AbortSignal): Promise<number> {
+/** The longest call of the application, of the calls in flight at the fault or after it. */
+async function pauseOf(kind: Kind, ours: OurDataPath, application: Application, signal: AbortSignal): Promise<number> {
   await ours.complete();
   await application.progress();
   application.forget();

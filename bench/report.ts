@@ -1,4 +1,4 @@
-/** One line of a benchmark's answer. `yardstick` and `ratio` are null where there is only a figure, `goal` and `holds` where it is for information. */
+/** One row of a benchmark's result. `yardstick` and `ratio` are null if nothing is compared, `goal` and `holds` without a goal. */
 export interface Row {
   readonly name: string;
   readonly value: number;
@@ -12,9 +12,9 @@ export interface Row {
 export interface Measured {
   readonly name: string;
   readonly unit: string;
-  /** One per round. */
+  /** One value per round. */
   readonly values: readonly number[];
-  /** Of the same rounds, in the same order. */
+  /** The values of the same rounds, in the same order. */
   readonly yardsticks?: readonly number[];
   readonly goal?: Goal | undefined;
 }
@@ -32,7 +32,7 @@ export function median(values: readonly number[]): number {
   return (low + high) / 2;
 }
 
-/** The ratio is taken round by round: what slows the machine for a while slows both sides of a round. */
+/** Takes the ratio in each round, because a slowdown of the machine affects both sides. */
 export function toRow({ name, unit, values, yardsticks, goal }: Measured): Row {
   const value = median(values);
   const ratio =
@@ -51,7 +51,7 @@ export function toRow({ name, unit, values, yardsticks, goal }: Measured): Row {
   return { ...rest, goal: `ratio >= ${goal.ratioAtLeast}`, holds: ratio !== null && ratio >= goal.ratioAtLeast };
 }
 
-/** Four digits say all that such a measurement knows. */
+/** Four digits are the precision of such a measurement. */
 const rounded = (value: number): number => Number(value.toPrecision(4));
 
 const headings = ['', 'value', 'unit', 'yardstick', 'ratio', 'goal', ''] as const;
@@ -83,7 +83,7 @@ function table(rows: readonly Row[]): string {
     .join('\n');
 }
 
-/** A table for people; the last line is for programs. */
+/** A table for people. The last line is for programs. */
 export function report(bench: string, rows: readonly Row[]): string {
   return `\n${table(rows)}\n\n${JSON.stringify({ bench, rows })}\n`;
 }

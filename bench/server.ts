@@ -8,17 +8,17 @@ import { fileURLToPath } from 'node:url';
 
 export interface Server extends AsyncDisposable {
   readonly socket: string;
-  /** From the start of the process to the line that says it is ready. */
+  /** Milliseconds from the start of the process to the ready line. */
   readonly readyMs: number;
-  /** Resident memory in MB once it has come to rest. */
+  /** Resident memory in MB after it has settled. */
   restingMemory(signal: AbortSignal): Promise<number>;
-  /** Without asking. */
+  /** Sends SIGKILL. */
   kill(): Promise<void>;
 }
 
 const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
 
-/** A Stowage of its own: state, socket and store are inside `folder`, and it listens nowhere else. `more` are further words for `up`. */
+/** Starts a Stowage with its state, socket and store inside `folder`. It listens nowhere else. `more`: further arguments of `up`. */
 export async function startServer(folder: string, signal: AbortSignal, more: readonly string[] = []): Promise<Server> {
   const socket = join(folder, 'api.sock');
   const began = performance.now();
@@ -52,7 +52,7 @@ async function ready(child: ChildProcess, signal: AbortSignal): Promise<void> {
   }
   signal.throwIfAborted();
   if (!found) throw new Error('it ended before it was ready');
-  // Whatever else it prints must not fill the pipe and stop it; leaving the loop has paused the stream.
+  // Reads the remaining output, because a full pipe would block the program. Leaving the loop has paused the stream.
   child.stdout.resume();
 }
 
@@ -68,7 +68,7 @@ async function end(child: ChildProcess): Promise<void> {
 const sampleMs = 250;
 const usualQuietMs = 3_000;
 
-/** The least of many samples, taken until none has been lower for a while: garbage is collected some time after the work. */
+/** The minimum of many samples, until no smaller one was seen for a while: the garbage collector runs some time after the work. */
 export async function restingMemory(
   child: Pick<ChildProcess, 'pid'>,
   signal: AbortSignal,
@@ -79,7 +79,7 @@ export async function restingMemory(
   let least = Number.POSITIVE_INFINITY;
   for (let quiet = 0, samples = 0; quiet < quietSamples && samples < mostSamples; quiet++, samples++) {
     const now = await residentMemory(child);
-    // A page more or less is no change.
+    // A difference of a page counts as no change.
     if (now < least - 0.1) quiet = 0;
     least = Math.min(least, now);
     await sleep(sampleMs, undefined, { signal });

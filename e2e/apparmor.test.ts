@@ -7,7 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
 
-/** The profile's names, as Debian's own compiler understands it. A kernel that enforces it is not needed for that. */
+/** Returns the profile's names as Debian's apparmor_parser compiles it. Doesn't need a kernel that enforces the profile. */
 async function compiled(profile: string, signal: AbortSignal): Promise<string> {
   const run = runner(signal);
   const { tar } = await rootfs(['apparmor'], run);
@@ -21,7 +21,7 @@ async function compiled(profile: string, signal: AbortSignal): Promise<string> {
 }
 
 describe.skipIf(needs('root', 'docker'))('the AppArmor profile', () => {
-  test('is one that AppArmor understands', { timeout: 120_000 }, async () => {
+  test('is accepted by the AppArmor compiler', { timeout: 120_000 }, async () => {
     const profile = join(repository, 'deploy', 'apparmor', 'stowage');
     expect(await compiled(profile, new AbortController().signal)).toBe('stowage\n');
   });

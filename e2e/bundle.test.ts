@@ -12,15 +12,15 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** What we promise of the product. They are far from what it needs, so that a machine with other work keeps to them too. */
+/** The limits that we promise. They are far above what Stowage needs, so a busy machine stays within them too. */
 const readyWithinMs = 3_000;
 const idleBytes = 120 * 1024 * 1024;
 
-describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
+describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
   let home: Awaited<ReturnType<typeof mkdtempDisposable>>;
   let starts = 0;
 
-  // Without the sources beside it the bundle, made of them just now, is all that can run.
+  // Without the sources beside it, only the bundle, which is built here, can run.
   beforeAll(async () => {
     home = await mkdtempDisposable(join(tmpdir(), 'stowage-bundle-'));
     for (const folder of ['bin', 'dist', 'node_modules/.bin'])
@@ -43,14 +43,14 @@ describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
     return { server, ms: performance.now() - began };
   }
 
-  test('is spelled in ASCII, so that it is kept in memory with one byte for each character', async () => {
+  test('is plain ASCII, so V8 stores it with one byte per character', async () => {
     for (const name of (await readdir(join(home.path, 'dist'))).filter((one) => one.endsWith('.mjs')))
       expect([name, /\P{ASCII}/u.exec(await readFile(join(home.path, 'dist', name), 'utf8'))]).toEqual([name, null]);
   });
 
-  test(`is ready within ${readyWithinMs / 1000} s, a state folder made and Node started`, async () => {
+  test(`is ready within ${readyWithinMs / 1000} s, including the start of Node and the creation of the state folder`, async () => {
     const times: number[] = [];
-    // Other tests may take the processors from one of them, hardly from all three.
+    // Other tests may use up the CPU during one attempt, but hardly during all three.
     while (times.length < 3 && !times.some((ms) => ms < readyWithinMs)) {
       const { server, ms } = await start();
       const [, program] =
@@ -62,7 +62,7 @@ describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
     expect(Math.min(...times)).toBeLessThan(readyWithinMs);
   });
 
-  test(`takes less than ${idleBytes / 1024 / 1024} MB when it has nothing to do, after some work too`, async () => {
+  test(`uses less than ${idleBytes / 1024 / 1024} MB when idle, also after some work`, async () => {
     const { server } = await start();
     const resident = async (): Promise<number> => {
       const text = await readFile(`/proc/${server.pid}/status`, 'utf8');
@@ -71,7 +71,7 @@ describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
     expect(await resident()).toBeLessThan(idleBytes);
     for (let i = 0; i < 50; i++) expect((await server.api('POST', '/v1/volumes', { name: `v${i}` })).status).toBe(201);
     for (let i = 0; i < 50; i++) expect((await server.api('GET', '/v1/volumes')).status).toBe(200);
-    // The collector takes its time once there is nothing else to do; only that it gets there counts.
+    // The garbage collector runs some time after the work ends. Only the memory that it reaches in the end matters.
     const until = performance.now() + 20_000;
     while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
     expect(await resident()).toBeLessThan(idleBytes);

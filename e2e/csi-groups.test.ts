@@ -4,12 +4,18 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
-import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { killKeepers, type Place, patience, place, serving } from './nfs-mounted.ts';
+import { asGroup, everythingOwnedBy, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
+import {
+  createServerFolders,
+  killKeepers,
+  pollOptions,
+  type ServerFolders,
+  waitUntilServing,
+} from './nfs-mount-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
-  let own: Place;
+  let own: ServerFolders;
   let folder: string;
   let exported: string;
   let serverSquash: 'none' | 'root';
@@ -17,7 +23,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
   let pods: PodsOfGroups;
 
   beforeEach(async () => {
-    own = await place();
+    own = await createServerFolders();
     folder = own.top;
     exported = join(folder, 'export');
     mkdirSync(exported);
@@ -45,33 +51,33 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     pods = await podsOfGroups(file, folder);
   }
 
-  test('see theirs when a dead mount was mounted anew', async () => {
+  test('see the files of their group after a dead mount was replaced', async () => {
     chownSync(exported, 1000, 1000);
     await start('&squash=all&uid=1000&gid=1000');
     await pods.stage(2000);
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'mkdir d; echo one > d/file', pods.at('pod'));
-    await serving(stowage);
+    await waitUntilServing(stowage);
     killKeepers(folder);
-    await expect.poll(() => stowage.output(), patience).toContain('a dead mount was remounted');
-    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), patience).toBe(allOf(2000));
-    expect(await pods.groupsIn('stage/volume', 2000)).toBe(allOf(2000));
+    await expect.poll(() => stowage.output(), pollOptions).toContain('a dead mount was remounted');
+    await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), pollOptions).toBe(everythingOwnedBy(2000));
+    expect(await pods.groupsIn('stage/volume', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 
-  test('are given the files elsewhere, those that were there before, too', async () => {
+  test('get the files on another node, including files that existed before', async () => {
     await start('');
     await pods.stage(2000);
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'umask 022; mkdir d; echo one > d/file', pods.at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
     await pods.unpublish('pod');
     await pods.publish('pod', 3000);
-    expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
+    expect(await pods.groupsIn('pod', 3000)).toBe(everythingOwnedBy(3000));
     await asGroup(1002, 3000, 'echo two >> d/file; mv d/file d/moved', pods.at('pod'));
     await expect(asGroup(1003, 4000, 'touch d/no', pods.at('pod'))).rejects.toThrow('Permission denied');
   }, 120_000);
 
-  test('are given what belongs to whom root is on the server', async () => {
+  test('get files that belong to the user that the server maps root to', async () => {
     serverSquash = 'root';
     chownSync(exported, 1000, 1000);
     await start('&squash=root&uid=1000&gid=1000');
@@ -81,6 +87,6 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     expect([uid, gid, mode & 0o7777]).toEqual([1000, 2000, 0o2775]);
     await asGroup(1001, 2000, 'umask 002; mkdir d; echo one > d/file', pods.at('pod'));
     await asGroup(1002, 2000, 'umask 002; echo two >> d/file; mv d/file d/moved; mv d/moved d/file', pods.at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 });

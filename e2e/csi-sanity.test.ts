@@ -4,10 +4,10 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { component } from '#testbed/components.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
-/** What csi-sanity leaves out, by what it says of it; every spec that is not here, or is here and runs, is a failure. */
+/** The csi-sanity specs that are skipped, with its reason. A spec that is skipped and not listed here, or listed and run, is a failure. */
 const leftOut: Readonly<Record<string, string>> = {
   'Controller Publish, UnpublishVolume not supported': 'nothing of these drivers is attached to a node',
   'ControllerPublishVolume not supported': 'the same',
@@ -36,7 +36,7 @@ const mib = 1 << 20;
 
 interface Subject {
   readonly driver: 'file' | 'local';
-  /** As in stowage.yaml. */
+  /** The store's URI, as in stowage.yaml. */
   readonly uri: string;
   readonly access: 'mount' | 'block';
 }
@@ -74,7 +74,7 @@ async function sanity({ driver, uri, access }: Subject): Promise<readonly Spec[]
     report,
   ]);
   expect(status, stdout).toBe(0);
-  // Nothing is left of all that.
+  // csi-sanity left no volumes behind.
   const { body } = await stowage.api('GET', '/v1/volumes');
   expect(body['items']).toEqual([]);
   expect((await stowage.api('GET', '/v1/mounts')).body['items']).toEqual([]);
@@ -88,7 +88,7 @@ function expectAll(specs: readonly Spec[]): void {
   expect([...new Set(by('skipped').map(({ Failure }) => Failure?.Message))].toSorted()).toEqual(
     Object.keys(leftOut).toSorted(),
   );
-  // Its authors have switched it off.
+  // The authors of csi-sanity disabled this spec.
   expect(by('pending').map(({ LeafNodeText }) => LeafNodeText)).toEqual([
     'pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted',
   ]);
@@ -96,10 +96,10 @@ function expectAll(specs: readonly Spec[]): void {
 }
 
 beforeEach(() => {
-  // What a test that failed has left mounted goes first.
-  const ground = createGround('stowage-sanity-');
-  onTestFinished(() => ground[Symbol.dispose]());
-  folder = ground.folder;
+  // First remove the mounts that a failed test left.
+  const scratch = createScratchFolder('stowage-sanity-');
+  onTestFinished(() => scratch[Symbol.dispose]());
+  folder = scratch.folder;
 });
 
 const place = (name: string): string => {
@@ -109,11 +109,11 @@ const place = (name: string): string => {
 };
 
 describe.skipIf(needs('csi-sanity', 'mount'))('csi-sanity passes', () => {
-  test('for local.stowage.dev, with directories', { timeout: 180_000 }, async () => {
+  test('for local.stowage.dev with directory volumes', { timeout: 180_000 }, async () => {
     expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}`, access: 'mount' }));
   });
 
-  describe.skipIf(needs('loop', 'xfs'))('for local.stowage.dev, with images', () => {
+  describe.skipIf(needs('loop', 'xfs'))('for local.stowage.dev with image volumes', () => {
     test.each(['mount', 'block'] as const)('as %s', { timeout: 180_000 }, async (access) => {
       expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}?layout=image`, access }));
     });

@@ -4,8 +4,8 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounted } from '#testing/csi.ts';
-import { createGround } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { Controller, Node } from '#wire/csi/generated/csi.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
@@ -21,13 +21,13 @@ interface Host {
 let folder: string;
 
 beforeEach(() => {
-  // What a test that failed has left mounted goes first.
-  const ground = createGround('stowage-csi-');
-  onTestFinished(() => ground[Symbol.dispose]());
-  folder = ground.folder;
+  // First remove the mounts that a failed test left.
+  const scratch = createScratchFolder('stowage-csi-');
+  onTestFinished(() => scratch[Symbol.dispose]());
+  folder = scratch.folder;
 });
 
-/** A node of its own: Stowage with a state of its own, and a folder for stages and targets. */
+/** A node: a Stowage with its own state, and a folder for staging and target paths. */
 async function host(name: string, uri: string): Promise<Host> {
   const top = join(folder, name);
   mkdirSync(join(top, 'stage'), { recursive: true });
@@ -81,7 +81,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
   const unstage = ({ file, path }: Pick<Host, 'file' | 'path'>, volumeId: string) =>
     file.call(Node.method.nodeUnstageVolume, { volumeId, stagingTargetPath: path('stage') });
 
-  test('have a volume for one node one after the other, and one for several together', async () => {
+  test('use a single-node volume one after the other, and a multi-node volume at the same time', async () => {
     const single = 'SINGLE_NODE_WRITER';
     const volumeId = await create(one.file, single);
     expect(await create(other.file, single)).toBe(volumeId);
@@ -107,7 +107,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     expect((await other.file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
   }, 120_000);
 
-  test('keep it for the one that was killed, until it is back', async () => {
+  test('keep a single-node volume reserved for a killed node until it is back', async () => {
     const volumeId = await create(one.file, 'SINGLE_NODE_WRITER');
     await stage(one, volumeId, 'SINGLE_NODE_WRITER');
     one.stowage.signal('SIGKILL');
@@ -124,8 +124,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
   }, 120_000);
 });
 
-describe.skipIf(needs('mount'))('a volume that lives with its pod', () => {
-  test('goes with it, also after a kill at any moment', async () => {
+describe.skipIf(needs('mount'))('an ephemeral inline volume', () => {
+  test('is deleted with its pod, also after a kill at any moment', async () => {
     const store = join(folder, 'store');
     mkdirSync(store);
     const volumeId = `csi-${'1'.repeat(64)}`;
@@ -135,7 +135,7 @@ describe.skipIf(needs('mount'))('a volume that lives with its pod', () => {
       const before = await host('one', `local://${store}`);
       const publishing = before.local.call(Node.method.nodePublishVolume, request).catch(() => undefined);
       if (afterMs === undefined) await publishing;
-      // Whatever it is doing by then.
+      // The kill hits whatever the server does at that moment.
       else await new Promise((resolve) => setTimeout(resolve, afterMs));
       before.stowage.signal('SIGKILL');
       await before.stowage.ended();

@@ -10,66 +10,71 @@ import { runner } from '#testbed/run.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { run } from '#testing/workloads.ts';
-import { addsLines } from './docker-ground.ts';
-import { mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
+import { appendLinesScript } from './docker-fixture.ts';
+import { createServerFolders, mountsIn, runCli, startTestServer, waitUntilServing } from './nfs-mount-fixture.ts';
 
-describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
-  const end = new AbortController();
-  const ganesha = ganeshaFolders('container');
-  let root: string;
+describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
+  'a container that bind-mounts a volume itself',
+  () => {
+    const end = new AbortController();
+    const ganesha = ganeshaFolders('container');
+    let root: string;
 
-  beforeAll(async () => {
-    const { packages } = lastStage(readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8'));
-    ({ tar: root } = await rootfs(packages, runner(end.signal)));
-  }, 300_000);
-  afterAll(() => end.abort());
+    beforeAll(async () => {
+      const { packages } = lastStage(readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8'));
+      ({ tar: root } = await rootfs(packages, runner(end.signal)));
+    }, 300_000);
+    afterAll(() => end.abort());
 
-  test('works through kills, upgrades and restarts', { timeout: 120_000 }, async () => {
-    const where = await place();
-    let server = await started(where);
-    const { folder, uri } = ganesha.fresh();
-    const { port, mountport } = portsOf(ganesha.server);
-    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
-    await succeeds(server, 'volume', 'create', 'silver/photos');
-    const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
-    const log = join(folder, 'photos', 'log');
-    const lines = (): readonly string[] => (existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : []);
-    /** As the container sees it, work goes on after each. */
-    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
-      const before = lines().length;
-      await disturb();
-      await eventually(
-        () => lines().length,
-        (count) => count > before,
-      );
-    };
-    const killDataPath = async (): Promise<void> => void process.kill((await serving(server)).pid, 'SIGKILL');
+    test('keeps working through kills, upgrades and restarts', { timeout: 120_000 }, async () => {
+      const where = await createServerFolders();
+      let server = await startTestServer(where);
+      const { folder, uri } = ganesha.fresh();
+      const { port, mountport } = portsOf(ganesha.server);
+      await runCli(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
+      await runCli(server, 'volume', 'create', 'silver/photos');
+      const at = join(where.top, 'mnt');
+      await runCli(server, 'mount', 'silver/photos', at);
+      const log = join(folder, 'photos', 'log');
+      const lines = (): readonly string[] =>
+        existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
+      /** The container keeps writing after each disturbance. */
+      const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+        const before = lines().length;
+        await disturb();
+        await eventually(
+          () => lines().length,
+          (count) => count > before,
+        );
+      };
+      const killDataPath = async (): Promise<void> =>
+        void process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
 
-    // Where mounts are not shared, the engine sees only those that were there before it.
-    await using engine = await startDockerd(end.signal);
-    await engine.docker('import', root, 'plain');
-    const bound = ['--network', 'none', '-v', `${at}:/data`];
-    const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', addsLines);
-    await goesOn(() => Promise.resolve());
-    for (let i = 0; i < 2; i++) {
+      // Without shared mount propagation, the engine sees only mounts that existed before it started.
+      await using engine = await startDockerd(end.signal);
+      await engine.docker('import', root, 'plain');
+      const bound = ['--network', 'none', '-v', `${at}:/data`];
+      const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', appendLinesScript);
+      await goesOn(() => Promise.resolve());
+      for (let i = 0; i < 2; i++) {
+        await goesOn(killDataPath);
+        // The upgrade replaces both the keeper and the data path.
+        await goesOn(() => runCli(server, 'client', 'upgrade'));
+      }
+      await goesOn(async () => {
+        server.signal('SIGKILL');
+        await server.ended();
+      });
+      await goesOn(async () => {
+        server = await startTestServer(where);
+      });
       await goesOn(killDataPath);
-      // Another keeper, and another data path.
-      await goesOn(() => succeeds(server, 'client', 'upgrade'));
-    }
-    await goesOn(async () => {
-      server.signal('SIGKILL');
-      await server.ended();
+      await run('touch', [join(at, 'stop')]);
+      expect(await engine.docker('wait', id)).toBe('0');
+      expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));
+      await engine.docker('rm', id);
+      await runCli(server, 'unmount', at);
+      expect(mountsIn(where.top)).toEqual([]);
     });
-    await goesOn(async () => {
-      server = await started(where);
-    });
-    await goesOn(killDataPath);
-    await run('touch', [join(at, 'stop')]);
-    expect(await engine.docker('wait', id)).toBe('0');
-    expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));
-    await engine.docker('rm', id);
-    await succeeds(server, 'unmount', at);
-    expect(mountsIn(where.top)).toEqual([]);
-  });
-});
+  },
+);

@@ -6,28 +6,28 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { lasting } from './docker-ground.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { succeeds } from './nfs-mounted.ts';
+import { suiteResources } from './docker-fixture.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { runCli } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
 const containers = sized({ usual: 14, long: 50 });
-/** Of each container its own; it also has the first one of its neighbour. */
+/** Each container has so many volumes of its own. It also mounts the first volume of its neighbour. */
 const volumesEach = 4;
 const atATime = 8;
 const leastKills = sized({ usual: 3, long: 6 });
 const mostAttempts = 8;
 /**
- * What Docker says of a plugin that is not there, or went away before it answered. It repeats such a call without its body,
- * and takes every refusal of Get for a volume that is not there.
+ * The errors that Docker returns for a plugin that is down, or that went away before it answered. Docker retries such a call
+ * without its body, and treats every error of Get as "no such volume".
  */
 const unreachable =
   /connection refused|no such file or directory|EOF|connection reset|broken pipe|plugin .* not found|request has no (?:Name|ID)|no such volume|volume was not found in the driver/;
 
-/** A minute after a start is a mount dropped of which no engine knows; it is looked for every half minute. */
+/** A mount that no engine knows is dropped one minute after the start. Stowage checks every half minute. */
 const untilDropped = { timeout: 150_000, interval: 500 };
 
-/** Adds a line to each of its volumes, and says when it has. */
+/** Appends a line to each volume, and reports it. */
 const work = `
   for at in /volumes/*; do echo "$1" >>"$at/$1" || exit 3; done
   echo started >>/tmp/starts
@@ -52,17 +52,17 @@ const parts: readonly Part[] = Array.from({ length: containers }, (_, i) => ({
 const all = parts.flatMap(({ volumes }) => volumes);
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('very many volumes', () => {
-  let server: FarServer;
+  let server: RemoteNfsServer;
   let host: Host;
-  const { all: used, signal } = lasting();
+  const { all: used, signal } = suiteResources();
 
   beforeAll(async () => {
-    server = used.use(await startFarServer([{ tag: 'silver' }], signal));
+    server = used.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
     host = used.use(await startHost('one', server, signal));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
   }, 60_000);
 
-  /** As a person does it while Stowage is down now and then: again. Anything else that Docker says is a fault. */
+  /** Retries while Stowage is down, as a user would. Any other error of Docker fails the test. */
   async function docker(...words: readonly string[]): Promise<string> {
     for (let attempt = 1; ; attempt += 1) {
       try {
@@ -76,13 +76,13 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     }
   }
 
-  /** When it was certain. */
+  /** When each volume was certain to exist. */
   const made = new Map<string, number>();
   async function make(volume: string): Promise<void> {
     await docker('volume', 'create', '-d', driverOf(volume), volume);
     if (!made.has(volume)) made.set(volume, Date.now());
   }
-  /** All that Stowage itself refused and should not have. */
+  /** Requests that Stowage itself rejected and should not have. */
   const refusals = (): readonly Refusal[] =>
     host
       .output()
@@ -90,9 +90,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       .filter((line) => line.includes('a call of a container engine was refused'))
       .map((line): Refusal => JSON.parse(line))
       .filter(({ status, time, why }) => {
-        // Repeated by Docker, when the connection was lost, without its body; or asked of both plugins.
+        // Docker retried the request without its body after the connection was lost, or asked both plugins.
         if (status === 400) return !/^the request has no (?:Name|ID)\.|^volume '\S+' is not for plugin/.test(why);
-        // Before it was made.
+        // The request came before the volume existed.
         const since = made.get(/'(\S+)'/.exec(why)?.[1] ?? '') ?? Number.POSITIVE_INFINITY;
         return status !== 404 || Date.parse(time) > since;
       });
@@ -100,7 +100,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     (await docker('volume', 'ls', '-q')).split('\n').filter(Boolean);
 
   async function live({ container, volumes }: Part, neighbour: string): Promise<void> {
-    // The last may be there already, or on its way.
+    // The last container may already be running or starting.
     for (const volume of [...volumes, neighbour]) await make(volume);
     const at = [...volumes, neighbour].flatMap((volume) => ['-v', `${volume}:/volumes/${volume}`]);
     await docker('create', ...atOnce, '--name', container, ...at, host.image, 'sh', '-c', work, 'sh', container);
@@ -118,7 +118,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.start();
   }
 
-  /** As an engine does it that never hears of the answer: nobody is going to let go of it. */
+  /** Mounts a volume for an engine that never gets the answer, so nobody unmounts it. */
   async function loseMount(volume: string): Promise<string> {
     const socket = join(host.engine.plugins, `${driverOf(volume)}.sock`);
     const { status, body } = await call(socket, 'POST', '/VolumeDriver.Mount', { Name: volume, ID: 'lost' }, {});
@@ -128,7 +128,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const left = (): readonly string[] =>
     ['published', 'mounts'].flatMap((name) => readdirSync(join(host.top, 's', name)));
 
-  /** Kills it again and again, and looks whether it still knows all volumes when it is back. */
+  /** Kills Stowage again and again, and checks after each restart that it still knows all volumes. */
   async function harass(until: AbortSignal): Promise<number> {
     let kills = 0;
     while (!until.aborted || kills < leastKills) {
@@ -141,7 +141,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     return kills;
   }
 
-  test('are used by many containers while Stowage is killed again and again', { timeout: 600_000 }, async () => {
+  test('stay usable for many containers while Stowage is killed again and again', { timeout: 600_000 }, async () => {
     const done = new AbortController();
     const harassing = harass(done.signal);
     try {
@@ -166,16 +166,16 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
           expect(readFileSync(join(top, volume, writer), 'utf8'), volume).toBe(`${writer}\n`.repeat(2));
       }
     }
-    // What crashes left goes away while it runs, without anybody doing anything about it.
+    // Stowage removes mounts that a crash left over while it runs, without a request.
     const lost = await Promise.all((parts[0]?.volumes ?? []).map(loseMount));
     await kill();
     expect(await host.mounts()).toEqual(expect.arrayContaining(lost));
     await expect.poll(() => host.mounts(), untilDropped).toEqual([]);
-    // Folders go a moment after what was mounted there.
+    // A target folder is removed shortly after it is unmounted.
     await expect.poll(left, untilDropped).toEqual([]);
     expect((await host.stowage.api('GET', '/v1/mounts')).body['items']).toEqual([]);
 
-    // And nothing is in the way of their end.
+    // Nothing prevents the deletion of the volumes.
     await eachBounded(all, atATime, async (volume) => void (await host.docker('volume', 'rm', volume)));
     expect(await listed()).toEqual([]);
     expect(refusals()).toEqual([]);

@@ -11,16 +11,16 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { addsLines } from './docker-ground.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { answers, ganeshaIn, type ServerInside } from './stowage-container.ts';
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
 
-/** The compose file of a user, as the guide shows it. */
+/** The user's compose file that the guide shows. */
 const documentedProject = (): string =>
   /^### docker compose$.*?^```yaml$\n(.*?)^```$/ms.exec(guide())?.[1] ?? expect.fail('no compose file in the guide');
 
-/** A command that the guide has below a heading, by how it begins. */
+/** Returns the command below a heading of the guide that begins with `start`. */
 function documented(heading: string, start: string): string {
   const lines = guide().split('\n');
   const at = lines.indexOf(heading);
@@ -65,19 +65,19 @@ describe.skipIf(needs(...required))('docker compose', () => {
 
   beforeAll(async () => {
     const tar = await buildImage(signal);
-    // On its machine also where compose.yaml expects it.
+    // The engine also listens where compose.yaml expects it.
     engine = all.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
     nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
     await docker('load', '--quiet', '--input', tar);
     await docker('tag', await loadBusybox(engine, signal), 'busybox');
     await docker('tag', imageName, 'stowage');
-    // Another version is another image.
+    // A new version is a new image.
     const made = await docker('create', imageName);
     await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
     await docker('rm', '-v', made);
     const top = await mkdtemp(join(tmpdir(), 'stowage-compose-'));
     all.defer(() => rm(top, { recursive: true }));
-    // Compose names a project by its folder.
+    // Compose names a project after its folder.
     album = join(top, 'album');
     await mkdir(album);
     await writeFile(join(album, 'compose.yaml'), documentedProject());
@@ -118,14 +118,14 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(readFileSync(join(nfs.folder('silver'), 'first', 'note'), 'utf8')).toBe('hello\n');
   });
 
-  test('replaces Stowage under a container that writes', { timeout: 180_000 }, async () => {
+  test('replaces Stowage while a container writes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
-    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', addsLines));
+    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');
     });
-    /** As the container sees it, work goes on after each. */
+    /** The container keeps writing after each disturbance. */
     const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = logged('busy').length;
@@ -149,7 +149,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([expect.not.stringMatching(`${old}`), kept]);
     await expect(stowage('volume', 'delete', 'silver/busy')).rejects.toThrow('container writer');
 
-    // What people type who do not trust the above.
+    // The commands of a user who does not trust a rolling replacement.
     await goesOn(() => ofStowage(['down']));
     await goesOn(() => replaced('stowage'));
     expect(await keepers()).toEqual(kept);
@@ -159,7 +159,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(logged('busy')).toEqual(logged('busy').map((_, i) => `line ${i + 1}`));
   });
 
-  test('makes the volume of a project, which its services share, and keeps it', { timeout: 120_000 }, async () => {
+  test('creates the volume of a project, shares it between services, and keeps it', { timeout: 120_000 }, async () => {
     await upOfUser();
     await eventually(
       () => ofUser('logs', 'viewer'),
@@ -179,7 +179,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
-  test('uses a volume that is there, as on a second host', { timeout: 120_000 }, async () => {
+  test('uses an existing volume, as on a second host', { timeout: 120_000 }, async () => {
     await stowage('volume', 'create', 'silver/album_photos');
     expect(await upOfUser()).toContain('was not created by Docker Compose');
     await eventually(
@@ -190,7 +190,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
-  test('does not destroy the volume of a project that somebody else uses', { timeout: 120_000 }, async () => {
+  test('does not delete the volume of a project while another container uses it', { timeout: 120_000 }, async () => {
     const outside = ['--name', 'outside', '--volume-driver', 'stowage', 'busybox'];
     const naming = (volume: string): readonly string[] => outside.toSpliced(-1, 0, '-v', `${volume}:/data`);
     onTestFinished(async () => {
@@ -198,12 +198,12 @@ describe.skipIf(needs(...required))('docker compose', () => {
     });
     await upOfUser();
     await docker('create', ...naming('album_photos'));
-    // Docker's own refusal, which Compose reports and swallows.
+    // Docker itself refuses. Compose reports that and ignores it.
     expect(await ofUser('down', '-t', '0', '-v')).toContain('still in use');
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
     await docker('rm', 'outside');
 
-    // Under the other name of the volume only Stowage knows that it is the same.
+    // Only Stowage knows that the other name means the same volume.
     await docker('create', ...naming('silver..album_photos'));
     await expect(ofUser('down', '-v')).rejects.toThrow('container outside');
     expect(await readdir(nfs.folder('silver'))).toContain('album_photos');
@@ -212,8 +212,8 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
   });
 
-  test('takes Stowage away, and nothing is left of it', { timeout: 120_000 }, async () => {
-    // By their places: the machine also sees what tests beside this one mount.
+  test('removes Stowage and leaves nothing behind', { timeout: 120_000 }, async () => {
+    // Compares paths, because the machine also has the mounts of tests that run in parallel.
     const mounts = async (): Promise<readonly string[]> =>
       (await runInside(engine, 'cat', '/proc/mounts'))
         .split('\n')

@@ -9,14 +9,14 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { addsLines } from './docker-ground.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { documentedRun, ganeshaIn, type ServerInside, startStowageIn, volumesBelow } from './stowage-container.ts';
 
 interface Service {
   readonly [key: string]: string | boolean | readonly string[];
 }
 
-test('compose.yaml and the documented docker run say the same', () => {
+test('compose.yaml and the documented docker run command agree', () => {
   const text = readFileSync(join(repository, 'deploy', 'compose.yaml'), 'utf8');
   const defaults = text.replaceAll(/\$\{\w+:-(\w+)\}/g, '$1');
   const { services } = parse(defaults) as { readonly services: { readonly stowage: Service } };
@@ -81,7 +81,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     nfs = all.use(await ganeshaIn(engine, exports, end.signal));
     await docker('load', '--quiet', '--input', tar);
     busybox = await loadBusybox(engine, end.signal);
-    // Another version is another image.
+    // A new version is a new image.
     const made = await docker('create', imageName);
     await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
     await docker('rm', '-v', made);
@@ -96,7 +96,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     end.abort();
   }, 60_000);
 
-  test('is replaced, and then what serves, under containers that write', { timeout: 120_000 }, async () => {
+  test('is replaced, and then its data path, while containers write', { timeout: 120_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'things');
     const logs = {
@@ -120,9 +120,9 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
         busybox,
         'sh',
         '-c',
-        addsLines,
+        appendLinesScript,
       );
-    /** As the containers see it, work goes on after each. */
+    /** The containers keep writing after each disturbance. */
     const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = await counts();
@@ -133,7 +133,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await goesOn(() => docker('rm', '-f', 'stowage'));
     await goesOn(() => startStowageIn(engine, next));
     expect([await keepers(), await mountOf('photos')]).toEqual([[first], mounted]);
-    // It knows who uses what.
+    // The new Stowage knows which containers use a volume.
     await expect(stowage('volume', 'delete', 'silver/photos')).rejects.toThrow('container photos');
     expect(await using('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
 
@@ -154,7 +154,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
-  test('starts what serves with no rights, and nothing but its folder', async () => {
+  test('starts the data path without capabilities and with no folder but its own', async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'plain');
     await docker('run', '-d', '--name', 'plain', '--network', 'none', '-v', 'plain:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -184,7 +184,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
-  /** What the kernel says of each process in a container. */
+  /** The status file of each process in a container, from /proc. */
   async function statusesOf(container: string): Promise<readonly string[]> {
     const [, ...rows] = (await docker('top', container)).split('\n');
     const pids = rows.map((row) => row.split(/\s+/)[1] ?? '');
@@ -192,7 +192,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     return await Promise.all(pids.map((pid) => runInside(engine, 'cat', `/proc/${pid}/status`)));
   }
 
-  test('starts what needs a port below 1024 with that right alone', async () => {
+  test('starts a data path that needs a port below 1024 with that capability only', async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=low', 'low');
     await docker('run', '-d', '--name', 'low', '--network', 'none', '-v', 'low:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -208,7 +208,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
-  test('starts what serves a store in a network of the engine there', { timeout: 60_000 }, async () => {
+  test('starts the data path of a store in an engine network inside that network', { timeout: 60_000 }, async () => {
     await docker('network', 'create', 'far');
     const address = await docker('network', 'inspect', '--format', '{{(index .IPAM.Config 0).Gateway}}', 'far');
     await stowage('store', 'add', 'far', `${nfs.uri('far', address)}&network=docker:far`);
@@ -229,7 +229,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(modes).toContain(`container:${anchor}`);
   });
 
-  test('makes mounts anew that ended with what served them', { timeout: 60_000 }, async () => {
+  test('replaces mounts whose data path ended', { timeout: 60_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'broken');
     await docker('run', '-d', '--name', 'broken', '--network', 'none', '-v', 'broken:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -246,7 +246,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await keeper()).not.toBe(before);
   });
 
-  test('has one that hangs killed by the engine, and its data path serves on', { timeout: 90_000 }, async () => {
+  test('is killed by the engine when it hangs, while its data path keeps serving', { timeout: 90_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'hung');
     await docker('run', '-d', '--name', 'hung', '--network', 'none', '-v', 'hung:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -271,7 +271,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
-  test('is back with its engine, and so are containers and their volumes', { timeout: 180_000 }, async () => {
+  test('comes back with its engine, and so do containers and their volumes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
     const apps = ['one', 'two', 'three'];
     const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
@@ -280,7 +280,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await volumesBelow(engine, '/var/lib/stowage')).not.toEqual([]);
     const since = performance.now();
     await engine.stop();
-    // Nobody had to be tried again, or killed.
+    // No start had to be retried, and nothing was killed.
     expect(performance.now() - since).toBeLessThan(9_000);
     expect(await volumesBelow(engine, '/var/lib/stowage')).toEqual([]);
     await engine.start();
@@ -291,7 +291,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       );
       expect(await docker('exec', app, 'ls', '/data')).toBe('file');
     }
-    // While the engine started, it started nothing for anybody.
+    // While the engine was starting, Stowage started no data path.
     const until = AbortSignal.timeout(60_000);
     while ((await keepers()).length === 0 && !until.aborted) await eventually(keepers, () => true);
     expect(await keepers()).toHaveLength(1);
@@ -300,7 +300,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await docker('volume', 'rm', 'kept');
   });
 
-  test('gives containers what is on a read-only store to read, never to write', async () => {
+  test('gives containers the files of a read-only store, and never lets them write', async () => {
     await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/library/books');
     await runInside(engine, 'sh', '-c', 'echo text >/var/lib/stowage/library/books/file');
     await stowage('store', 'add', 'library', 'local:///var/lib/stowage/library?readOnly=true');
@@ -312,7 +312,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await runInside(engine, 'ls', '/var/lib/stowage/library/books')).toBe('file');
   });
 
-  test('deletes volumes with whatever is in them', async () => {
+  test('deletes volumes together with their files', async () => {
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'sticky');
     await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');
     await docker('volume', 'rm', 'sticky');
@@ -322,7 +322,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     );
   });
 
-  test('leaves nothing behind when it is stopped and nothing is used', { timeout: 60_000 }, async () => {
+  test('leaves nothing behind when it is stopped and no volume is in use', { timeout: 60_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
     await using('last', 'touch', '/data/file');
     await keeper();

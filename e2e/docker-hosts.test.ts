@@ -2,30 +2,30 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { lasting } from './docker-ground.ts';
-import { type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { patience, succeeds } from './nfs-mounted.ts';
+import { suiteResources } from './docker-fixture.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { pollOptions, runCli } from './nfs-mount-fixture.ts';
 
-/** Two machines, each with a Docker engine and a Stowage of its own, and an NFS server that both reach by network. */
+/** Two machines, each with its own Docker engine and Stowage, and an NFS server that both reach over the network. */
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {
-  let server: FarServer;
+  let server: RemoteNfsServer;
   let one: Host;
   let two: Host;
-  const { all, signal } = lasting();
+  const { all, signal } = suiteResources();
   const create = (host: Host, volume: string): Promise<string> =>
     host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', volume);
   const inUse = (by: string) => ({ status: 6, stderr: expect.stringContaining(by) });
   const destroy = (host: Host, volume: string) => host.stowage.cli('volume', 'delete', `silver/${volume}`);
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }], signal));
+    server = all.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
     [one, two] = await Promise.all([startHost('one', server, signal), startHost('two', server, signal)]);
     all.use(one);
     all.use(two);
-    for (const host of [one, two]) await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    for (const host of [one, two]) await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
   }, 120_000);
 
-  test('shares a volume, and destroys it only when no container of either names it', async () => {
+  test('shares a volume, and deletes it only when no container on either host references it', async () => {
     await create(one, 'photos');
     const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
     expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
@@ -34,55 +34,55 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await one.docker('exec', 'first', 'sh', '-c', 'echo seen >/data/file');
     expect(await two.docker('exec', 'second', 'cat', '/data/file')).toBe('seen');
     await expect
-      .poll(() => two.uses('silver..photos'), patience)
+      .poll(() => two.uses('silver..photos'), pollOptions)
       .toEqual(['one: container first', 'two: container second']);
 
     await two.docker('rm', '-f', 'second');
-    await expect.poll(() => one.uses('silver..photos'), patience).toEqual(['one: container first']);
+    await expect.poll(() => one.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
     expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
-    // Docker there knows of no container: it is Stowage that refuses, and says where it is used.
+    // Docker on that host knows no container of the volume. Stowage refuses, and names the host that uses it.
     const said = await two.refused('volume', 'rm', 'photos');
     expect(said).toContain('container first');
     expect(said).toMatch(/\bone\b/);
     expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
 
     await one.docker('stop', 'first');
-    // Nothing of it is mounted any more; what is stopped uses it still.
-    await expect.poll(() => one.mounts(), patience).toEqual([]);
-    await expect.poll(() => two.uses('silver..photos'), patience).toEqual(['one: container first']);
+    // The volume is no longer mounted, but the stopped container still uses it.
+    await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
+    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
     expect(await two.refused('volume', 'rm', 'photos')).toContain('container first');
 
     await one.docker('rm', 'first');
-    await expect.poll(() => two.uses('silver..photos'), patience).toEqual([]);
+    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'photos');
-    await expect.poll(() => one.docker('volume', 'ls', '-q'), patience).not.toContain('photos');
+    await expect.poll(() => one.docker('volume', 'ls', '-q'), pollOptions).not.toContain('photos');
     expect(existsSync(join(server.folder('silver'), 'photos'))).toBe(false);
     for (const host of [one, two]) expect(await host.mounts()).toEqual([]);
   });
 
-  test('does not lose what a container elsewhere uses by rm -f', async () => {
+  test('does not delete a volume with rm -f while a container on another host uses it', async () => {
     await create(one, 'forced');
     await one.sleeper('holder', 'forced');
     await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
-    await expect.poll(() => two.uses('silver..forced'), patience).toEqual(['one: container holder']);
+    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual(['one: container holder']);
     await two.docker('volume', 'inspect', 'forced');
-    // Engines differ in whether they tell that it was refused.
+    // Engines differ in whether they report the error.
     await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
     expect(readFileSync(join(server.folder('silver'), 'forced', 'file'), 'utf8')).toBe('kept\n');
     expect(await one.docker('exec', 'holder', 'cat', '/data/file')).toBe('kept');
     expect(await two.docker('volume', 'ls', '-q')).toContain('forced');
     expect(await two.docker('run', '--rm', '-v', 'forced:/data', two.image, 'cat', '/data/file')).toBe('kept');
     await one.docker('rm', '-f', 'holder');
-    await expect.poll(() => two.uses('silver..forced'), patience).toEqual([]);
+    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'forced');
   });
 
-  test('keeps what a host used that is gone, until somebody says that it is gone for good', async () => {
+  test('keeps the volumes of a lost host until an administrator declares the host gone for good', async () => {
     await create(two, 'left');
     await one.sleeper('lost', 'left');
-    await expect.poll(() => two.uses('silver..left'), patience).toEqual(['one: container lost']);
+    await expect.poll(() => two.uses('silver..left'), pollOptions).toEqual(['one: container lost']);
     one.stowage.signal('SIGKILL');
     await one.stowage.ended();
     const refusal = await destroy(two, 'left');
@@ -91,17 +91,17 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await two.refused('volume', 'rm', 'left')).toContain('container lost');
     const { body } = await two.stowage.api('GET', '/v1/volumes/silver..left');
     const [{ host }] = body['uses'] as [{ readonly host: string }];
-    await succeeds(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');
+    await runCli(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');
     expect(await two.uses('silver..left')).toEqual([]);
     await two.docker('volume', 'rm', 'left');
     expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
-    // It comes back all the same: its container can go, and leaves nothing. Docker does not ask to unmount what is gone: that
-    // is found out by looking, now and then and at each start.
+    // The host comes back nevertheless. Its container can be removed and leaves nothing behind. Docker does not unmount volumes of a
+    // removed container in this case: Stowage finds them in periodic checks and at each start.
     await one.start();
     expect(await one.mounts()).not.toEqual([]);
     await one.docker('rm', '-f', 'lost');
     await one.start();
-    await expect.poll(() => one.mounts(), patience).toEqual([]);
+    await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
     expect(await one.docker('volume', 'ls', '-q')).not.toContain('left');
   });
 });

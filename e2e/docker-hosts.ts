@@ -4,21 +4,21 @@ import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { loadBusybox } from '#testbed/busybox.ts';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.ts';
-import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { type GaneshaExport, ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import { digest } from '#testbed/rootfs.ts';
-import { passableFolder, refusing } from './docker-ground.ts';
-import { killKeepers } from './nfs-mounted.ts';
+import { expectFailure, worldReadableFolder } from './docker-fixture.ts';
+import { killKeepers } from './nfs-mount-fixture.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
 
-/** An NFS server in a network of its own, to which hosts are connected by cables. */
-export interface FarServer extends AsyncDisposable {
-  /** By the tag of an export. */
+/** An NFS server in its own network, to which hosts are connected by veth pairs. */
+export interface RemoteNfsServer extends AsyncDisposable {
+  /** The URI of the export with that tag. */
   uri(tag: string): string;
-  /** What it exports, on this machine. */
+  /** The exported folder with that tag, on this machine. */
   folder(tag: string): string;
   connect(engine: Engine): Promise<void>;
 }
@@ -26,7 +26,7 @@ export interface FarServer extends AsyncDisposable {
 const address = (number: number): string => `198.18.0.${number}`;
 const listen = { host: address(1), nfsPort: 20_490, mountPort: 20_480 };
 
-/** Its first words: a switch, which is up before the server listens. */
+/** The command prefix of the server: creates a bridge that is up before the server listens. */
 const inOwnNetwork = [
   'unshare',
   '--net',
@@ -36,33 +36,33 @@ const inOwnNetwork = [
   'sh',
 ];
 
-export async function startFarServer(
+export async function startRemoteNfsServer(
   exports: readonly [Omit<GaneshaExport, 'path'>, ...Omit<GaneshaExport, 'path'>[]],
   signal: AbortSignal,
-): Promise<FarServer> {
-  await using ground = new AsyncDisposableStack();
-  const top = await passableFolder('stowage-far-', ground);
+): Promise<RemoteNfsServer> {
+  await using stack = new AsyncDisposableStack();
+  const top = await worldReadableFolder('stowage-far-', stack);
   const folder = (tag: string): string => join(top, tag);
   const located = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
   const [first, ...others] = exports;
   for (const { tag } of exports) await mkdir(folder(tag));
   const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // What is exported lies on the root of this machine, or on /tmp.
+  // The exported folders are on the root file system of this machine, or on /tmp.
   const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  const preload = cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
   const daemon = await ganeshaDaemon({
     folder: top,
     exports: [located(first), ...others.map(located)],
     listen,
     signal,
     inside: inOwnNetwork,
-    env: { ...quiet(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
+    env: { ...quietEnvironment(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
-  ground.defer(() => daemon.kill());
+  stack.defer(() => daemon.kill());
   let last = 1;
-  const all = ground.move();
+  const all = stack.move();
   return {
     folder,
     uri: (tag) => `nfs://${listen.host}${folder(tag)}?port=${listen.nfsPort}&mountport=${listen.mountPort}`,
@@ -72,7 +72,7 @@ export async function startFarServer(
       const there = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
       const here = (...words: readonly string[]) => said([...engine.beside, 'ip', ...words]);
-      // By its process id: the names of networks are files of this machine.
+      // By process id, because names of network namespaces are files of this machine.
       await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
       await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
       await here('link', 'set', 'eth0', 'up');
@@ -86,52 +86,52 @@ async function said([file = '', ...args]: readonly string[]): Promise<string> {
   return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
-/** A machine with a Docker engine and a Stowage, in a network and with mounts of its own. */
+/** A machine with a Docker engine and a Stowage, with its own network and mounts. */
 export interface Host extends AsyncDisposable {
   readonly name: string;
   readonly engine: Engine;
   readonly image: string;
   readonly top: string;
-  /** The one that was started last. */
+  /** The Stowage that was started last. */
   readonly stowage: Stowage;
-  /** What all of them wrote. */
+  /** The output of every Stowage of this host. */
   output(): string;
   docker(...words: readonly string[]): Promise<string>;
-  /** What Docker says when it does not do it. */
+  /** The error output of a docker command that must fail. */
   refused(...words: readonly string[]): Promise<string>;
-  /** In the background, doing nothing, with the volume at /data. */
+  /** Starts an idle container in the background, with the volume at /data. */
   sleeper(name: string, volume: string): Promise<string>;
-  /** Ends a program of Stowage that runs, if there is one, and starts it on what that one left. */
+  /** Stops a running Stowage, if there is one, and starts another one on its state. */
   start(): Promise<void>;
-  /** Who uses a volume, as everybody can read on its store: `host: kind name`. */
+  /** The users of a volume, as its store records them for all hosts: `host: kind name`. */
   uses(volume: string): Promise<readonly string[]>;
-  /** Where volumes are mounted on it. */
+  /** The mount points of volumes on this host. */
   mounts(): Promise<readonly string[]>;
-  /** Runs a program on it. */
+  /** Runs a program on this host. */
   inside(...words: readonly string[]): Promise<string>;
-  /** Ends what serves them, and takes away all of them, as when the machine stops. */
+  /** Kills the data paths and removes all their mounts, as a shutdown of the machine does. */
   loseMounts(): Promise<void>;
 }
 
-/** The first process of a container does not hear of a polite request to end. */
+/** Process 1 of a container ignores SIGTERM unless it handles it. */
 export const atOnce = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const named = 'hostname "$1" && shift && exec "$@"';
 
 export async function startHost(
   name: string,
-  server: FarServer | undefined,
+  server: RemoteNfsServer | undefined,
   signal: AbortSignal,
   options: EngineOptions = {},
 ): Promise<Host> {
-  await using ground = new AsyncDisposableStack();
-  const top = await passableFolder('st-host-', ground);
-  ground.defer(() => killKeepers(top));
-  const engine = ground.use(await startDockerd(signal, options));
+  await using stack = new AsyncDisposableStack();
+  const top = await worldReadableFolder('st-host-', stack);
+  stack.defer(() => killKeepers(top));
+  const engine = stack.use(await startDockerd(signal, options));
   await server?.connect(engine);
   const image = await loadBusybox(engine, signal);
   let stowage: Stowage | undefined;
-  ground.defer(async () => await stowage?.stop());
+  stack.defer(async () => await stowage?.stop());
   let before = '';
   const start = async (): Promise<void> => {
     await stowage?.stop();
@@ -151,7 +151,7 @@ export async function startHost(
       .split('\n')
       .flatMap((line) => line.split(' ')[1] ?? [])
       .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
-  const all = ground.move();
+  const all = stack.move();
   return {
     name,
     engine,
@@ -165,7 +165,7 @@ export async function startHost(
     },
     output: () => `${before}${running().output()}`,
     inside: (...words) => said([...engine.inside, ...words]),
-    refused: refusing(docker),
+    refused: expectFailure(docker),
     sleeper: (container, volume) =>
       docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
     uses: async (volume) => {

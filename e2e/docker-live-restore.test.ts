@@ -13,13 +13,13 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
-import { addsLines } from './docker-ground.ts';
+import { appendLinesScript } from './docker-fixture.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 const ways = ['a container', 'a managed plugin'] as const;
 
-describe.skipIf(needs(...required))('an engine that is started anew under containers that go on', () => {
+describe.skipIf(needs(...required))('an engine that restarts while its containers keep running', () => {
   describe.each(ways)('with Stowage as %s', (way) => {
     const end = new AbortController();
     const all = new AsyncDisposableStack();
@@ -39,7 +39,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
       const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
       all.defer(() => rm(own, { recursive: true, force: true }));
       await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
-        // Without the person's own contexts and credentials.
+        // Without the user's own Docker contexts and credentials.
         env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
         signal: end.signal,
       });
@@ -54,7 +54,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
       );
       await docker('plugin', 'enable', 'stowage');
       const id = await docker('plugin', 'inspect', '--format', '{{.Id}}', 'stowage');
-      // By a shorter way: the path of a socket has its limit.
+      // A shorter path, because the length of a socket path is limited.
       await symlink(join(engine.plugins, id), join(own, 'plugin'));
       plugin = join(own, 'plugin', 'stowage.sock');
     }
@@ -84,7 +84,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
         (now) => now > before + 10,
       );
     };
-    /** As an engine would, but for asking its own containers first. Gives what is said against it. */
+    /** Calls Remove as an engine would, but without checking the engine's own containers. Returns the error message. */
     const remove = async (volume: string): Promise<string> => {
       const { text } = await createApi({ socketPath: plugin }).post('/VolumeDriver.Remove', { Name: volume });
       return JSON.parse(text).Err;
@@ -97,7 +97,9 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
       expect(said).toContain(`volume 'silver/${volume}' cannot be deleted: it is used by container ${container} on `);
     };
 
-    test('is followed again, and what its containers name is not destroyed', { timeout: 180_000 }, async () => {
+    test('is followed after its restart, and volumes of its containers are not deleted', {
+      timeout: 180_000,
+    }, async () => {
       for (const name of ['photos', 'films'])
         await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', name);
       await docker(
@@ -112,8 +114,8 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
         busybox,
         'sh',
         '-c',
-        // It goes on for a moment: what ends with its container is not known to have done its work.
-        `${addsLines}; ended=$?; sleep 2; exit $ended`,
+        // It runs for a moment longer: if it ended with its container, its work would not be known to be complete.
+        `${appendLinesScript}; ended=$?; sleep 2; exit $ended`,
       );
       onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
       await grown();
@@ -133,7 +135,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
       await docker('rm', 'writer', 'stopped');
       await docker('volume', 'rm', 'photos', 'films');
       if (way === 'a managed plugin') return;
-      // Such an engine does not remove what served them.
+      // Such an engine does not remove the containers of the data path.
       expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).not.toBe('');
       await docker('stop', 'stowage');
       expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).toBe('');

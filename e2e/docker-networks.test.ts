@@ -5,12 +5,12 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
-import { killKeepers, patience } from './nfs-mounted.ts';
+import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
+import { killKeepers, pollOptions } from './nfs-mount-fixture.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
-/** Upkeep is every 30 seconds, and takes its time where a server is silent. */
+/** Maintenance runs every 30 seconds, and takes longer while a server does not answer. */
 const aRound = { timeout: 60_000, interval: 500 };
 
 interface Step {
@@ -27,18 +27,18 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let storage: StorageNetwork;
     let stowage: Stowage;
     let image: string;
-    const { all, signal } = lasting();
+    const { all, signal } = suiteResources();
     const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-    const refused = refusing(run);
+    const refused = expectFailure(run);
     const says = async (...words: string[]): Promise<string> => {
       const { status, stdout, stderr } = await stowage.cli(...words);
       expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
       return stdout;
     };
-    /** Containers that hold on to a network; unless told, to that of the store. */
+    /** Containers that keep a network namespace alive; by default those of the store's network. */
     const anchors = async (label = `stowage.dev/anchor=${kind}:storage`): Promise<readonly string[]> =>
       (await run('ps', '--all', '--quiet', '--filter', `label=${label}`)).split('\n').filter(Boolean);
-    /** What a program says that knocks at the server's door and leaves. */
+    /** Tries to connect to the server's port, and prints whether that worked. */
     const knock = `timeout 3 nc -w 2 ${storageHost} ${storagePort} < /dev/null && echo reached || echo not reached`;
     const knocking = (network: string): Promise<string> =>
       run('run', '--rm', '--network', network, image, 'sh', '-c', knock);
@@ -59,7 +59,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       });
 
     beforeAll(async () => {
-      top = await passableFolder('st-net-', all);
+      top = await worldReadableFolder('st-net-', all);
       engine = all.use(await startEngine[kind](signal, { bridges: true }));
       all.defer(() => killKeepers(top));
       storage = all.use(await startStorageNetwork(engine, signal));
@@ -72,7 +72,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await says('store', 'add', 'silver', `${storage.uri('silver')}&network=${kind}:storage`);
     }, 120_000);
 
-    test('has its server where neither the host nor the applications can reach it', async () => {
+    test('keeps its server out of reach of the host and of applications', async () => {
       expect(await knocking('storage')).toBe('reached');
       expect(await knocking('apps')).toBe('not reached');
       expect(await runInside(engine, 'busybox', 'sh', '-c', knock)).toBe('not reached');
@@ -95,7 +95,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'rm', 'photos');
     });
 
-    test('could not be used without it, which is said, and what to do', async () => {
+    test('fails outside of that network, with an error that says what to do', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=plain', 'x');
       expect(said).toMatch(/network/);
       expect(said).toMatch(/administrator/);
@@ -105,7 +105,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(last).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
     });
 
-    test('is checked from where other traffic starts', { timeout: 240_000 }, async () => {
+    test('is checked from the network where its traffic starts', { timeout: 240_000 }, async () => {
       for (const [name, network] of [
         ['inside', 'storage'],
         ['outside', 'apps'],
@@ -118,7 +118,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const containers = ['inside', 'outside', 'stopped', 'stopped-outside', 'created', 'usual'];
       onTestFinished(async () => void (await run('rm', '-f', ...containers)));
       await run('stop', 'stopped', 'stopped-outside');
-      // One that does not run is checked from where it will be.
+      // A container that doesn't run yet is checked from the network that it will have.
       for (const from of [
         `${kind}:storage`,
         'storage',
@@ -170,7 +170,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const access = [...words, '--url', 'http://127.0.0.1:7878', '--token-file', join(top, 'token')];
       const asking = (from: string): Promise<Finished> =>
         runProgram(file, [...access, 'store', 'check', 'silver', '--from', from]);
-      // Whether there is such a container is not told either.
+      // The error doesn't reveal whether such a container exists.
       for (const from of [`${kind}:apps`, 'nobody'])
         expect(await asking(from)).toMatchObject({ status: 3, stdout: '', stderr: expect.stringContaining(why) });
     });
@@ -185,25 +185,25 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await run('exec', how, 'sh', '-c', 'echo before > /data/file');
         await engine[how]();
         await engine.start();
-        // Until those who serve the volume are in the network that was made anew.
+        // Until the data path of the volume is in the network that was created again.
         await expect.poll(() => run('start', how).then(() => 'it runs', String), aRound).toBe('it runs');
         await run('exec', how, 'sh', '-c', 'cat /data/file > /data/copy && sync');
         expect(readFileSync(join(storage.exported, 'silver', how, 'copy'), 'utf8')).toBe('before\n');
         expect((await check('silver')).last).toMatchObject({ step: 'room', ok: true });
         expect(await anchors()).toHaveLength(1);
         await run('rm', '-f', how);
-        await expect.poll(() => run('volume', 'rm', how).catch(String), patience).toBe(how);
+        await expect.poll(() => run('volume', 'rm', how).catch(String), pollOptions).toBe(how);
       },
     );
 
-    test('has another anchor when somebody removes the one it had', { timeout: 120_000 }, async () => {
+    test('gets a new anchor when somebody removes the old one', { timeout: 120_000 }, async () => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'again');
       const use = (script: string): Promise<string> =>
         run('run', '--rm', '--network', 'none', '-v', 'again:/data', image, 'sh', '-c', script);
       await use('echo before > /data/file');
       const [before = ''] = await anchors();
       await run('rm', '-f', before);
-      await expect.poll(() => anchors(), patience).toEqual([expect.not.stringContaining(before)]);
+      await expect.poll(() => anchors(), pollOptions).toEqual([expect.not.stringContaining(before)]);
       await expect
         .poll(() => use('cat /data/file > /data/copy && sync && echo done').catch(String), aRound)
         .toBe('done');
@@ -212,11 +212,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     });
 
     test('leaves no anchor behind when it is removed', { timeout: 90_000 }, async () => {
-      // With those who run in its network, and have nothing to do.
+      // Together with the idle containers in its network.
       await stowage.stop();
       stowage = await start();
       await says('store', 'remove', 'silver');
-      // Nor one of a check.
+      // Nor does a check leave an anchor.
       await expect.poll(() => anchors('stowage.dev/anchor'), aRound).toEqual([]);
     });
   });

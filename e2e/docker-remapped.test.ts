@@ -1,11 +1,11 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { succeeds } from './nfs-mounted.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { runCli } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
-  let server: FarServer;
+  let server: RemoteNfsServer;
   let host: Host;
   const over = new AbortController();
   const all = new AsyncDisposableStack();
@@ -23,11 +23,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const using = (volume: string, ...words: readonly string[]): readonly string[] => by('0:0', volume, ...words);
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }, { tag: 'flat' }], over.signal));
+    server = all.use(await startRemoteNfsServer([{ tag: 'silver' }, { tag: 'flat' }], over.signal));
     host = all.use(await startHost('one', server, over.signal, { args: ['--userns-remap', 'default'] }));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     await chown(server.folder('flat'), 65_534, 65_534);
-    await succeeds(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all`);
+    await runCli(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all`);
   }, 120_000);
   afterAll(async () => {
     await all.disposeAsync();
@@ -47,16 +47,16 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'rm', `of-${store}`);
   });
 
-  test('uses volumes of a store whose files all belong to one user, whoever is in the container', async () => {
+  test('uses volumes of a store whose files all belong to one user, whatever user the container runs as', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'shared');
-    // Its root is somebody else on this machine.
+    // Root in the container is another user on this machine.
     expect(await host.docker(...using('shared', 'cat', '/proc/self/uid_map'))).not.toMatch(/^\s*0\s+0\s/);
     const works = `umask 077; mkdir /data/$1; cd /data/$1
       echo 'echo it runs' >script; cat script; chmod 700 script; ./script; mv script moved; ls`;
     const did = 'echo it runs\nit runs\nmoved';
     expect(await host.docker(...using('shared', 'sh', '-ec', works, 'sh', 'root'))).toBe(did);
     expect(await host.docker(...by('1000:1000', 'shared', 'sh', '-ec', works, 'sh', 'user'))).toBe(did);
-    // Each has made the other's, too.
+    // Each container also created the files of the other.
     const others = (name: string): readonly string[] => ['sh', '-ec', `/data/${name}/moved; rm -r /data/${name}`];
     expect(await host.docker(...using('shared', ...others('user')))).toBe('it runs');
     expect(await host.docker(...by('1000:1000', 'shared', ...others('root')))).toBe('it runs');
@@ -64,11 +64,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await host.mounts()).toEqual([]);
   });
 
-  test('uses them also where what was mounted for it has been mounted anew', async () => {
+  test('uses them also after their mounts were replaced', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
     await host.sleeper('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
-    // It would mount them anew meanwhile.
+    // A running Stowage would replace the mounts meanwhile.
     host.stowage.signal('SIGKILL');
     await host.stowage.ended();
     await host.loseMounts();

@@ -2,11 +2,11 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { lasting } from './docker-ground.ts';
-import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { dataPath, killKeepers, patience, serving, succeeds } from './nfs-mounted.ts';
+import { suiteResources } from './docker-fixture.ts';
+import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
-/** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
+/** Appends a line to each volume until told to stop. Exits with a nonzero status on the first error. */
 const work = `
   next() {
     line="line $(($(wc -l <$1/log) + 1))"
@@ -15,24 +15,24 @@ const work = `
   }
   touch /a/log /b/log || exit 5
   until [ -e /a/stop ]; do next /a; next /b; done`;
-/** Docker tries for 15 s to reach a plugin that is not there, and for longer at the end of a container. */
+/** Docker retries a plugin that is down for 15 s, and for longer when a container ends. */
 const longestWait = 15_000;
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
-  let server: FarServer;
-  const { all, signal } = lasting();
+  let server: RemoteNfsServer;
+  const { all, signal } = suiteResources();
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }], signal));
+    server = all.use(await startRemoteNfsServer([{ tag: 'silver' }], signal));
   });
 
   async function aHost(name: string, args: readonly string[] = []): Promise<Host> {
     const host = all.use(await startHost(name, server, signal, { args }));
-    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    await runCli(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     return host;
   }
 
-  /** A container that writes to a volume on the server and to one of this machine. */
+  /** A container that writes to a volume on the server and to a volume of this machine. */
   async function worker(host: Host, name: string, ...more: readonly string[]) {
     const volumes = { far: `${name}-far`, near: `${name}-near` };
     await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
@@ -46,7 +46,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     const goesOn = async (): Promise<void> => {
       for (const log of logs) {
         const before = linesIn(log).length;
-        await expect.poll(() => linesIn(log).length, patience).toBeGreaterThan(before);
+        await expect.poll(() => linesIn(log).length, pollOptions).toBeGreaterThan(before);
       }
     };
     await goesOn();
@@ -57,15 +57,15 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     return {
       goesOn,
       /**
-       * Ends it in order: all that it wrote is there, and nothing else is left. After a crash of the engine it may stay mounted
-       * for a while, since nobody knows how often it was asked for, but that is no use of it.
+       * Ends it, and checks that all written lines are there and that nothing else is left. After a crash of the engine the volume may
+       * stay mounted for a while, because nobody knows the engine's number of mount calls. That doesn't count as use.
        */
       end: async (after: 'order' | 'crash' = 'order'): Promise<void> => {
-        // It may see that, and end, before `touch` has.
+        // The container may see the file, and end, before `touch` has returned.
         await host.docker('exec', name, 'touch', '/a/stop').catch(() => undefined);
         expect(await host.docker('wait', name)).toBe('0');
         for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
-        if (after === 'order') await expect.poll(() => mountsOf(host, ids), patience).toEqual([]);
+        if (after === 'order') await expect.poll(() => mountsOf(host, ids), pollOptions).toEqual([]);
         for (const volume of Object.values(volumes))
           expect(await host.refused('volume', 'rm', volume)).toMatch(/in use/);
         await host.docker('rm', name);
@@ -97,7 +97,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await one.end(how === 'kill' ? 'crash' : 'order');
     });
 
-    test('keep working while Stowage is stopped and started, and can be restarted at that moment', async () => {
+    test('keep working while Stowage restarts, and can be restarted during that', async () => {
       const [one, two] = [await worker(host, 'through'), await worker(host, 'restarted')];
       await host.stowage.stop();
       await one.goesOn();
@@ -113,7 +113,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await two.end();
     });
 
-    test('are started and ended while it restarts', { timeout: 120_000 }, async () => {
+    test('can be started and stopped while Stowage restarts', { timeout: 120_000 }, async () => {
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
@@ -127,7 +127,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         try {
           for (let i = 0; i < 4; i += 1) {
             await host.start();
-            // So that each begins at another moment of the commands.
+            // So each one starts at another moment of the commands.
             await use('true');
           }
         } finally {
@@ -140,28 +140,28 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       expect(await mountsOf(host, [id])).toEqual([]);
     });
 
-    test('keep working when what serves their files is killed', async () => {
+    test('keep working when the data path is killed', async () => {
       const one = await worker(host, 'served');
-      const { pid } = await serving(host.stowage);
+      const { pid } = await waitUntilServing(host.stowage);
       process.kill(pid, 'SIGKILL');
       await one.goesOn();
-      await expect.poll(() => dataPath(host.stowage), patience).not.toMatchObject({ pid });
+      await expect.poll(() => dataPath(host.stowage), pollOptions).not.toMatchObject({ pid });
       await one.goesOn();
       await one.end();
     });
 
-    test('start again when what holds their mounts is killed with it', async () => {
+    test('start again after the keeper and its mounts were killed with the data path', async () => {
       const one = await worker(host, 'held');
-      await serving(host.stowage);
+      await waitUntilServing(host.stowage);
       killKeepers(host.top);
-      // What it had open is lost, and says so.
+      // Open files are lost, and their I/O fails.
       expect(await host.docker('wait', 'held')).not.toBe('0');
       await host.docker('start', 'held');
       await one.goesOn();
       await one.end();
     });
 
-    test('come back when the machine does', async () => {
+    test('come back after a reboot of the machine', async () => {
       const [one, two] = [await worker(host, 'manual'), await worker(host, 'always', '--restart', 'always')];
       const pids = await Promise.all(
         ['manual', 'always'].map((name) => host.docker('inspect', '-f', '{{.State.Pid}}', name)),
@@ -183,20 +183,23 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     });
   });
 
-  describe('of an engine that leaves them running', () => {
+  describe('of an engine with live-restore', () => {
     let host: Host;
     beforeAll(async () => {
       host = await aHost('live', ['--live-restore']);
     }, 60_000);
 
-    test.each(['stop', 'kill'] as const)('keep working through its %s and start, and leave nothing', async (how) => {
-      const one = await worker(host, `live-${how}`);
-      await host.engine[how]();
-      await one.goesOn();
-      await host.engine.start();
-      await one.goesOn();
-      expect(await stateOf(host, `live-${how}`)).toBe('running');
-      await one.end();
-    });
+    test.each(['stop', 'kill'] as const)(
+      'keep working through a %s and restart of the engine, and leave nothing behind',
+      async (how) => {
+        const one = await worker(host, `live-${how}`);
+        await host.engine[how]();
+        await one.goesOn();
+        await host.engine.start();
+        await one.goesOn();
+        expect(await stateOf(host, `live-${how}`)).toBe('running');
+        await one.end();
+      },
+    );
   });
 });

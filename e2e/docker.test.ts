@@ -8,21 +8,21 @@ import type { TestEngine } from '#testbed/engine-machine.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
-import { mountsIn, patience } from './nfs-mounted.ts';
-import { ground } from './nfs-serve.ts';
+import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
+import { mountsIn, pollOptions } from './nfs-mount-fixture.ts';
+import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
-/** What serves the mounts is another user than the tests, and root is root. */
+/** The data path runs as another user than the tests, and the export does not squash root. */
 const forEverybody = ['--allow', '127.0.0.1', '--squash', 'none'];
-/** One that nobody made by the engine: Docker finds it by its driver. */
+/** A volume that no engine created: Docker finds it through its driver. */
 const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] => [
   ...(kind === 'docker' ? ['--volume-driver', 'stowage'] : []),
   '-v',
   `${name}:/data`,
 ];
-/** The first process of a container does not hear of a polite request to end. */
+/** Process 1 of a container ignores SIGTERM unless it handles it. */
 const atOnce = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
@@ -33,9 +33,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let exported: string;
     let stowage: Stowage;
     let image: string;
-    const { all, signal } = lasting();
+    const { all, signal } = suiteResources();
     const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
-    const refused = refusing(run);
+    const refused = expectFailure(run);
     const start = () =>
       startStowage({
         state: join(top, 's'),
@@ -49,7 +49,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     };
 
     beforeAll(async () => {
-      top = await passableFolder('st-eng-', all);
+      top = await worldReadableFolder('st-eng-', all);
       exported = await realpath(await mkdtemp(join(tmpdir(), 'st-exp-')));
       all.defer(() => rm(exported, { recursive: true, force: true }));
       nfs = all.use(await startGanesha({ exports: [{ path: exported, tag: 'silver' }], signal }));
@@ -57,7 +57,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       image = await loadBusybox(engine, signal);
       stowage = await start();
       all.defer(() => stowage.stop());
-      // Of a test that failed: what its containers have mounted would stay.
+      // For a failed test: the volumes of its containers would stay mounted.
       all.defer(async () => {
         const left = (await run('ps', '-aq')).split('\n').filter(Boolean);
         if (left.length > 0) await run('rm', '-f', ...left);
@@ -68,7 +68,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       if (status !== 0) throw new Error(stderr);
     }, 120_000);
 
-    test('on an NFS store: shared by two containers, and not destroyed while one of them is there, running or stopped', async () => {
+    test('on an NFS store: two containers share one, and it is not deleted while either exists, running or stopped', async () => {
       expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
       const start = (name: string) =>
         run('run', '-d', ...atOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
@@ -77,7 +77,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('exec', 'first', 'touch', '/data/seen');
       expect(await run('exec', 'second', 'ls', '/data')).toBe('seen');
       await run('rm', '-f', 'second');
-      // The engine itself refuses; so does Stowage, whoever asks.
+      // Both the engine and Stowage refuse, whoever asks.
       expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
       const byName = await stowage.cli('volume', 'delete', 'silver/photos');
       expect(byName).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
@@ -88,11 +88,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('rm', 'first');
       await run('volume', 'rm', 'photos');
       expect((await stowage.cli('volume', 'show', 'silver/photos')).status).toBe(4);
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('on a store that does not answer: none is made, and it is said whose it is to act', async () => {
-      const { exported: folder, serve } = await ground();
+    test('on a store that does not answer: it creates none, and the error says who has to act', async () => {
+      const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve();
       expect(await stowage.cli('store', 'add', 'gone', `${server.uri}&timeout=1s&retries=0`)).toMatchObject({
         status: 0,
@@ -110,7 +110,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     });
 
-    test('on a store whose server denies access: it is said that it is a permission, and whom to ask', async () => {
+    test('on a store whose server denies access: the error says that it is a permission, and whom to ask', async () => {
       const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-denied-')));
       onTestFinished(() => rm(folder, { recursive: true, force: true }));
       const share: { path: string; tag: string; onlyFor: string | undefined } = {
@@ -137,7 +137,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(said).not.toContain(server.host);
         expect(said).not.toContain(folder);
       };
-      // While the store is open, and when it cannot be opened.
+      // While the store is open, and when it can't be opened.
       await expectDenied(`access to the store is denied: this is ${permission}`, ...create, 'during');
       await stowage.stop();
       stowage = await start();
@@ -157,8 +157,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'rm', 'before');
     }, 240_000);
 
-    test('on a store whose server allows other hosts only: it is said that it is a permission', async () => {
-      const { exported: folder, serve } = await ground();
+    test('on a store whose server allows other hosts only: the error says that it is a permission', async () => {
+      const { exported: folder, serve } = await createNfsServeFixture();
       const first = await serve();
       const uri = `${first.uri}&timeout=2s&retries=0`;
       expect(await stowage.cli('store', 'add', 'closed', uri)).toMatchObject({ status: 0 });
@@ -178,25 +178,25 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     }, 240_000);
 
-    test('of which it needs to know nothing but the store, and may say nothing else', async () => {
+    test('by the store’s name alone, and the engine reveals nothing else about it', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
       expect(said).toMatch(/is said by the administrator, once, on the store/);
       expect(said).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));
-      const told = await run('volume', 'inspect', 'sized');
-      expect(told).not.toContain(nfs.host);
-      expect(told).not.toContain(exported);
+      const output = await run('volume', 'inspect', 'sized');
+      expect(output).not.toContain(nfs.host);
+      expect(output).not.toContain(exported);
       if (kind === 'docker')
-        expect(JSON.parse(told)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
+        expect(JSON.parse(output)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
     });
 
-    test('without naming a store: on the default one, which is on NFS', async () => {
-      const { exported: folder, serve } = await ground();
+    test('without naming a store: on the default store, which is on NFS', async () => {
+      const { exported: folder, serve } = await createNfsServeFixture();
       const { uri } = await serve(forEverybody);
       expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
-      // With two of them, only the default decides.
+      // With two stores, only a default decides.
       expect(await refused('volume', 'create', '--driver', 'stowage', 'unnamed')).toMatch(/-o store=NAME/);
       expect(await stowage.cli('store', 'default', 'usual')).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'default', 'local')));
@@ -208,18 +208,18 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(JSON.parse(await run('volume', 'inspect', 'unnamed'))[0]).toMatchObject({
           Status: { store: 'usual', health: 'ok', network: 'host' },
         });
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('of a read-only NFS store: what is there is read, and nothing is written, made or deleted', async () => {
-      const { exported: folder, serve } = await ground();
+    test('of a read-only NFS store: containers read existing volumes, and can’t write, create or delete', async () => {
+      const { exported: folder, serve } = await createNfsServeFixture();
       await mkdir(join(folder, 'maps'));
       await writeFile(join(folder, 'maps', 'file'), 'text\n');
       const { uri } = await serve([...forEverybody, '--read-only']);
       expect(await stowage.cli('store', 'add', 'atlas', `${uri}&readOnly=true`)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'atlas')));
       const name = 'atlas..maps';
-      // Podman uses only what it was told of.
+      // Podman uses only volumes that it was told of.
       if (kind === 'podman') await run('volume', 'create', '--driver', 'stowage', name);
       const use = (script: string): Promise<string> =>
         run('run', '--rm', ...volumeOf(kind, name), image, 'sh', '-c', script);
@@ -230,14 +230,14 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await refused('volume', 'rm', name)).toMatch(/read-only/);
       expect(readdirSync(folder)).toEqual(['maps']);
       expect(readFileSync(join(folder, 'maps', 'file'), 'utf8')).toBe('text\n');
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
     test.each(['SIGKILL', 'SIGSTOP'] as const)(
-      'of a server that is down (%s): a stopped container does not start, is told why, and starts when the server is back',
+      'of a server that is down (%s): a stopped container does not start, is output why, and starts when the server is back',
       { timeout: 180_000 },
       async (how) => {
-        const { serve } = await ground();
+        const { serve } = await createNfsServeFixture();
         const server = await serve(forEverybody);
         const options = '&timeout=2s&retries=0';
         expect(await stowage.cli('store', 'add', 'away', `${server.uri}${options}`)).toMatchObject({ status: 0 });
@@ -247,7 +247,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await run('run', '-d', ...atOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
-        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
         if (how === 'SIGKILL') await server.end(how);
         else server.child.kill(how);
         const said = await refused('start', 'cold');
@@ -261,15 +261,15 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
         expect(await run('exec', 'cold', 'cat', '/data/file')).toBe('before');
         await run('rm', '-f', 'cold');
-        await expect.poll(() => run('volume', 'rm', 'cold').catch(String), patience).toBe('cold');
-        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+        await expect.poll(() => run('volume', 'rm', 'cold').catch(String), pollOptions).toBe('cold');
+        await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       },
     );
 
-    test('without a name, by either driver, which go with their container (to Podman, by themselves)', async () => {
+    test('without a name, by either driver: they are deleted with their container (with Podman, only by command)', async () => {
       const anonymous = /[0-9a-f]{64}/;
       for (const driver of ['stowage', 'stowage-local']) {
-        // Podman takes the driver of a volume without a name only when it is made.
+        // Podman accepts a driver for an anonymous volume only when the volume is created.
         const made = kind === 'podman' ? await run('volume', 'create', '--driver', driver) : undefined;
         const volume = made === undefined ? ['--volume-driver', driver, '-v', '/data'] : ['-v', `${made}:/data`];
         await run('run', '--name', 'short', ...volume, image, 'touch', '/data/here');
@@ -289,11 +289,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await refused('volume', 'create', '--driver', 'stowage-local', '-o', 'store=silver', 'y')).toMatch(
         /-d stowage/,
       );
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('that nobody could write to are refused when a container starts, with what the administrator can do', async () => {
-      const { exported: folder, serve } = await ground();
+    test('but refuses a volume that no user can write to when a container starts, with what the administrator can do', async () => {
+      const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve(['--squash', 'root', '--allow', '127.0.0.1']);
       await chown(folder, 65_534, 65_534);
       const options = `${server.uri}&squash=root&uid=65534&gid=65534`;
@@ -302,8 +302,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=squashed', 'roots');
       onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
       await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
-      // Podman may come back before all is unmounted, and what is still mounted is not looked at again.
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      // Podman may return before all mounts are gone, and it doesn't retry.
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
       expect(said).toMatch(/nobody could write to the volume: root is user 65534 on its server \(squash=root\)/);
@@ -313,7 +313,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await chown(join(folder, 'roots'), 65_534, 65_534);
     });
 
-    test('as an ordinary user, where the directory is theirs', async () => {
+    test('as an ordinary user, where the directory belongs to that user', async () => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'owned');
       onTestFinished(async () => void (await run('volume', 'rm', 'owned')));
       await run('run', '--rm', '-v', 'owned:/data', image, 'chown', '1000:1000', '/data');
@@ -321,7 +321,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await run('run', '--rm', '-v', 'owned:/data', image, 'stat', '-c', '%u', '/data/mine')).toBe('1000');
     });
 
-    test('that it goes on using when Stowage is killed and started again', async () => {
+    test('without interruption while Stowage is killed and restarted', async () => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'kept');
       await run(
         'run',
@@ -339,15 +339,15 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await stowage.ended();
       const lines = async (): Promise<number> => Number(await run('exec', 'writer', 'sh', '-c', 'wc -l < /data/log'));
       const before = await lines();
-      await expect.poll(lines, patience).toBeGreaterThan(before);
+      await expect.poll(lines, pollOptions).toBeGreaterThan(before);
       stowage = await start();
-      await expect.poll(lines, patience).toBeGreaterThan(before + 5);
+      await expect.poll(lines, pollOptions).toBeGreaterThan(before + 5);
       expect(await run('inspect', '-f', '{{.State.Running}}', 'writer')).toBe('true');
       expect(volumesIn(top).length).toBeGreaterThan(0);
-      await expect.poll(() => using('silver..kept'), patience).toEqual(['container writer']);
+      await expect.poll(() => using('silver..kept'), pollOptions).toEqual(['container writer']);
       await run('rm', '-f', 'writer');
       await run('volume', 'rm', 'kept');
-      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
   });
 });

@@ -10,14 +10,14 @@ import { needs } from '#testbed/needs.ts';
 
 const exec = promisify(execFile);
 
-/** A command of a document. Where no output is shown it only has to succeed. */
+/** A command of a document. Without an expected output, it only has to succeed. */
 interface Step {
   readonly command: string;
   readonly shown: string | undefined;
 }
 
 interface Session {
-  /** What `stowage up` is said to print. */
+  /** The output of `stowage up` that the document shows. */
   readonly greeting: string | undefined;
   readonly steps: readonly Step[];
 }
@@ -27,7 +27,7 @@ function sessionIn(text: string): Session {
   const greeting = blocks.find(([, kind, body = '']) => kind === 'console' && body.startsWith('stowage ready'))?.[2];
   const steps = blocks.flatMap(([, kind, body = '']): Step[] => {
     if (kind === 'sh') {
-      // Installing and starting are what brought us here.
+      // The test bed has already installed and started Stowage.
       const lines = body.split('\n').filter((line) => line !== '' && !line.startsWith('npm '));
       return lines.map((command) => ({ command, shown: undefined }));
     }
@@ -43,8 +43,8 @@ function sessionIn(text: string): Session {
 }
 
 /**
- * Runs the session as it stands, one shell for all of it. It has mounts of its own and empty folders where the document
- * has its paths; the repository is bound elsewhere, for it may lie in one of them.
+ * Runs the session in one shell. The shell has its own mounts, and empty folders at the paths of the document. The repository is
+ * bound to another path, because it may be inside of one of them.
  */
 async function play(session: Session): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-documents-'));
@@ -67,7 +67,7 @@ async function play(session: Session): Promise<{ readonly greeting: string; read
   await writeFile(join(folder.path, 'script'), `${script.join('\n')}\n`);
   const { PATH = '' } = process.env;
   const env = { PATH, HOME: folder.path, TOP: folder.path, REPOSITORY: repository, LC_ALL: 'C' };
-  // Whatever is started in there ends with the shell.
+  // All processes of the session end with the shell.
   const processes = ['--pid', '--fork', '--kill-child', '--mount-proc'];
   const args = [...slaveMounts, ...processes, 'bash', join(folder.path, 'script')];
   await exec('unshare', args, { env, timeout: 120_000 }).catch(async (cause: Error) => {
@@ -77,7 +77,7 @@ async function play(session: Session): Promise<{ readonly greeting: string; read
   return { greeting: await readFile(said('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
 }
 
-/** What is another each time: ids, times, devices, the machine's name, what file systems take for themselves. */
+/** Parts that differ in each run: ids, times, devices, host name, file system overhead. */
 const wild: readonly (readonly [RegExp, string])[] = [
   [/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/g, 'UUID'],
   [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
@@ -92,18 +92,18 @@ const wild: readonly (readonly [RegExp, string])[] = [
 const loosely = (text: string): string =>
   wild.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
-/** `ok  kernel: Linux 6.18`: of a list that ends in … only the names have to be there. */
+/** `ok  kernel: Linux 6.18`: in a list that ends in …, only the names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('what the documents show', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session that a document shows', () => {
   test.each(['README.md', 'docs/getting-started.md'])(
-    'is what happens: %s',
+    'works as shown: %s',
     async (document) => {
       const session = sessionIn(await readFile(join(repository, document), 'utf8'));
       expect(session.steps.length).toBeGreaterThan(5);
       const { greeting, outputs } = await play(session);
       if (session.greeting !== undefined) {
-        // A machine can have more to say of itself, between the store and what to try.
+        // A machine may print more lines between the store and the command to try.
         const lines = loosely(greeting).split('\n');
         for (const line of loosely(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
       }

@@ -62,7 +62,7 @@ describe.skipIf(needs('linux'))('a second server', () => {
     expect(second.stderr).toMatch(/^action: .*--listen/m);
   });
 
-  test('on the same local store starts, and says who has the store', async () => {
+  test('on the same local store starts, and reports which server has the store open', async () => {
     const root = join(top, 'data');
     await mkdir(root);
     const config = join(top, 'stowage.yaml');
@@ -74,7 +74,7 @@ describe.skipIf(needs('linux'))('a second server', () => {
     expect(answer.status).toBe(503);
     expect(answer.body).toMatchObject({ code: 'unavailable', reason: 'store-locked' });
     expect(answer.body['detail']).toContain(String(first.pid));
-    // A volume of a store that is not open is not said to be missing.
+    // Stowage does not report a volume as missing while its store is not open.
     expect((await second.api('GET', '/v1/volumes/data..mine')).status).toBe(503);
     expect((await readdir(root)).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
     await running.shift()?.stop();
@@ -83,8 +83,8 @@ describe.skipIf(needs('linux'))('a second server', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a store whose directory vanishes', () => {
-  test('gives clear errors, loses no record, and works again when it is back', async () => {
+describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
+  test('returns clear errors, loses no record, and works again when the directory is back', async () => {
     const root = join(top, 'data');
     await mkdir(root);
     const server = await start();
@@ -98,7 +98,7 @@ describe.skipIf(needs('linux'))('a store whose directory vanishes', () => {
     const removal = await server.api('DELETE', '/v1/volumes/data..a');
     expect(removal.status).toBe(503);
     expect((await server.api('POST', '/v1/stores/data/check')).body['ok']).toBe(false);
-    // Somebody made an empty folder in its place: that is not our store.
+    // An empty folder in its place is not our store.
     await mkdir(root);
     expect((await server.api('POST', '/v1/volumes', { store: 'data', name: 'b' })).status).toBe(503);
     expect(await readdir(root)).toEqual([]);
@@ -110,7 +110,7 @@ describe.skipIf(needs('linux'))('a store whose directory vanishes', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
-  test('is said to be full, and leaves nothing of the volume that did not fit', async () => {
+  test('is reported as full, and leaves nothing of the volume that did not fit', async () => {
     const root = join(top, 'data');
     await mkdir(root);
     await exec('mount', ['-t', 'tmpfs', '-o', 'size=512k,nr_inodes=64', 'stowage-test', root]);
@@ -139,7 +139,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
-  test('refuses delete, rename and unmount, and names who uses it', async () => {
+  test('can’t be deleted, renamed or unmounted, and the error names the process that uses it', async () => {
     const server = await start();
     const target = join(top, 'target');
     await server.api('POST', '/v1/volumes', { name: 'data' });
@@ -155,7 +155,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
       const unmount = await server.api('POST', '/v1/volumes/data/unmount', { target });
       expect(unmount.body).toMatchObject({ status: 409, code: 'in-use' });
       expect(unmount.body['detail']).toContain(String(user.pid));
-      // A stop leaves it working, and says so.
+      // A stop leaves it mounted, and reports that.
       await server.stop();
       expect(server.output()).toContain(`still in use and left mounted: ${target}`);
       await writeFile(join(target, 'still'), 'writable');
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
     expect((await next.api('DELETE', '/v1/volumes/data')).status).toBe(200);
   });
 
-  test('a stop unmounts what nobody uses', async () => {
+  test('is unmounted by a stop once nothing uses it', async () => {
     const server = await start();
     await server.api('POST', '/v1/volumes', { name: 'data' });
     await server.api('POST', '/v1/volumes/data/mount', { target: join(top, 'target') });

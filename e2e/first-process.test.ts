@@ -12,9 +12,9 @@ import { program } from './stowage.ts';
 
 interface First {
   readonly child: ChildProcess;
-  /** Outside. */
+  /** The process id outside of the container. */
   readonly pid: number;
-  said(): string;
+  output(): string;
 }
 
 const aNode = (folder: string): readonly string[] => [
@@ -32,7 +32,7 @@ const aNode = (folder: string): readonly string[] => [
   join(folder, 'k'),
 ];
 
-/** Each of them goes on until it is told to end. */
+/** Commands that run until they get a signal. */
 const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
   node: aNode,
   up: (folder) => [...aNode(folder), '--listen', 'none'],
@@ -50,7 +50,7 @@ const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> 
   keeper: (folder) => ['--folder', join(folder, 'keeper')],
 };
 
-/** As an engine starts it: the first process of its own, whose program is known to run. */
+/** Starts it as an engine does, as process 1 of its own PID namespace. Resolves when its program runs. */
 async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<First> {
   const words = [command, ...(wordsFor[command]?.(folder) ?? []), ...more];
   const child = spawn(
@@ -65,12 +65,12 @@ async function startFirst(folder: string, command: string, ...more: readonly str
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
   for (;;) {
     const [pid = 0] = (await readFile(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8')).split(' ').map(Number);
-    if (pid > 0 && hasHandler(pid)) return { child, pid, said: () => text.join('') };
+    if (pid > 0 && hasHandler(pid)) return { child, pid, output: () => text.join('') };
     await setTimeout(1);
   }
 }
 
-/** Of SIGTERM: whatever it is by now. */
+/** Whether the process handles SIGTERM, whatever program it runs by now. */
 function hasHandler(pid: number): boolean {
   const caught = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] ?? '0';
   return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
@@ -78,29 +78,29 @@ function hasHandler(pid: number): boolean {
 
 describe.skipIf(needs('root'))('the first process of a container', () => {
   test.each(['node', 'up', 'controller', 'keeper'])(
-    '%s ends when it is told to, however early that is',
+    'handles SIGTERM from its first moment on: %s',
     { timeout: 120_000 },
     async (command) => {
-      // Each time another part of it is being loaded.
+      // Each delay hits the load of another part of the program.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
         const { child, pid } = await startFirst(folder.path, command);
-        // What hears it is there before the program is.
+        // The signal handler is installed before the program is loaded.
         expect(readFileSync(`/proc/${pid}/comm`, 'utf8')).toBe('stowage\n');
         await setTimeout(afterMs);
         process.kill(pid, 'SIGTERM');
-        const ended = await Promise.race([once(child, 'exit'), setTimeout(30_000, 'it goes on', { ref: false })]);
-        expect(ended).not.toBe('it goes on');
+        const ended = await Promise.race([once(child, 'exit'), setTimeout(30_000, 'still running', { ref: false })]);
+        expect(ended).not.toBe('still running');
       }
     },
   );
 
   const slow = { timeout: 90_000 };
-  test('passes on what a server is told later: it reads its configuration again, and stops in good order', {
+  test('forwards later signals to the server: it reloads its configuration and stops cleanly', {
     timeout: 200_000,
   }, async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
-    const { child, pid, said } = await startFirst(folder.path, 'node', '--log-level', 'info');
+    const { child, pid, output: said } = await startFirst(folder.path, 'node', '--log-level', 'info');
     await expect.poll(said, slow).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
     await expect.poll(said, slow).toContain('configuration read again');
@@ -109,7 +109,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     expect(said()).toMatch(/stowage stopped\n$/);
   });
 
-  test('has the status of what it started', async () => {
+  test('exits with the status of the program that it started', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
     const child = spawn('unshare', ['--pid', '--fork', program, 'node', '--state', folder.path, '--log-level', 'loud']);
     expect(await once(child, 'exit')).toEqual([2, null]);

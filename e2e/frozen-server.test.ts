@@ -7,11 +7,11 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
-// One store's server stands still: who uses another store must not notice, and who asks for all of them must be answered.
+// One store's server hangs: requests for another store must not notice, and lists of all stores must be answered.
 
-/** What has nothing to do with the silent server is answered by then: less than anybody waits for that one. */
+/** The limit for requests that don't involve the hanging server. It is less than any timeout for that server. */
 const promptMs = 4_000;
-/** What has to do with it is answered by then: its `timeout`, or the patience of a list, and some. */
+/** The limit for requests that do: the store's `timeout`, or the time that a list waits, and some more. */
 const boundedMs = 12_000;
 const patience = { timeout: 30_000, interval: 200 };
 
@@ -21,7 +21,7 @@ let healthy: NfsServer;
 let config: string;
 let count = 0;
 
-/** Fails as soon as the time is over, and says what was waited for. */
+/** Fails as soon as the limit is over, and names the request. */
 async function within(ms: number, server: Stowage, method: string, path: string, body?: object): Promise<Answer> {
   const { promise: late, reject } = Promise.withResolvers<never>();
   const timer = setTimeout(() => reject(new Error(`${method} ${path} was not answered within ${ms} ms`)), ms);
@@ -45,7 +45,7 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
-/** Everything that somebody does on one store. */
+/** All operations of a user on one store. */
 async function useOf(server: Stowage, store: string, name: string): Promise<void> {
   const prompt = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
     const answer = await within(promptMs, server, method, path, body);
@@ -53,7 +53,7 @@ async function useOf(server: Stowage, store: string, name: string): Promise<void
     return answer;
   };
   const { body: made } = await prompt(201, 'POST', '/v1/volumes', { store, name });
-  // By its bare name, of which only the default store need be asked.
+  // By its name without a store, for which only the default store is looked up.
   if (store === 'fine') expect((await prompt(200, 'GET', `/v1/volumes/${name}`)).body['id']).toBe(made['id']);
   await prompt(200, 'GET', `/v1/volumes/${made['id']}`);
   await prompt(200, 'PATCH', `/v1/volumes/${store}..${name}`, { labels: { team: 'blue' } });
@@ -64,7 +64,7 @@ async function useOf(server: Stowage, store: string, name: string): Promise<void
   await prompt(204, 'DELETE', `/v1/trash/${made['id']}`);
 }
 
-/** Does it again and again until the others have their answers. */
+/** Repeats the work until the other promise resolves. */
 async function meanwhile<T>(waiting: Promise<T>, work: (round: number) => Promise<unknown>): Promise<T> {
   let isOver = false;
   const end = (): void => {
@@ -75,7 +75,7 @@ async function meanwhile<T>(waiting: Promise<T>, work: (round: number) => Promis
   return await waiting;
 }
 
-describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that stands still', () => {
+describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', () => {
   beforeAll(async () => {
     top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-frozen-')));
     await chmod(top, 0o755);
@@ -109,12 +109,12 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that stands st
     onTestFinished(() => frozen.thaw());
   });
 
-  test('keeps only those waiting who use it, and everything goes on when it is back', async () => {
+  test('delays only requests for its own store, and everything continues when it is back', async () => {
     const server = await started();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await frozen.freeze();
 
-    // More than any pool has room for; from before anybody knows that the server is silent.
+    // More requests than any pool has slots, sent before anything noticed that the server hangs.
     const waiting = Promise.all(
       Array.from({ length: 40 }, (_, i) =>
         within(boundedMs, server, 'POST', '/v1/volumes', { store: 'silver', name: `v${i}` }),
@@ -131,7 +131,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that stands st
     await vi.waitFor(() => create(server, 'silver', 'after'), patience);
   });
 
-  test('is named by the lists of all stores, which are answered in time and hold up nobody', async () => {
+  test('is named by lists of all stores, which are answered in time and delay no other request', async () => {
     const server = await started();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await create(server, 'fine', 'trashed');
@@ -143,14 +143,14 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that stands st
     const answers = await meanwhile(waiting, (round) => useOf(server, 'fine', `fine-${round}`));
     const [volumes, trash, stores, unknown] = answers as [Answer, Answer, Answer, Answer];
     expect([volumes.status, volumes.body['unanswered']]).toEqual([200, ['silver']]);
-    // As they were last seen, beside those that are there.
+    // Its volumes as last seen, beside those of the stores that answer.
     expect(listed(volumes)).toEqual(expect.arrayContaining(['of-fine', 'of-gold', 'of-silver']));
     expect([trash.status, trash.body['unanswered']]).toEqual([200, ['silver']]);
     expect(listed(trash)).toContain('trashed');
     const states = (stores.body['items'] as { name: string; state: string }[]).map(({ name, state }) => [name, state]);
     expect(Object.fromEntries(states)).toEqual({ fine: 'open', gold: 'open', silver: 'not-answering' });
     expect([unknown.status, unknown.body['reason']]).toEqual([503, 'volume-lookup-incomplete']);
-    // Nobody waits for it a second time.
+    // A second list doesn't wait for it again.
     const again = await within(promptMs, server, 'GET', '/v1/volumes');
     expect(again.body['unanswered']).toEqual(['silver']);
 

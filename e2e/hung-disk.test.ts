@@ -15,7 +15,7 @@ let top: string;
 let disk: string;
 let config: string;
 
-/** A disk of its own that can be frozen: every call that would change something on it then waits, deaf to signals. */
+/** A separate disk that can be frozen. A call that would write to a frozen disk hangs, and can't be interrupted by signals. */
 beforeEach(async () => {
   top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-hung-')));
   disk = join(top, 'disk');
@@ -40,7 +40,7 @@ async function started(): Promise<Stowage> {
   return server;
 }
 
-/** Until the end of the test at most: a process that waits for a frozen disk cannot be ended, not even by kill -9. */
+/** Freezes until the end of the test at most: a process that waits for a frozen disk can't be killed, not even by SIGKILL. */
 async function freeze(): Promise<() => Promise<void>> {
   await exec('fsfreeze', ['--freeze', disk]);
   let frozen = true;
@@ -56,11 +56,11 @@ const create = (server: Stowage, store: string, name: string): Promise<Answer> =
   server.api('POST', '/v1/volumes', { store, name });
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
-  test('keeps only those waiting who use it, and everything goes on when it is back', async () => {
+  test('delays only requests for its own store, and everything continues when it is back', async () => {
     const server = await started();
     expect((await create(server, 'slow', 'before')).status).toBe(201);
     const thaw = await freeze();
-    // More than there are threads for file calls.
+    // More requests than the thread pool has threads for file calls.
     const waiting = Array.from({ length: 100 }, (_, i) => create(server, 'slow', `v${i}`));
     await delay(500);
     for (const name of ['a', 'b', 'c']) expect((await create(server, 'fine', name)).status).toBe(201);

@@ -27,7 +27,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
   const inspect = (name: string, field: string): Promise<string> =>
     engine.docker('inspect', '--format', `{{${field}}}`, name);
 
-  /** Until the health check says so; fails as soon as the container ends, with what it printed. */
+  /** Waits for the health check. Fails as soon as the container ends, and prints its output. */
   async function healthy(name: string): Promise<void> {
     const signal = AbortSignal.timeout(45_000);
     while ((await inspect(name, '.State.Health.Status')) !== 'healthy') {
@@ -53,13 +53,13 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     );
   }
 
-  test.each(['0', '7878', '65519'])('has what V8 makes of the program, for user %s', async (user) => {
+  test.each(['0', '7878', '65519'])('has V8’s compile cache of the program, for user %s', async (user) => {
     const about = ['--read-only', '--user', user, '--env', 'NODE_DEBUG_NATIVE=COMPILE_CACHE', '--entrypoint', 'sh'];
     const words = ['run', '--rm', '--network', 'none', ...about, imageName, '-c', 'stowage --version 2>&1'];
     expect(await engine.docker(...words)).toMatch(/V8 code cache for ESM \S+\/stowage\.mjs was accepted/);
   });
 
-  test('says its version', async () => {
+  test('prints its version', async () => {
     const said = await engine.docker('run', '--rm', '--network', 'none', imageName, '--version');
     expect(said).toContain(version);
   });
@@ -71,13 +71,13 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(await engine.docker('logs', 'plain')).toMatch(/^stowage ready/m);
   });
 
-  test('ends at once when it is stopped, and keeps its volumes', async () => {
+  test('stops promptly when told to, and keeps its volumes', async () => {
     await start('kept');
     await healthy('kept');
     await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
     const since = performance.now();
     await engine.docker('stop', '--time', '30', 'kept');
-    // Stay below 30 s, after which Docker kills the container.
+    // Docker kills the container after 30 s.
     expect(performance.now() - since).toBeLessThan(25_000);
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');
@@ -86,7 +86,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(listed).toContain('survivor');
   });
 
-  // The flags that the head of deploy/Dockerfile gives, less the host folder: the engine's mounts are its own.
+  // The flags that the head of deploy/Dockerfile shows, without the host folder: the engine has its own mounts.
   const mounting = [
     '--user',
     '0',

@@ -33,7 +33,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
     all.defer(() => rm(own, { recursive: true, force: true }));
     await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
-      // Without the person's own contexts and credentials.
+      // Without the user's own Docker contexts and credentials.
       env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
       signal: end.signal,
     });
@@ -54,7 +54,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     end.abort();
   }, 60_000);
 
-  test('serves volumes, is not to be taken away under them, and is back with its engine', {
+  test('serves volumes, can’t be removed while they are in use, and comes back with its engine', {
     timeout: 120_000,
   }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');

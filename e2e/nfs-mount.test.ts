@@ -11,46 +11,46 @@ import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { suspend } from '#testing/suspend.ts';
 import {
+  createServerFolders,
   dataPath,
-  follow,
-  isOurs,
+  followEvents,
+  isStowageProcess,
   keeperPids,
   killKeepers,
   mountsIn,
-  type Place,
-  patience,
-  place,
-  serving,
-  started,
-  succeeds,
-  writer,
-} from './nfs-mounted.ts';
+  pollOptions,
+  runCli,
+  type ServerFolders,
+  startTestServer,
+  startWriter,
+  waitUntilServing,
+} from './nfs-mount-fixture.ts';
 import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
-interface Mounted extends Place {
+interface Mounted extends ServerFolders {
   readonly server: Stowage;
   readonly at: string;
 }
 
 async function withVolumeOf(store: string): Promise<Mounted> {
-  const where = await place();
-  const server = await started(where);
-  await succeeds(server, 'store', 'add', 'silver', store);
-  await succeeds(server, 'volume', 'create', 'silver/photos');
+  const where = await createServerFolders();
+  const server = await startTestServer(where);
+  await runCli(server, 'store', 'add', 'silver', store);
+  await runCli(server, 'volume', 'create', 'silver/photos');
   const at = join(where.top, 'mnt');
-  await succeeds(server, 'mount', 'silver/photos', at);
+  await runCli(server, 'mount', 'silver/photos', at);
   return { ...where, server, at };
 }
 
-/** While nothing can be had from the NFS server, every command answers. Afterwards all is as it should be. */
+/** While the NFS server can't be reached, every command is answered. Afterwards everything works again. */
 async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
-  const app = writer(join(at, 'log'));
-  await expect.poll(() => app.count(), patience).toBeGreaterThan(3);
-  await succeeds(server, 'volume', 'create', 'silver/idle');
+  const app = startWriter(join(at, 'log'));
+  await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
+  await runCli(server, 'volume', 'create', 'silver/idle');
   const idle = join(top, 'idle');
-  await succeeds(server, 'mount', 'silver/idle', idle);
+  await runCli(server, 'mount', 'silver/idle', idle);
   const inTime = async (...args: string[]) => {
     const since = performance.now();
     const finished = await server.cli(...args);
@@ -77,7 +77,7 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
     .toMatch(/^hosts +-$/m);
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of an NFS store, mounted', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
   async function withVolume(more = ''): Promise<Mounted & { readonly exported: string }> {
@@ -87,7 +87,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     return { ...mounted, exported: join(folder, 'photos') };
   }
 
-  test('by nobody who has any rights, and gone without a trace', { timeout: 60_000 }, async () => {
+  test('is served by a process without any capability, and leaves nothing behind', { timeout: 60_000 }, async () => {
     const { top, server, at, exported } = await withVolume();
     await run('sh', ['-c', 'echo hello > "$1/file"', 'sh', at]);
     expect(await readFile(join(exported, 'file'), 'utf8')).toBe('hello\n');
@@ -98,50 +98,50 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     for (const line of shared) expect(line).toMatch(/ shared:\d+ /);
     const device = shared[0]?.split(' ')[2];
     expect(await readFile(`/sys/class/bdi/${device}/read_ahead_kb`, 'utf8')).toBe('4096\n');
-    const { pid } = await serving(server);
+    const { pid } = await waitUntilServing(server);
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     expect(status).toMatch(/^Uid:\t(6[1-5]\d{3})\t\1\t\1\t\1$/m);
     expect(status).toMatch(/^CapEff:\t0{16}$/m);
     expect(status).toMatch(/^CapBnd:\t0{16}$/m);
     expect(status).toMatch(/^NoNewPrivs:\t1$/m);
     expect(status).toMatch(/^Groups:\t\s*$/m);
-    expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toContain(`path ${at}`);
+    expect(await runCli(server, 'volume', 'show', 'silver/photos')).toContain(`path ${at}`);
     expect((await server.cli('volume', 'delete', 'silver/photos')).stderr).toContain('it is used by');
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
-    expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toMatch(/^hosts +-$/m);
-    await succeeds(server, 'volume', 'delete', 'silver/photos');
+    expect(await runCli(server, 'volume', 'show', 'silver/photos')).toMatch(/^hosts +-$/m);
+    await runCli(server, 'volume', 'delete', 'silver/photos');
     const keepers = keeperPids(top);
     expect(keepers.length).toBeGreaterThan(0);
     await server.stop();
-    await expect.poll(() => keepers.filter(isOurs), patience).toEqual([]);
+    await expect.poll(() => keepers.filter(isStowageProcess), pollOptions).toEqual([]);
   });
 
-  test('an application writes on, whatever is killed or replaced', { timeout: 90_000 }, async () => {
+  test('lets an application keep writing, whichever process is killed or replaced', { timeout: 90_000 }, async () => {
     const { server, at, exported, ...where } = await withVolume();
     const { top } = where;
-    const app = writer(join(at, 'log'));
+    const app = startWriter(join(at, 'log'));
     const goesOn = async (): Promise<void> => {
       const before = app.count();
-      await expect.poll(() => app.count(), patience).toBeGreaterThan(before + 10);
+      await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(before + 10);
     };
     await goesOn();
     for (let round = 1; round <= 3; round++) {
-      const { pid, takeovers } = await serving(server);
+      const { pid, takeovers } = await waitUntilServing(server);
       process.kill(pid, 'SIGKILL');
-      await expect.poll(async () => (await dataPath(server))?.takeovers, patience).toBeGreaterThan(takeovers);
+      await expect.poll(async () => (await dataPath(server))?.takeovers, pollOptions).toBeGreaterThan(takeovers);
       await goesOn();
-      const said = await succeeds(server, 'client', 'upgrade');
+      const said = await runCli(server, 'client', 'upgrade');
       expect(said).toContain('replaced 1 data path');
-      expect((await serving(server)).pid).not.toBe(pid);
+      expect((await waitUntilServing(server)).pid).not.toBe(pid);
       await goesOn();
     }
-    // The server itself, without a word; the next one finds everything as it was.
+    // SIGKILL to the server itself. The next one finds the mount and the data path as they were.
     server.signal('SIGKILL');
     await server.ended();
     await goesOn();
-    const next = await started(where);
+    const next = await startTestServer(where);
     expect(await dataPath(next)).toMatchObject({ mounts: 1 });
     await goesOn();
     expect((await next.cli('unmount', at)).stderr).toContain('it is in use');
@@ -149,40 +149,40 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(await app.ended).toBe('');
     const lines = (await readFile(join(exported, 'log'), 'utf8')).trim().split('\n').map(Number);
     expect(lines).toEqual(lines.map((_, i) => i + 1));
-    await succeeds(next, 'unmount', at);
+    await runCli(next, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('keeper and data path killed together: mounted anew at the same place, and it is told', {
+  test('is mounted again at the same path after keeper and data path were killed together, and an Event says so', {
     timeout: 60_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
-    await serving(server);
-    const told = follow(socket);
-    await expect.poll(told, patience).toContain('hello');
+    await waitUntilServing(server);
+    const events = followEvents(socket);
+    await expect.poll(events, pollOptions).toContain('hello');
     killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
-    // It is heard of, and not only found when it is asked, which is every ten seconds.
+    // The server noticed the end of the keeper by itself. The periodic check would run every ten seconds.
     expect(performance.now() - killedAt).toBeLessThan(8_000);
     const looked = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
         .stdout;
-    await expect.poll(looked, patience).toBe('kept\n');
-    await expect.poll(told, patience).toContain('mount.repaired');
-    await succeeds(server, 'unmount', at);
+    await expect.poll(looked, pollOptions).toBe('kept\n');
+    await expect.poll(events, pollOptions).toContain('mount.repaired');
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('a keeper that stands still when its data path is killed: nobody waits for ever, and it is told', {
+  test('does not block anyone forever if its keeper hangs when its data path is killed, and an Event says so', {
     timeout: 90_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
     await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
-    const { pid } = await serving(server);
-    const told = follow(socket);
-    await expect.poll(told, patience).toContain('hello');
+    const { pid } = await waitUntilServing(server);
+    const events = followEvents(socket);
+    await expect.poll(events, pollOptions).toContain('hello');
     for (const keeper of keeperPids(top)) if (keeper !== pid) await suspend(keeper);
     process.kill(pid, 'SIGKILL');
     const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
@@ -198,16 +198,16 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
       expect(performance.now() - since).toBeLessThan(20_000);
     }
     expect((await waits).stdout).toMatch(/abort|not connected/);
-    await expect.poll(told, { timeout: 20_000 }).toContain('keeper.ended');
-    await expect.poll(told, { timeout: 20_000 }).toContain('mount.repaired');
+    await expect.poll(events, { timeout: 20_000 }).toContain('keeper.ended');
+    await expect.poll(events, { timeout: 20_000 }).toContain('mount.repaired');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('kept\n');
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('what was acknowledged is not dropped by an unmount, unless by force', { timeout: 60_000 }, async () => {
+  test('keeps acknowledged writes through an unmount, unless it is forced', { timeout: 60_000 }, async () => {
     const { server, at, exported } = await withVolume('&hard');
-    // Ended before it could close the file.
+    // The program is killed before it can close the file.
     const program = `
       const { openSync, writeSync } = require('node:fs');
       const fd = openSync(process.argv[1], 'w');
@@ -228,11 +228,11 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     } finally {
       ganesha.server.thaw();
     }
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect((await readFile(join(exported, 'file'))).length).toBe(300_000);
   });
 
-  test('a server that stands still holds up no command, and force frees who hangs on it', {
+  test('delays no command while its server hangs, and a forced unmount ends blocked processes', {
     timeout: 150_000,
   }, async () => {
     await holdsUpNothing(await withVolume('&hard'), async () => {
@@ -241,7 +241,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     });
   });
 
-  test('nor does one that was killed', { timeout: 150_000 }, async () => {
+  test('delays no command while its server is killed', { timeout: 150_000 }, async () => {
     await holdsUpNothing(await withVolume('&hard'), async () => {
       await ganesha.server.kill();
       return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
@@ -249,11 +249,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))('a network that loses everything', () => {
-  test('holds up no command, and force frees who hangs on it', { timeout: 150_000 }, async () => {
-    await using far = await makeFarNetwork();
-    const ports = `port=${far.port}&mountport=${far.port}`;
-    const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
-    await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
-  });
-});
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
+  'a network that drops all packets',
+  () => {
+    test('delays no command, and a forced unmount ends blocked processes', { timeout: 150_000 }, async () => {
+      await using far = await makeFarNetwork();
+      const ports = `port=${far.port}&mountport=${far.port}`;
+      const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
+      await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
+    });
+  },
+);

@@ -11,14 +11,14 @@ import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
 import { fileType, nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 import type { RpcClientOptions } from '#wire/rpc/client.ts';
 import { getPort } from '#wire/rpc/portmap.ts';
-import { ground, type Serving } from './nfs-serve.ts';
+import { createNfsServeFixture, type NfsServeProcess } from './nfs-serve-fixture.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
 
-/** By our own client. */
+/** Mounts it with our own client. */
 async function mounted(
-  { port }: Pick<Serving, 'port'>,
+  { port }: Pick<NfsServeProcess, 'port'>,
   options?: Partial<RpcClientOptions>,
 ): ReturnType<typeof openExport> {
   const open = await openExport({ host, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000, ...options });
@@ -27,21 +27,21 @@ async function mounted(
 }
 
 describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
-  test('serves the tools of libnfs', async () => {
-    const { top, exported, serve } = await ground();
+  test('serves the libnfs tools', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     const serving = await serve();
     await writeFile(join(top, 'file'), 'through the network');
     expect((await run('nfs-cp', [join(top, 'file'), serving.url('/copy')])).status).toBe(0);
     expect(await readFile(join(exported, 'copy'), 'utf8')).toBe('through the network');
     expect((await run('nfs-cat', [serving.url('/copy')])).stdout).toBe('through the network');
     expect((await run('nfs-ls', [serving.url()])).stdout).toMatch(/^-rw.* 19 copy\n$/);
-    expect(serving.said()).toBe('');
+    expect(serving.stderr()).toBe('');
   });
 
-  test.skipIf(needs('root', 'ordinary-user'))('lets only its own user in, unless others are named', async () => {
-    const { exported, serve } = await ground();
+  test.skipIf(needs('root', 'ordinary-user'))('admits only its own user, unless others are named', async () => {
+    const { exported, serve } = await createNfsServeFixture();
     await chmod(join(exported, '..'), 0o755);
-    const asOther = ({ url }: Serving): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
+    const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
     const own = await serve();
     expect((await run('nfs-ls', [own.url()])).status).toBe(0);
     expect((await asOther(own)).status).not.toBe(0);
@@ -51,9 +51,9 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
   });
 
-  test.skipIf(needs('ipv6'))('is reached by those who are allowed, by IPv6 and by both', async () => {
-    const { serve } = await ground();
-    const reached = async ({ port }: Serving, at: string): Promise<number> => {
+  test.skipIf(needs('ipv6'))('is reachable for the allowed clients over IPv6, and over both protocols', async () => {
+    const { serve } = await createNfsServeFixture();
+    const reached = async ({ port }: NfsServeProcess, at: string): Promise<number> => {
       const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
       onTestFinished(() => open[Symbol.dispose]());
       return (await open.nfs.getattr(open.root)).type;
@@ -66,8 +66,8 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await reached(both, host)).toBe(fileType.directory);
   });
 
-  test('read-only, everything can be read and nothing changed', async () => {
-    const { top, exported, serve } = await ground();
+  test('read-only: everything can be read and nothing changed', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const serving = await serve(['--read-only']);
     expect((await run('nfs-cat', [serving.url('/file')])).stdout).toBe('kept');
@@ -76,18 +76,18 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await readdir(exported)).toEqual(['file']);
   });
 
-  test.skipIf(needs('root'))('does what callers ask for as whom it is told to', async () => {
-    const { top, exported, serve } = await ground();
+  test.skipIf(needs('root'))('performs calls as the configured user', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     const all = ['--allow', host];
     await writeFile(join(top, 'f'), 'x');
-    const cp = async (serving: Serving, to: string, more?: string): Promise<number | undefined> => {
+    const cp = async (serving: NfsServeProcess, to: string, more?: string): Promise<number | undefined> => {
       const { status } = await run('nfs-cp', [join(top, 'f'), serving.url(`/${to}`, more)]);
       return status === 0 ? (await stat(join(exported, to))).uid : undefined;
     };
     const squashed = await serve(all);
-    // Root of a client is nobody, who may not write there; and that is said.
+    // Root of a client is mapped to nobody, who may not write there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
-    expect(squashed.said()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
+    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
@@ -100,11 +100,11 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
-  test('what it prints says what is exported, and how to use it', async () => {
-    const { top, exported, serve } = await ground();
+describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
+  test('prints what is exported, and how to use it', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
-    // On the port of the first, which is in use.
+    // On the port of the first server.
     const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
     const refused = await run(program, taken);
     expect(refused).toMatchObject({ status: 5, stdout: '' });
@@ -115,24 +115,24 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(await end()).toBe(0);
   });
 
-  test.each(['SIGTERM', 'SIGINT'] as const)('%s ends it cleanly, also while somebody is connected', async (signal) => {
-    const { serve } = await ground();
+  test.each(['SIGTERM', 'SIGINT'] as const)('stops cleanly on %s, also while a client is connected', async (signal) => {
+    const { serve } = await createNfsServeFixture();
     const serving = await serve();
     await mounted(serving);
     expect(await serving.end(signal)).toBe(0);
-    expect(serving.said()).toBe('');
+    expect(serving.stderr()).toBe('');
   });
 
-  test('it ends with the program that started it with a channel', async () => {
-    const { serve } = await ground();
+  test('ends with the parent process that opened an IPC channel', async () => {
+    const { serve } = await createNfsServeFixture();
     const { child } = await serve([], { channel: true });
     const ended = once(child, 'exit');
     child.disconnect();
     expect(await ended).toEqual([0, null]);
   });
 
-  test('it ends, too, when that program is gone before it began', async () => {
-    const { top, exported } = await ground();
+  test('also ends if that parent was gone before it started', async () => {
+    const { top, exported } = await createNfsServeFixture();
     const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
     const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
     const ended = once(child, 'exit');
@@ -140,8 +140,8 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     expect(await ended).toEqual([0, null]);
   });
 
-  test('what clients know stays good when it is killed and started again', async () => {
-    const { top, exported, serve } = await ground();
+  test('keeps file handles and state valid when it is killed and restarted', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const first = await serve();
     const { nfs, root } = await mounted(first);
@@ -154,8 +154,8 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
   });
 
-  test('it answers as a portmapper where that is asked for', async () => {
-    const { serve } = await ground();
+  test('answers as a portmapper if asked to', async () => {
+    const { serve } = await createNfsServeFixture();
     const { port, portmapper } = await serve(['--portmapper', '0']);
     using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
     expect(await rpc.call(getPort, { program: nfsProgram, version: nfsVersion })).toBe(port);
@@ -164,8 +164,8 @@ describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
 });
 
 describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
-  test('keeps its secrets in the state folder, apart for each directory, and serves only that user', async () => {
-    const { top, exported, serve } = await ground();
+  test('keeps a secret for each directory in the state folder, and serves only that user', async () => {
+    const { top, exported, serve } = await createNfsServeFixture();
     const isRoot = process.getuid?.() === 0;
     const uid = isRoot ? ordinaryUid : (process.getuid?.() ?? 0);
     await mkdir(join(top, 'home'));
@@ -191,7 +191,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
           String(serving.port),
         ]),
       );
-    // The secret is there before the port turns out to be taken.
+    // The secret is created before the port turns out to be in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
       if (directory === exported) expect((await usual(directory)).status).toBe(5);
       else expect((await usual(directory)).stderr).toContain('lies in');
@@ -202,11 +202,11 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
   });
 
   test.skipIf(needs('root', 'netns'))('may not use ports below 1024', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     await chown(top, ordinaryUid, ordinaryUid);
     await chmod(exported, 0o755);
     const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
-    // In a network of its own: on this machine or in a container, ordinary users may be allowed to use them.
+    // In its own network namespace: elsewhere, ordinary users may be allowed to use such ports.
     const usual = ['--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'];
     const runs = (...options: readonly string[]): ReturnType<typeof run> =>
       run('unshare', [...usual, ...asOrdinaryUser([...serve, ...options]).flat()]);
@@ -223,9 +223,9 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
 });
 
 describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
-  // What else it refuses is in src/app/nfs-plan.test.ts.
-  test('a directory that is not there', async () => {
-    const { top } = await ground();
+  // src/app/nfs-plan.test.ts has the other cases.
+  test('a directory that does not exist', async () => {
+    const { top } = await createNfsServeFixture();
     expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
       status: 4,
       stdout: '',
@@ -234,7 +234,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
   });
 
   test('the address of another machine', async () => {
-    const { top, exported } = await ground();
+    const { top, exported } = await createNfsServeFixture();
     const options = ['--state', join(top, 'state'), '--host', '192.0.2.1', '--allow', '192.0.2.0/24'];
     const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
     expect(status).toBe(2);
@@ -243,8 +243,8 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     );
   });
 
-  test('a portmapper where there is one already', async () => {
-    const { top, exported } = await ground();
+  test('a portmapper where one is already running', async () => {
+    const { top, exported } = await createNfsServeFixture();
     const other = createServer().listen(0, host);
     onTestFinished(() => void other.close());
     await once(other, 'listening');
@@ -257,7 +257,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
 });
 
 describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
-  /** A certificate that signs itself, with its key. */
+  /** A self-signed certificate with its key. */
   function certificate(folder: string, name: string): { readonly cert: string; readonly key: string } {
     const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];
     const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${host}`];
@@ -267,8 +267,8 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
   }
   const asking = { program: nfsProgram, version: nfsVersion };
 
-  test('whoever does not use it is refused', async () => {
-    const { top, serve } = await ground();
+  test('refuses clients without TLS', async () => {
+    const { top, serve } = await createNfsServeFixture();
     const { cert, key } = certificate(top, 'server');
     const serving = await serve(['--tls-cert', cert, '--tls-key', key]);
     expect(serving.uri).toContain('&tls=on');
@@ -281,8 +281,8 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
     await mounted(optional, { tls });
   });
 
-  test('a certificate can be asked for, and then says who may connect', async () => {
-    const { top, serve } = await ground();
+  test('can require a client certificate, which then decides who may connect', async () => {
+    const { top, serve } = await createNfsServeFixture();
     const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
     const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];
     const serving = await serve([...options, '--squash', 'none']);

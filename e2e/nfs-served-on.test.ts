@@ -6,31 +6,37 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { place, started, succeeds } from './nfs-mounted.ts';
+import { createServerFolders, runCli, startTestServer } from './nfs-mount-fixture.ts';
 
-describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))('a volume that somebody has where nobody looks', () => {
-  const exported = ganeshaFolders('served-on');
+describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))(
+  'a volume that is mounted where Stowage does not look',
+  () => {
+    const exported = ganeshaFolders('served-on');
 
-  test('is not deleted under them', async () => {
-    const where = await place();
-    const server = await started(where);
-    const { uri, options } = exported.fresh();
-    await succeeds(server, 'store', 'add', 'silver', `${uri}?${new URLSearchParams(options)}`);
-    await succeeds(server, 'volume', 'create', 'silver/photos');
-    const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
-    // As containers have it: in a mount namespace of its own, at a place that hears of no unmount.
-    const there = join(where.top, 'there');
-    await mkdir(there);
-    const own = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];
-    const other = spawn('unshare', [...own, at, there], { stdio: ['pipe', 'pipe', 'inherit'] });
-    onTestFinished(() => void other.kill());
-    await once(other.stdout, 'data');
-    await succeeds(server, 'unmount', at);
-    const refused = await server.cli('volume', 'delete', 'silver/photos');
-    expect(refused).toMatchObject({ status: 6, stderr: expect.stringContaining('something still uses a mount of it') });
-    other.stdin.end();
-    await once(other, 'exit');
-    await succeeds(server, 'volume', 'delete', 'silver/photos');
-  });
-});
+    test('is not deleted while it is mounted there', async () => {
+      const where = await createServerFolders();
+      const server = await startTestServer(where);
+      const { uri, options } = exported.fresh();
+      await runCli(server, 'store', 'add', 'silver', `${uri}?${new URLSearchParams(options)}`);
+      await runCli(server, 'volume', 'create', 'silver/photos');
+      const at = join(where.top, 'mnt');
+      await runCli(server, 'mount', 'silver/photos', at);
+      // As in a container: in its own mount namespace, where unmounts don't propagate.
+      const there = join(where.top, 'there');
+      await mkdir(there);
+      const own = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];
+      const other = spawn('unshare', [...own, at, there], { stdio: ['pipe', 'pipe', 'inherit'] });
+      onTestFinished(() => void other.kill());
+      await once(other.stdout, 'data');
+      await runCli(server, 'unmount', at);
+      const refused = await server.cli('volume', 'delete', 'silver/photos');
+      expect(refused).toMatchObject({
+        status: 6,
+        stderr: expect.stringContaining('something still uses a mount of it'),
+      });
+      other.stdin.end();
+      await once(other, 'exit');
+      await runCli(server, 'volume', 'delete', 'silver/photos');
+    });
+  },
+);

@@ -29,7 +29,7 @@ async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
   return stdout;
 }
 
-/** The NFS server that belongs to a state folder, as the system sees it. */
+/** The pid of the NFS server of a state folder, from the system's process list. */
 async function serverOf(state: string): Promise<number | undefined> {
   for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
     const command = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
@@ -53,14 +53,14 @@ const names = async (server: Stowage): Promise<string[]> => {
   return (body['items'] as { name: string }[]).map(({ name }) => name);
 };
 
-/** Over the API, which costs no start of the program. */
+/** Over the API, because starting the CLI is slow. */
 async function create(server: Stowage, store: string, name: string): Promise<void> {
   const { status, body } = await server.api('POST', '/v1/volumes', { store, name });
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
 describe.skipIf(needs('linux'))('stowage up --nfs', () => {
-  test('is a network store that works at once, and is the same at the next start', async () => {
+  test('provides a network store that works at once, and is the same after a restart', async () => {
     const state = await newState();
     const first = await up(state);
     expect(first.output()).toContain(`(files in ${state}/stores/nfs)`);
@@ -82,26 +82,26 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     expect(await good(without.cli('store', 'list', '--quiet'))).toBe('local\n');
   });
 
-  test('what it says to try next works', async () => {
+  test('prints a command to try next that works', async () => {
     const server = await up(await newState());
     const [, line = ''] = /^ {2}(.* volume create network\/\S+)$/m.exec(server.output()) ?? [];
     expect(await run('sh', ['-c', line])).toEqual({ status: 0, stdout: 'network/shared\n', stderr: '' });
   });
 
-  test('a server that is killed comes back, and its store works on', async () => {
+  test('restarts a killed NFS server, and its store keeps working', async () => {
     const state = await newState();
     const server = await up(state);
     await create(server, 'network', 'before');
     const pid = await anotherThan(undefined, state);
     process.kill(pid, 'SIGKILL');
     await anotherThan(pid, state);
-    // Until the new one listens, the store says that it is not reachable.
+    // Until the new server listens, the store reports that it can't be reached.
     await vi.waitFor(() => create(server, 'network', 'after'), patience);
     expect(await names(server)).toEqual(['after', 'before']);
     expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"the NFS server is started again"/);
   });
 
-  test('the server goes with a Stowage that is killed, and the next one takes up where it was', async () => {
+  test('ends its NFS server when it is killed, and the next start continues with the same volumes', async () => {
     const state = await newState();
     const first = await up(state);
     await create(first, 'network', 'x');
@@ -117,11 +117,11 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), patience);
   });
 
-  test('Ctrl-C at a terminal ends both, the server last', async () => {
+  test('ends both on Ctrl-C at a terminal, the NFS server last', async () => {
     const state = await newState();
     const server = await startStowage({ state, options: ['--nfs'], command: ['setsid', program] });
     onTestFinished(() => server.stop());
-    // It does not reach the server: that is not in the group that the terminal tells.
+    // The NFS server doesn't get the SIGINT, because it is in another process group.
     const pid = await serverOf(state);
     const [, group] = /\) \S \d+ (\d+) /.exec(await readFile(`/proc/${pid}/stat`, 'utf8')) ?? [];
     expect(Number(group)).toBe(pid);
@@ -131,7 +131,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     expect(await serverOf(state)).toBeUndefined();
   });
 
-  test('a port that is taken keeps only its own store from working, and only for as long', async () => {
+  test('disables only its own store while its port is in use', async () => {
     const state = await newState();
     const [port = 0] = await freePorts('127.0.0.1', 1);
     const other = createServer().listen(port, '127.0.0.1');
@@ -150,7 +150,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await vi.waitFor(async () => create(server, 'network', 'x'), patience);
   }, 90_000);
 
-  test('no store lies where its volumes are, unless it only reads', async () => {
+  test('refuses a store in the directory of its volumes, unless that is read-only', async () => {
     const state = await newState();
     const server = await up(state);
     await create(server, 'network', 'x');

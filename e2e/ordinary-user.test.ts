@@ -11,19 +11,19 @@ import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
-/** As people type them: `volume create`. A command with others below it only shows their help. */
+/** As users type them: `volume create`. A command with subcommands only shows its help. */
 const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
   .filter(({ command }) => childrenOf(command).length === 0)
   .map(({ path }) => path.join(' '));
 
-/** Every command, one after the other, as the documentation has them; what each says is what the next works on. */
+/** Runs every command in the order of the documentation. Each one uses the result of the previous ones. */
 describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () => {
   const done = new Set(['up', 'node', 'controller']);
   let home: string;
   let command: readonly [string, ...string[]];
   let server: Stowage;
 
-  /** A folder that is the user's own. */
+  /** A folder that the user owns. */
   async function folder(...names: readonly string[]): Promise<string> {
     const path = join(home, ...names);
     await mkdir(path);
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     home = await realpath(await mkdtemp(join(tmpdir(), 'stowage-user-')));
     if (process.getuid?.() === 0) await chown(home, ordinaryUid, ordinaryUid);
     const [file, args] = asOrdinaryUser([program]);
-    // None of the folders of whoever runs the tests.
+    // Not the folders of the user who runs the tests.
     const xdg = ['CACHE', 'CONFIG', 'DATA', 'STATE'].map((name) => `XDG_${name}_HOME=${join(home, name)}`);
     command = ['env', '-u', 'XDG_RUNTIME_DIR', `HOME=${home}`, ...xdg, file, ...args];
     server = await startStowage({ state: join(home, 'state'), command });
@@ -60,7 +60,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     await rm(home, { recursive: true });
   });
 
-  test('can do everything but mount, and is told what mounting needs', { timeout: 300_000 }, async () => {
+  test('can do everything but mount, and learns what mounting needs', { timeout: 300_000 }, async () => {
     await theMachine();
     await stores();
     await volumes();
@@ -163,7 +163,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await refuses('not-found', 'operations', 'cancel', 'op1-none')).toContain('op1-none');
   }
 
-  /** It ends when it is told to, so it has to be told. */
+  /** This command runs until it gets a signal. */
   async function events(): Promise<void> {
     const [file, ...args] = command;
     const socket = join(home, 'state', 'stowage.sock');
@@ -173,7 +173,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     child.stdout.on('data', (chunk: Buffer) => {
       heard += String(chunk);
     });
-    // It hears only what happens after it began to listen.
+    // The stream has only Events that happen after it was opened.
     for (let n = 0; child.exitCode === null && !/volume.changed.*\n/.test(heard); n++) {
       await server.api('PATCH', '/v1/volumes/demo', { labels: { n: String(n) } });
     }

@@ -11,7 +11,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** State and store on a file system of their own; `cut` goes on with what its device holds at that moment, and no more. */
+/** State and store on a separate file system. `cut` continues with exactly what its device holds at that moment. */
 async function machine(
   filesystem: string,
 ): Promise<{ readonly disk: string; start(): Promise<Stowage>; cut(): Promise<void> }> {
@@ -35,16 +35,16 @@ async function machine(
       return server;
     },
     cut: async () => {
-      // The file system stops at once, its log unflushed: what has not reached the device is lost, as in a power cut.
+      // The file system shuts down without flushing its log: everything that has not reached the device is lost, as in a power cut.
       await exec('xfs_io', ['-x', '-c', 'shutdown', disk]);
       server?.signal('SIGKILL');
       await server?.ended();
-      // What the device holds now is copied: a mount namespace somebody made meanwhile may keep the dead file system
-      // mounted, and mounting the same device again would then bring back that one instead of reading the device.
+      // Copies what the device holds: a mount namespace that was created meanwhile may keep the dead file system
+      // mounted, and mounting the same device again would return that one instead of reading the device.
       await exec('cp', ['--sparse=always', image, `${image}-after`]);
       await exec('umount', [disk]);
       mountImage(`${image}-after`, disk, ...(filesystem === 'xfs' ? ['nouuid'] : []));
-      // The machine did not really start anew, so that it did has to be said.
+      // The machine did not really reboot, so the test makes the server believe that it did.
       using db = new DatabaseSync(join(disk, 'state', 'state.db'));
       db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");
     },
@@ -55,7 +55,7 @@ const names = async (server: Stowage, path: string): Promise<string[]> =>
   ((await server.api('GET', path)).body['items'] as { name: string }[]).map(({ name }) => name);
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
-  test.each(['xfs', 'ext4'])('takes back nothing that was answered (%s)', async (filesystem) => {
+  test.each(['xfs', 'ext4'])('loses nothing that was acknowledged (%s)', async (filesystem) => {
     const { disk, start, cut } = await machine(filesystem);
     const before = await start();
     await mkdir(join(disk, 'data'));

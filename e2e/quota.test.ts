@@ -6,21 +6,29 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
-import { dataPath, type Place, patience, place, serving, started, succeeds } from './nfs-mounted.ts';
+import {
+  createServerFolders,
+  dataPath,
+  pollOptions,
+  runCli,
+  type ServerFolders,
+  startTestServer,
+  waitUntilServing,
+} from './nfs-mount-fixture.ts';
 import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 const mib = 1024 * 1024;
 
-/** As much as fits, in pieces of a MiB; gives how much that was, and what was said in the end. */
-async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly said: string }> {
+/** Writes as much as fits, in chunks of a MiB. Returns the size and the last error. */
+async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly output: string }> {
   const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
   const said = await run('dd', args, { timeout: 60_000 }).then(
     ({ stderr }) => stderr,
     ({ stderr }) => String(stderr),
   );
   const { stdout } = await run('stat', ['--format=%s', file]);
-  return { mib: Number(stdout) / mib, said };
+  return { mib: Number(stdout) / mib, output: said };
 }
 
 async function df(at: string): Promise<{ readonly size: number; readonly used: number }> {
@@ -32,108 +40,112 @@ async function df(at: string): Promise<{ readonly size: number; readonly used: n
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume whose size is enforced', () => {
   const ganesha = ganeshaFolders('quota');
 
-  async function node(uri: string): Promise<Place & { readonly server: Stowage; readonly at: string }> {
-    const where = await place();
-    const server = await started(where);
+  async function node(uri: string): Promise<ServerFolders & { readonly server: Stowage; readonly at: string }> {
+    const where = await createServerFolders();
+    const server = await startTestServer(where);
     const { port, mountport } = portsOf(ganesha.server);
-    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
+    await runCli(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
     return { ...where, server, at: join(where.top, 'mnt') };
   }
 
-  test('takes what it may, shows it, and lets go of what is removed', { timeout: 120_000 }, async () => {
+  test('takes data up to its size, shows its usage, and frees the space of removed files', {
+    timeout: 120_000,
+  }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
-    await succeeds(server, 'volume', 'create', 'silver/small', '--size', '64M', '--enforce');
-    await succeeds(server, 'mount', 'silver/small', at);
+    await runCli(server, 'volume', 'create', 'silver/small', '--size', '64M', '--enforce');
+    await runCli(server, 'mount', 'silver/small', at);
     expect((await df(at)).size).toBe(64);
     expect((await fill(join(at, 'a'), 40)).mib).toBe(40);
     const over = await fill(join(at, 'b'), 40);
-    expect(over.said).toMatch(/Disk quota exceeded/);
+    expect(over.output).toMatch(/Disk quota exceeded/);
     expect(over.mib).toBeGreaterThanOrEqual(20);
     expect(over.mib).toBeLessThanOrEqual(24);
-    await expect.poll(async () => (await df(at)).used, patience).toBeGreaterThanOrEqual(60);
-    // What is there can be written over, also when nothing is left.
+    await expect.poll(async () => (await df(at)).used, pollOptions).toBeGreaterThanOrEqual(60);
+    // Existing data can be overwritten even when the volume is full.
     await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
-    // A killed data path knows no less.
-    process.kill((await serving(server)).pid, 'SIGKILL');
-    expect((await fill(join(at, 'c'), 8)).said).toMatch(/Disk quota exceeded/);
+    // The next data path knows the usage after a kill.
+    process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
+    expect((await fill(join(at, 'c'), 8)).output).toMatch(/Disk quota exceeded/);
     await run('rm', [join(at, 'a'), join(at, 'c')]);
     expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
-    // Nor does what is replaced, or cut, take room any more. Also when nothing was done for a while.
+    // A file that is replaced or truncated also frees its space, even after an idle time.
     await run('mv', ['--force', join(at, 'd'), join(at, 'b')]);
     expect((await fill(join(at, 'f'), 30)).mib).toBe(30);
     await setTimeout(3_000);
     await run('truncate', ['--size=1M', join(at, 'b')]);
     expect((await fill(join(at, 'g'), 28)).mib).toBe(28);
     await run('rm', [join(at, 'f')]);
-    await succeeds(server, 'volume', 'expand', 'silver/small', '128M');
-    await expect.poll(async () => (await df(at)).size, patience).toBe(128);
+    await runCli(server, 'volume', 'expand', 'silver/small', '128M');
+    await expect.poll(async () => (await df(at)).size, pollOptions).toBe(128);
     expect((await fill(join(at, 'e'), 40)).mib).toBe(40);
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });
 
-  test('is written over in place when it is full, also by who goes on after a kill', { timeout: 120_000 }, async () => {
+  test('can be overwritten in place when it is full, also by a process that continues after a kill', {
+    timeout: 120_000,
+  }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
-    await succeeds(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
-    await succeeds(server, 'mount', 'silver/full', at);
+    await runCli(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
+    await runCli(server, 'mount', 'silver/full', at);
     await fill(join(at, 'a'), 16);
-    expect((await fill(join(at, 'rest'), 64)).said).toMatch(/Disk quota exceeded/);
+    expect((await fill(join(at, 'rest'), 64)).output).toMatch(/Disk quota exceeded/);
     const file = await open(join(at, 'a'), 'r+');
     try {
       const data = Buffer.alloc(16 * mib, 1);
       await file.write(data, 0, data.length, 0);
       await file.sync();
-      process.kill((await serving(server)).pid, 'SIGKILL');
+      process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
       data.fill(2);
       expect((await file.write(data, 0, data.length, 0)).bytesWritten).toBe(data.length);
       await file.sync();
-      expect((await fill(join(at, 'more'), 8)).said).toMatch(/Disk quota exceeded/);
+      expect((await fill(join(at, 'more'), 8)).output).toMatch(/Disk quota exceeded/);
     } finally {
       await file.close();
     }
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
   });
 
-  test('has no more room for a file with a large hole that is gone', { timeout: 120_000 }, async () => {
+  test('frees the space of a removed file with a large hole', { timeout: 120_000 }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
-    await succeeds(server, 'volume', 'create', 'silver/holes', '--size', '64M', '--enforce');
-    await succeeds(server, 'mount', 'silver/holes', at);
+    await runCli(server, 'volume', 'create', 'silver/holes', '--size', '64M', '--enforce');
+    await runCli(server, 'mount', 'silver/holes', at);
     await run('dd', ['if=/dev/zero', `of=${join(at, 'sparse')}`, 'bs=1M', 'seek=8192', 'count=1', 'conv=fsync']);
     await run('rm', [join(at, 'sparse')]);
-    const { mib: written, said } = await fill(join(at, 'a'), 96);
+    const { mib: written, output: said } = await fill(join(at, 'a'), 96);
     expect(said).toMatch(/Disk quota exceeded/);
     expect(written).toBeGreaterThanOrEqual(60);
     expect(written).toBeLessThanOrEqual(64);
-    await succeeds(server, 'unmount', at);
+    await runCli(server, 'unmount', at);
   });
 
-  test('by two nodes together, over which it never grows by more than is said', { timeout: 120_000 }, async () => {
+  test('grows by no more than documented when two nodes fill it together', { timeout: 120_000 }, async () => {
     const { uri } = ganesha.fresh();
     const one = await node(uri);
-    await succeeds(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
+    await runCli(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
     const other = await node(uri);
-    for (const { server, at } of [one, other]) await succeeds(server, 'mount', 'silver/both', at);
+    for (const { server, at } of [one, other]) await runCli(server, 'mount', 'silver/both', at);
     const [here, there] = await Promise.all([fill(join(one.at, 'here'), 64), fill(join(other.at, 'there'), 64)]);
     const sum = here.mib + there.mib;
-    // A chunk is a MiB here: a 64th.
+    // A chunk is one MiB here: a 64th of the size.
     expect(sum).toBeLessThanOrEqual(66);
     expect(sum).toBeGreaterThanOrEqual(56);
-    for (const { said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
-    for (const { server, at } of [one, other]) await succeeds(server, 'unmount', at);
+    for (const { output: said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
+    for (const { server, at } of [one, other]) await runCli(server, 'unmount', at);
   });
 
-  test('is switched on by whoever uses it, and never off', { timeout: 60_000 }, async () => {
+  test('has its quota switched on by its users, and never off', { timeout: 60_000 }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
-    await succeeds(server, 'volume', 'create', 'silver/later', '--size', '64M');
-    await succeeds(server, 'mount', 'silver/later', at);
-    await succeeds(server, 'volume', 'enforce', 'silver/later');
-    // What is mounted goes on without; nobody gets more of that.
+    await runCli(server, 'volume', 'create', 'silver/later', '--size', '64M');
+    await runCli(server, 'mount', 'silver/later', at);
+    await runCli(server, 'volume', 'enforce', 'silver/later');
+    // An existing mount keeps working without the quota. Further mounts are refused.
     expect((await server.cli('mount', 'silver/later', `${at}-more`)).stderr).toContain('Unmount it everywhere');
     expect((await fill(join(at, 'file'), 80)).mib).toBe(80);
-    await succeeds(server, 'unmount', at);
-    for (const place of [at, `${at}-more`]) await succeeds(server, 'mount', 'silver/later', place);
+    await runCli(server, 'unmount', at);
+    for (const place of [at, `${at}-more`]) await runCli(server, 'mount', 'silver/later', place);
     expect((await df(`${at}-more`)).size).toBe(64);
-    for (const place of [at, `${at}-more`]) await succeeds(server, 'unmount', place);
+    for (const place of [at, `${at}-more`]) await runCli(server, 'unmount', place);
     expect((await server.api('PATCH', '/v1/volumes/silver..later', { enforce: false })).status).toBeGreaterThanOrEqual(
       400,
     );

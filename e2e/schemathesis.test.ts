@@ -11,20 +11,20 @@ import { type Answer, type Finished, program, type Stowage, startStowage } from 
 
 const config = join(import.meta.dirname, 'schemathesis.toml');
 /**
- * That what was made is there. It does not know that a volume is gone by DELETE /v1/volumes/{volume}/empty, nor that the
- * same Idempotency-Key is answered as the first time, also when what was made then is deleted by now. Said here because
- * `--checks all` has precedence over what the file disables.
+ * The check that a created resource is available. It doesn't know that DELETE /v1/volumes/{volume}/empty deletes a volume, nor that
+ * a repeated Idempotency-Key gets the first answer again, even if that resource was deleted since. Excluded here because `--checks all`
+ * overrides the configuration file.
  */
 const excluded = 'ensure_resource_availability';
 
 /**
- * Requests made up from /openapi.json against the running server, with every check that schemathesis has: no 5xx, no
- * answer that is not as documented, nothing accepted that the document forbids, nothing refused that it allows but for
- * what schemathesis.toml names. Each time others: a failure says with which STOWAGE_SEED it comes again.
+ * Generates requests from /openapi.json against the running server, with every check of schemathesis: no 5xx, no answer that differs
+ * from the document, no request accepted that the document forbids, and none refused that it allows, except for those that
+ * schemathesis.toml names. The requests differ in each run; a failure prints the STOWAGE_SEED that reproduces it.
  *
- * Once as an administrator of everything, once as a user of one store, who is refused what is outside. The event stream,
- * which has no end, is left out. The server runs as an ordinary user, because made-up stores and mount targets must not be
- * able to do harm to the machine that tests it; so no mount succeeds here, and those are looked at below.
+ * Runs once as an administrator of everything and once as a user of one store, who is refused everything else. Skips the event
+ * stream, which doesn't end. The server runs as an ordinary user, because generated stores and mount targets could harm the
+ * machine. Mounts fail there, so the tests below check them.
  */
 describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
   const examples = sized({
@@ -76,7 +76,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
 
   async function schemathesis(args: readonly string[]): Promise<Finished> {
     const { promise, resolve } = Promise.withResolvers<Finished>();
-    // In a folder of its own: it leaves its notes where it is started.
+    // In its own folder, because schemathesis writes files to the working directory.
     execFile(toolPath('schemathesis'), args, { cwd: folder, timeout: 240_000 }, (error, stdout, stderr) =>
       resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout: `${stdout}${stderr}`, stderr }),
     );
@@ -84,7 +84,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
   }
 
   test('finds nothing wrong as an administrator', { timeout: 300_000 }, async () => {
-    // Revoking would take away the very token that the run uses.
+    // Revoking tokens would revoke the token of the run.
     await check(admin, examples.admin, '--exclude-path', '/v1/events', '--exclude-operation-id', 'revokeToken');
   });
 
@@ -93,16 +93,16 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
   });
 
   test('finds nothing wrong as a user of one store', { timeout: 300_000 }, async () => {
-    // That an administrator's routes refuse other roles is looked at route by route, in access.test.ts.
+    // access.test.ts checks for each route of an administrator that it refuses other roles.
     await check(user, examples.user, '--exclude-path', '/v1/events', '--exclude-by', '/x-stowage-role == admin');
   });
 });
 
-/** Requests that are really carried out, and whether each answer is as the document says. */
-describe.skipIf(needs('mount'))('what mounting answers', () => {
+/** Checks answers of real requests against the OpenAPI document. */
+describe.skipIf(needs('mount'))('the API’s mount routes', () => {
   let folder: string;
   let server: Stowage;
-  // biome-ignore lint/suspicious/noExplicitAny: a document, looked at as it is
+  // biome-ignore lint/suspicious/noExplicitAny: a parsed JSON document
   let document: any;
 
   beforeAll(async () => {
@@ -134,7 +134,7 @@ describe.skipIf(needs('mount'))('what mounting answers', () => {
     return answer;
   }
 
-  test('is as documented, from the first mount to the last unmount', async () => {
+  test('answer as documented, from the first mount to the last unmount', async () => {
     const target = join(folder, 'at');
     const { body } = await ask(200, 'POST', '/v1/volumes/a/mount', { target });
     expect(body).toMatchObject({ name: 'local/a', target, readOnly: false, mounted: true });

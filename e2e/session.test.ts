@@ -88,20 +88,20 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
 });
 
 describe.skipIf(needs('linux'))('a first start', () => {
-  test('says where it listens, and which store is the default', async () => {
+  test('prints where it listens, and which store is the default', async () => {
     const { server, top } = await started();
     expect(server.output().split('\n')[0]).toMatch(/^stowage ready in \d+\.\d s$/);
     expect(server.output()).toContain(`  socket   ${join(top, 'state', 'stowage.sock')}`);
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
   });
 
-  test('what to try next works as it is printed, wherever the socket is', async () => {
+  test('prints commands to try next that work as printed, wherever the socket is', async () => {
     const { server } = await started(undefined, "stowage's session-");
     await expectToWork(tryNext(server));
     expect(await good(server.cli('volume', 'list'))).toContain('local/photos');
   });
 
-  test('what to try next names no socket where it is the usual one', async () => {
+  test('prints commands without a socket option if the socket is the default one', async () => {
     const { server, socket } = await started((at) => ['env', '-u', 'STOWAGE_URL', `STOWAGE_SOCKET=${at}`, program]);
     expect(tryNext(server).join('\n')).not.toContain('--socket');
     await expectToWork(tryNext(server), `STOWAGE_SOCKET=${socket}`);
@@ -113,7 +113,7 @@ const tryNext = (server: Stowage): string[] => {
   return lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
 };
 
-/** In a shell that knows nothing of the server but what the lines say. */
+/** In a shell that knows nothing but what the lines say. */
 async function expectToWork(lines: readonly string[], ...env: readonly string[]): Promise<void> {
   expect(lines).toHaveLength(3);
   for (const line of lines) {
@@ -127,7 +127,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
       '-c',
       line,
     ]);
-    // The doctor found something that this machine lacks.
+    // The doctor command exits with 1 where this machine lacks something.
     const most = line.endsWith(' doctor') ? 1 : 0;
     expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(most);
     expect(stderr).toBe('');
@@ -135,7 +135,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
 }
 
 describe.skipIf(needs('linux'))('help', () => {
-  test('the way to delete all with a label works, also when there is none', async () => {
+  test('shows a way to delete everything with a label that works, also when nothing has it', async () => {
     const { server, socket } = await started();
     const [, line = ''] =
       /^ +(stowage volume list .*\| .*)$/m.exec(await good(server.cli('volume', 'list', '--help'))) ?? [];
@@ -151,7 +151,7 @@ describe.skipIf(needs('linux'))('help', () => {
     expect(await good(server.cli('volume', 'list'))).toMatch(/^VOLUME.*\nlocal\/kept .*\n$/);
   });
 
-  test('the most operations that --limit says can be asked for', async () => {
+  test('allows listing as many operations as --limit says', async () => {
     const { server } = await started();
     const [, most = ''] =
       /--limit <n> .* up to (\d+)/.exec(await good(server.cli('operations', 'list', '--help'))) ?? [];
@@ -161,14 +161,14 @@ describe.skipIf(needs('linux'))('help', () => {
 });
 
 describe.skipIf(needs('linux'))('existing directories', () => {
-  test('become volumes one by one or all at once, where they are', async () => {
+  test('become volumes in place, one by one or all at once', async () => {
     const { server, top } = await started();
     for (const name of ['one', 'two', 'three']) await mkdir(join(top, 'data', name), { recursive: true });
     await writeFile(join(top, 'data', 'two', 'file'), 'kept');
     await good(server.cli('store', 'add', 'data', `local://${join(top, 'data')}`));
     const orphans = JSON.parse(await good(server.cli('store', 'orphans', 'data', '--json'))) as { action: string }[];
     expect(orphans).toHaveLength(3);
-    // What the report tells to do works as it is printed.
+    // The command that the report recommends works as printed.
     const [, advised = ''] = /with: stowage ([^;]*)/.exec(orphans[0]?.action ?? '') ?? [];
     expect(await good(server.cli(...advised.split(' ')))).toBe('adopted one (data without a record)\n');
     await good(server.cli('store', 'adopt', 'data'));
@@ -182,8 +182,8 @@ describe.skipIf(needs('linux'))('existing directories', () => {
 });
 
 describe.skipIf(needs('linux'))('a system that is not Linux', () => {
-  test('runs everything but mounting, and says what it cannot do', async () => {
-    // Only what Node says of the system is another; the kernel underneath is what it is.
+  test('runs everything but mounting, and reports what it can’t do', async () => {
+    // Only process.platform differs. The kernel is still Linux.
     const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
     const main = join(program, '../../src/app/main.ts');
     const { server, top } = await started(() => [

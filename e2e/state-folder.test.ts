@@ -10,7 +10,7 @@ import { call, startStowage } from './stowage.ts';
 const run = promisify(execFile);
 
 test.skipIf(needs('root', 'mount'))(
-  'nobody but root reaches volumes in the state folder, whoever made that and as what',
+  'only root reaches volumes in the state folder, whoever created it and with whatever mode',
   async () => {
     const state = await mkdtemp(join(tmpdir(), 'stowage-state-'));
     await chmod(state, 0o755);

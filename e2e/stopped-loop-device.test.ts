@@ -3,20 +3,20 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const mib = 2 ** 20;
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
-  'beside a mounted loop device of another program whose FUSE server is stopped',
+  'next to a mounted loop device of another program whose FUSE server is stopped',
   { timeout: 300_000 },
   () => {
-    test('image volumes are made, mounted, grown, unmounted and deleted, also after kill -9', async () => {
-      const ground = createGround();
-      onTestFinished(() => ground[Symbol.dispose]());
-      const at = (name: string): string => join(ground.folder, name);
+    test('image volumes are created, mounted, expanded, unmounted and deleted, also after kill -9', async () => {
+      const scratch = createScratchFolder();
+      onTestFinished(() => scratch[Symbol.dispose]());
+      const at = (name: string): string => join(scratch.folder, name);
       for (const name of ['state', 'xfs', 'ext4', 'to-xfs', 'to-ext4']) await mkdir(at(name));
       let stowage: Stowage = await startStowage({ state: at('state') });
       onTestFinished(() => stowage.stop());
@@ -38,7 +38,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       };
       for (const name of ['xfs', 'ext4'])
         await api('POST', '/v1/stores', { name, uri: `local://${at(name)}?layout=image&filesystem=${name}` });
-      await using other = await stoppedLoopDevice(ground, { mounted: true });
+      await using other = await stoppedLoopDevice(scratch, { mounted: true });
 
       for (const kind of ['xfs', 'ext4']) await create(kind, 'v', 400, 'filesystem');
       await create('ext4', 'raw', 32, 'block');
@@ -62,7 +62,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
         await unmount(volume, target);
         await api('DELETE', `/v1/volumes/${volume}`);
       }
-      expect(ground.loops()).toEqual([other.node]);
+      expect(scratch.loops()).toEqual([other.node]);
     });
   },
 );

@@ -3,14 +3,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { onPath } from '#testbed/component.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
-import { type Inmate, runInside, startInside } from '#testbed/machine.ts';
+import { type MachineProcess, runInside, startInside } from '#testbed/machine.ts';
 import { program } from './stowage.ts';
 
-/** A network of an engine, and in it a machine with our own NFS server, which answers to nobody else. */
+/** An engine network with a machine that runs our own NFS server, which only that network can reach. */
 export interface StorageNetwork extends AsyncDisposable {
-  /** Of a directory of the export. */
+  /** The URI of an exported directory. */
   uri(name: 'silver' | 'plain'): string;
-  /** What the server exports, on this machine. */
+  /** The exported folder on this machine. */
   readonly exported: string;
 }
 
@@ -18,23 +18,23 @@ export const storageHost = '10.77.0.2';
 export const storagePort = 2049;
 const [subnet, gateway] = ['10.77.0.0/24', '10.77.0.1'];
 const dockerBridge = 'storage0';
-/** For containers. */
+/** The address range for containers. */
 const range = '10.77.0.128/25';
 
-/** It is called `storage`, and has no way out. The server survives its engine. */
+/** The network is called `storage` and has no route out. The server keeps running when the engine stops. */
 export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-filer-')));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
   const exported = join(folder, 'export');
   for (const name of ['silver', 'plain']) await mkdir(join(exported, name), { recursive: true });
   const called = { docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`], podman: ['--disable-dns'] };
   const about = ['--internal', '--subnet', subnet, '--gateway', gateway, '--ip-range', range, ...called[engine.kind]];
   await engine.run('network', 'create', ...about, 'storage');
-  const asked = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
-  const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...asked);
+  const inspect = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
+  const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...inspect);
   const ip = (...words: readonly string[]): Promise<string> => runInside(engine, onPath('ip') ?? 'ip', ...words);
-  // Podman makes it for the first container, and takes what is there.
+  // Podman creates the bridge with the first container, and uses an existing one.
   await ip('link', 'show', bridge).catch(() => ip('link', 'add', bridge, 'type', 'bridge'));
   await ip('link', 'set', bridge, 'up');
   await ip('netns', 'add', 'filer');
@@ -42,9 +42,9 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   await ip('link', 'set', 'filer0', 'master', bridge, 'up');
   await ip('-n', 'filer', 'address', 'add', `${storageHost}/24`, 'dev', 'eth0');
   for (const link of ['lo', 'eth0']) await ip('-n', 'filer', 'link', 'set', link, 'up');
-  // Engines give the host an address in each of their networks.
+  // Engines give the host an address in each network, so the test blocks that address.
   await ip('-n', 'filer', 'route', 'add', 'blackhole', gateway);
-  const server: Inmate = await startInside(engine, {
+  const server: MachineProcess = await startInside(engine, {
     command: [
       onPath('ip') ?? 'ip',
       'netns',
@@ -67,8 +67,8 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
     isReady: (log) => log.includes('stowage nfs ready'),
     signal,
   });
-  ground.defer(() => server.kill());
-  const all = ground.move();
+  stack.defer(() => server.kill());
+  const all = stack.move();
   return {
     exported,
     uri: (name) => `nfs://${storageHost}/export/${name}?port=${storagePort}&mountport=${storagePort}`,

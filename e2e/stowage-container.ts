@@ -2,21 +2,21 @@ import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import type { Engine } from '#testbed/dockerd.ts';
-import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { type GaneshaExport, ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import { runInside } from '#testbed/machine.ts';
 import { digest } from '#testbed/rootfs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 
-/** The `docker run` line for `stowage node` that the head of deploy/Dockerfile gives, as words. */
+/** The words of the `docker run` line for `stowage node` in the head of deploy/Dockerfile. */
 export function documentedRun(): readonly string[] {
   const head = readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8').replaceAll(/^# {0,3}/gm, '');
   const [line = ''] = head.replaceAll(/\\\n\s*/g, '').match(/^docker run .* stowage node$/m) ?? [];
   return line.split(/\s+/).slice(1);
 }
 
-/** The same for an engine of the test bed, whose own files are elsewhere. */
+/** The same, adapted to an engine of the test bed, whose files are in another folder. */
 function runFor(engine: Engine, image: string): readonly string[] {
   const netns = join(dirname(engine.socket), 'exec', 'netns');
   const elsewhere: Readonly<Record<string, string>> = {
@@ -28,7 +28,7 @@ function runFor(engine: Engine, image: string): readonly string[] {
   return [...words.slice(0, -2), image, 'node', '--log-level', 'info'];
 }
 
-/** Starts it as a container, once there is none of that name. */
+/** Starts the container, after a previous one with its name is gone. */
 export async function startStowageIn(engine: Engine, image: string): Promise<void> {
   await engine.docker(...runFor(engine, image));
   await answers(engine);
@@ -41,18 +41,18 @@ export const answers = (engine: Engine): Promise<string> =>
   );
 
 export interface ServerInside extends AsyncDisposable {
-  /** Of an export, by its tag; the machine has several addresses. */
+  /** The URI of the export with that tag. The machine has several addresses. */
   uri(tag: string, host?: string): string;
-  /** What it exports, on this machine. */
+  /** The exported folder on this machine. */
   folder(tag: string): string;
 }
 
 const preload = (): string => {
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** An NFS server on the engine's own machine, with a folder for each export. */
+/** An NFS server on the engine's machine, with a folder for each export. */
 export async function ganeshaIn(
   engine: Engine,
   exports: readonly Omit<GaneshaExport, 'path'>[],
@@ -62,7 +62,7 @@ export async function ganeshaIn(
   const folder = (tag: string): string => join(top, tag);
   for (const { tag } of exports) await mkdir(folder(tag));
   const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // The export lies on the root of this machine, or on /tmp.
+  // The exports are on the root file system of this machine, or on /tmp.
   const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
   const [first, ...others] = exports.map((one) => ({ ...one, path: folder(one.tag) }));
@@ -73,7 +73,7 @@ export async function ganeshaIn(
     signal,
     inside: engine.inside,
     listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
-    env: { ...quiet(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
+    env: { ...quietEnvironment(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   return {
     folder,
@@ -85,7 +85,7 @@ export async function ganeshaIn(
   };
 }
 
-/** Where volumes of NFS stores are mounted on the engine's machine, below a folder: it also sees what tests beside this one mount. */
+/** The mount points of NFS volumes below a folder of the engine's machine, which also sees the mounts of parallel tests. */
 export async function volumesBelow(engine: Engine, folder: string): Promise<readonly string[]> {
   const table = (await runInside(engine, 'cat', '/proc/mounts')).split('\n').map((line) => line.split(' '));
   return table.flatMap(([source = '', at = '']) =>

@@ -7,7 +7,7 @@ export const program = fileURLToPath(new URL('../bin/stowage', import.meta.url))
 
 export interface Answer {
   readonly status: number;
-  // Tests look at whatever was answered.
+  // Tests check arbitrary answers.
   readonly body: { readonly [key: string]: unknown };
 }
 
@@ -17,36 +17,36 @@ export interface Finished {
   readonly stderr: string;
 }
 
-/** The real program in a process of its own, on a state folder of its own. */
+/** The real program in its own process, with its own state folder. */
 export interface Stowage {
   readonly pid: number;
-  /** What it printed so far. */
+  /** Its output so far. */
   readonly output: () => string;
-  /** Over its socket. Rejects when the server dies before it answers. */
+  /** Calls the API over the socket. Rejects if the server dies before it answers. */
   api(method: string, path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
   cli(...args: string[]): Promise<Finished>;
   signal(signal: NodeJS.Signals): void;
-  /** Resolves when the process is gone. */
+  /** Resolves when the process has ended. */
   ended(): Promise<number | NodeJS.Signals | null>;
-  /** SIGTERM, then waits. */
+  /** Sends SIGTERM and waits. */
   stop(): Promise<void>;
 }
 
 export interface StowageOptions {
   readonly state: string;
-  /** In the state folder unless told. */
+  /** Default: in the state folder. */
   readonly socket?: string;
   readonly config?: string;
   readonly listen?: string;
   /** More options of `up`. */
   readonly options?: readonly string[];
-  /** The command and its first arguments; `bin/stowage` unless told. */
+  /** The command and its first arguments. Default: `bin/stowage`. */
   readonly command?: readonly string[];
   /** Called with the process before it is ready. */
   readonly onSpawn?: (child: ChildProcess) => void;
 }
 
-/** Resolves at `stowage ready`; rejects with what was printed when the process ends before that. */
+/** Resolves at `stowage ready`. Rejects with the output if the process ends before that. */
 export async function startStowage(options: StowageOptions): Promise<Stowage> {
   const [command = program, ...first] = options.command ?? [program];
   const socket = options.socket ?? `${options.state}/stowage.sock`;
@@ -96,7 +96,7 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
   return promise;
 }
 
-/** Never rejects for what the program says: that is what tests look at. */
+/** Never rejects because of an exit status, which tests check. */
 export function run(command: string, args: readonly string[]): Promise<Finished> {
   const { promise, resolve } = Promise.withResolvers<Finished>();
   let hangs = '';
@@ -113,7 +113,7 @@ export function run(command: string, args: readonly string[]): Promise<Finished>
 
 const hangMs = 60_000;
 
-/** What its threads wait for. */
+/** The kernel functions that its threads wait in, for diagnosis. */
 function threadsOf(pid: number): string {
   const look = (path: string): string => {
     try {

@@ -9,7 +9,7 @@ import { repository } from '#testbed/component.ts';
 
 const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
 
-/** An installed Stowage: the wrapper and a bundle that shows how it was called. */
+/** An installed Stowage: the wrapper, and a bundle that prints its arguments. */
 function install(folder: string, bundle = true): void {
   mkdirSync(join(folder, 'bin'), { recursive: true });
   for (const name of ['stowage', 'kubectl-stowage'])
@@ -39,7 +39,7 @@ function call(
 const system = '/usr/bin:/bin';
 const ownNode = `${dirname(process.execPath)}:${system}`;
 
-test('a link to a link finds the program, and arguments stay as they are', async () => {
+test('a symlink to a symlink finds the program, and arguments are passed on unchanged', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(join(home.path, 'opt'));
   symlinkSync('opt/bin/stowage', join(home.path, 'first'));
@@ -52,7 +52,7 @@ test('a link to a link finds the program, and arguments stay as they are', async
   });
 });
 
-test('kubectl finds the same program by a name of its own, by which it goes', async () => {
+test('kubectl finds the same program by the plugin’s name, and the program uses that name', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(join(home.path, 'opt'));
   writeFileSync(
@@ -88,7 +88,7 @@ test.each([
   });
 });
 
-test('what idles is started to be small, and what serves files to be fast, as the one beside `up` is', async () => {
+test('idle programs start with flags for little memory, and file servers with flags for speed, also the one of `up`', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path);
   writeFileSync(join(home.path, 'dist', 'stowage.mjs'), 'console.log(JSON.stringify(process.execArgv));\n');
@@ -99,14 +99,14 @@ test('what idles is started to be small, and what serves files to be fast, as th
   expect(serving).not.toContain('--optimize-for-size');
   expect(flags('--json', 'nfs', 'serve', '/srv/data')).toEqual(serving);
   expect(servingFlags(flags('up', '--nfs'))).toEqual(serving);
-  // They make themselves small when they have nothing to do.
+  // They shrink their heap when idle.
   for (const server of ['up', 'node', 'controller']) {
     expect(flags(server)).toContain('--expose-gc');
     expect(flags(server)).not.toContain('--optimize-for-size');
   }
 });
 
-test('an old Node is refused with what to do', async () => {
+test('an old Node is refused with advice on what to do', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path);
   const fake = fakeNode(home.path, '20');
@@ -118,7 +118,7 @@ test('an old Node is refused with what to do', async () => {
   );
 });
 
-test('without any program it says how to get one', async () => {
+test('without a bundle it says how to get one', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path, false);
   const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: ownNode }, 'up');

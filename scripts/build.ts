@@ -5,7 +5,7 @@ import { rolldown } from 'rolldown';
 
 const repository = dirname(import.meta.dirname);
 
-/** One file that needs nothing but Node: it starts ten times faster than the sources, and is what the image ships. */
+/** Bundles into one file that needs only Node. It starts ten times faster than the sources, and the image ships it. */
 async function build(source: string, outfile: string, kind: 'program' | 'library' = 'program'): Promise<void> {
   const since = performance.now();
   const entry = join(repository, 'src', source);
@@ -15,14 +15,14 @@ async function build(source: string, outfile: string, kind: 'program' | 'library
     cwd: repository,
     platform: 'node',
     tsconfig: false,
-    // A package that is missing must stop the build, not become an import that fails at run time.
+    // A missing package must fail the build, and not become an import that fails at run time.
     onLog: (level, log, handle) => {
       if (log.code === 'UNRESOLVED_IMPORT') throw new Error(log.message);
       handle(level, log);
     },
   });
   await bundle.write({
-    // Under another name first: somebody may be starting the program right now.
+    // Written under another name first, because the program may be starting right now.
     file: `${outfile}.new`,
     format: 'esm',
     codeSplitting: false,
@@ -39,8 +39,8 @@ async function build(source: string, outfile: string, kind: 'program' | 'library
 }
 
 /**
- * V8 keeps the text of a program for as long as it runs, and with two bytes for each character as soon as one of them needs
- * two. So those are spelled out, as they may be in strings and expressions alike.
+ * V8 keeps a program's source text as long as the program runs, and stores it with two bytes per character if any character needs
+ * two. So these are replaced by escapes, which strings and expressions both allow.
  */
 async function spellInAscii(file: string): Promise<void> {
   const text = await readFile(file, 'utf8');
@@ -52,7 +52,7 @@ async function spellInAscii(file: string): Promise<void> {
 
 const hex = (unit: number): string => unit.toString(16).padStart(4, '0');
 
-/** What the bundles call the C library with (src/base/linux/libc.ts): for this machine's processor, and glibc. */
+/** The native module that calls the C library (src/base/linux/libc.ts), for this machine's CPU and glibc. */
 async function copyNative(outfile: string): Promise<void> {
   const { arch, platform } = process;
   if (platform !== 'linux') return;
@@ -62,9 +62,9 @@ async function copyNative(outfile: string): Promise<void> {
 }
 
 const folder = process.argv[2] ?? join(repository, 'dist');
-// For programs of others: `stowage/nfs3` (src/wire/nfs3/README.md).
+// For other programs: `stowage/nfs3` (src/wire/nfs3/README.md).
 await build('wire/nfs3/index.ts', join(folder, 'nfs3.mjs'), 'library');
-// Programs that the last one starts, and finds beside itself (src/stores/nfs/network-process.ts, src/keeper).
+// Programs that the previous bundle starts and finds beside itself (src/stores/nfs/network-process.ts, src/keeper).
 await build('stores/nfs/network-child.ts', join(folder, 'network-child.mjs'));
 await build('keeper/main.ts', join(folder, 'keeper.mjs'));
 await build('datapath/main.ts', join(folder, 'data-path.mjs'));

@@ -1,4 +1,4 @@
-// The custom resources of Kubernetes, from what the program itself knows of stores: node scripts/crds.ts
+// Generates the CRDs from the program's own definitions of stores: node scripts/crds.ts
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
@@ -6,17 +6,17 @@ import { policyOptions } from '#core/store-uri.ts';
 import { storeKinds } from './store-kinds.ts';
 
 const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
-/** For Helm, and for those who use none: it has to be there before any store is. */
+/** For Helm, and for users without it: the CRD must exist before any store. */
 export const storesFiles = [join(folder, 'chart', 'crds', 'stores.yaml'), join(folder, 'crds', 'stores.yaml')];
 
-/** Counted up when something is added to it: a chart that needs it says so where an older one is in the cluster. */
+/** Increased when a field is added: a chart that needs the field reports it if the cluster has an older CRD. */
 const schema = 2;
 
 const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });
 const isTrue = (description: string): object => ({ type: 'boolean', description });
 const list = (words: readonly string[]): string => `[${words.map((word) => `'${word}'`).join(', ')}]`;
 
-/** For each kind of store: only what it knows. */
+/** Each kind of store allows only its own options. */
 const optionRules = storeKinds.map(({ scheme, options }) => {
   const known = [...Object.keys(policyOptions), ...Object.keys(options)].sort();
   return {

@@ -4,21 +4,21 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 
 /**
- * Makes src/wire/csi/generated from the specifications: `node scripts/csi-messages.ts`. Needs Go, whose module proxy has
- * them, and npm, which brings the compiler for this one run; what comes out is committed.
+ * Generates src/wire/csi/generated from the specifications: `node scripts/csi-messages.ts`. Needs Go, whose module proxy has
+ * them, and npm, which downloads the compiler for this run. The result is committed.
  */
 const specification = 'github.com/container-storage-interface/spec@v1.13.0';
 const kubelet = 'k8s.io/kubelet@v0.35.4';
 const compiler = '@bufbuild/buf@1.74.0';
-/** Its version follows that of @bufbuild/protobuf. */
+/** Must match the version of @bufbuild/protobuf. */
 const generator = '@bufbuild/protoc-gen-es@2.16.0';
 const services = ['csi.v1.Identity', 'csi.v1.Controller', 'csi.v1.Node', 'pluginregistration.Registration'];
 
 const out = join(dirname(import.meta.dirname), 'src', 'wire', 'csi', 'generated');
 
 /**
- * CSI 1.13 took the condition of volumes away for an interface of its own. Kubelets read it where it was for years to come,
- * and its numbers are kept free, so it is put back.
+ * CSI 1.13 replaced the volume condition by a separate interface. Kubelets will read the old field for years, and
+ * its number is reserved, so this adds it again.
  */
 const condition = 'VolumeCondition volume_condition = 2;';
 const putBack: readonly (readonly [line: string, instead: string, times: number])[] = [
@@ -48,8 +48,8 @@ function withCondition(text: string): string {
 }
 
 function folderOf(module: string): string {
-  const told = execFileSync('go', ['mod', 'download', '-json', module], { encoding: 'utf8', timeout: 120_000 });
-  return (JSON.parse(told) as { readonly Dir: string }).Dir;
+  const output = execFileSync('go', ['mod', 'download', '-json', module], { encoding: 'utf8', timeout: 120_000 });
+  return (JSON.parse(output) as { readonly Dir: string }).Dir;
 }
 
 const work = mkdtempSync(join(tmpdir(), 'stowage-csi-'));
@@ -63,7 +63,7 @@ const registration = readFileSync(join(folderOf(kubelet), 'pkg/apis/pluginregist
 writeFileSync(join(proto, 'registration.proto'), registration);
 writeFileSync(
   join(work, 'buf.gen.yaml'),
-  // Node strips types and nothing else: an enum would have to be compiled.
+  // Node only strips types, so an enum would have to be compiled.
   `version: v2
 plugins:
   - local: protoc-gen-es

@@ -15,17 +15,17 @@ const mark = '<!-- Made by `npm run docs` from the sources. Do not edit. -->';
 
 async function pages(): Promise<Readonly<Record<string, string>>> {
   const sources = await programSources();
-  const told = await askServer();
+  const answers = await askServer();
   return {
     'cli.md': cliReference(),
-    'api.md': apiPage(told.openApi),
+    'api.md': apiPage(answers.openApi),
     'errors.md': errorPage(failuresIn(sources)),
     'configuration.md': configurationPage(sources),
-    'metrics.md': metricPage(told.metrics, await askController()),
+    'metrics.md': metricPage(answers.metrics, await askController()),
   };
 }
 
-/** Parts of pages that people write, between two marks. */
+/** Generated parts of hand-written pages, between two markers. */
 const parts: Readonly<Record<string, () => string>> = { 'SECURITY.md': rightsTable };
 const [partBegins, partEnds] = ['<!-- Made by `npm run docs`. Do not edit. -->', '<!-- End of what is made. -->'];
 

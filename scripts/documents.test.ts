@@ -14,7 +14,7 @@ describe('the documentation', () => {
     expect(lines).toContain('npm ci && npm test');
   });
 
-  test('every relative link leads somewhere', async () => {
+  test('every relative link has a target', async () => {
     const documents = await documentsIn(root);
     expect(documents.map(({ path }) => path)).toEqual(
       expect.arrayContaining(['README.md', 'docs/reference/errors.md']),
@@ -22,7 +22,7 @@ describe('the documentation', () => {
     expect(brokenLinks(documents, root)).toEqual([]);
   });
 
-  test('a link to a file or heading that is not there is found, one in code is not a link', () => {
+  test('a link to a missing file or heading is found, and one in code is ignored', () => {
     const text = '# One Two\n\n[a](README.md) [b](#one-two) [c](nowhere.md) [d](#three) `[e](nowhere.md)`\n';
     expect(brokenLinks([{ path: 'x.md', text }], root)).toEqual([
       'x.md: nowhere.md does not exist',
@@ -30,7 +30,7 @@ describe('the documentation', () => {
     ]);
   });
 
-  test('every path of the tree that a document for developers names exists, and no later part does', async () => {
+  test('every path of the tree that a developer document names exists, and no later part does', async () => {
     const documents = (await documentsIn(root)).filter(isForDevelopers);
     expect(documents.map(({ path }) => path)).toEqual(
       expect.arrayContaining(['ARCHITECTURE.md', 'CONTRIBUTING.md', 'SCOPE.md', 'docs/designs/kubernetes.md']),
@@ -38,7 +38,7 @@ describe('the documentation', () => {
     expect(pathFaults(documents, await filesIn(root))).toEqual([]);
   });
 
-  test('a path that does not exist is found in prose and in the drawing of the tree, and so is a later part that exists', () => {
+  test('a path that does not exist is found in text and in the drawing of the tree, and so is a later part that exists', () => {
     const text = [
       'The code is in `core/a.ts`, `core/{a,b}.ts`, `stores/*.ts`, `c.ts` and `cli/`, for `<name>.ts` and `GET /v1/a`.',
       '```',
@@ -74,11 +74,11 @@ describe('the documentation', () => {
     expect(names.filter((name) => !headings.includes(name))).toEqual([]);
   });
 
-  test('DEPENDENCIES.txt lists what package.json asks for', () => {
+  test('DEPENDENCIES.txt lists the dependencies of package.json', () => {
     expect(dependencyFaults(read('DEPENDENCIES.txt'), JSON.parse(read('package.json')))).toEqual([]);
   });
 
-  test('a dependency that is missing, of another version or gone is found', () => {
+  test('a dependency that is missing, has another version or was removed is found', () => {
     const list = 'here 1.0.0 MIT\nold 1.0.0 MIT\ngone 1.0.0 ISC\n    Why not ourselves: 2 reasons.\n';
     const manifest = { dependencies: { here: '1.0.0', old: '2.0.0' }, devDependencies: { '@new/one': '24.x' } };
     expect(dependencyFaults(list, manifest)).toEqual([

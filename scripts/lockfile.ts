@@ -2,9 +2,9 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 
 /**
- * A registry that mirrors only some platforms leaves gaps: `npm install` drops the optional packages that it cannot
- * find, and `npm ci` then refuses the lockfile as incomplete. `node scripts/lockfile.ts` fills the gaps with what is
- * known without the registry: the version, which the parent fixes, and the platform, which the name says.
+ * A registry that mirrors only some platforms leaves gaps: `npm install` drops optional packages that it can't
+ * find, and `npm ci` then rejects the lockfile as incomplete. `node scripts/lockfile.ts` fills the gaps without the registry: the parent
+ * fixes the version, and the name contains the platform.
  */
 export interface Lockfile {
   readonly packages: Readonly<Record<string, LockedPackage>>;
@@ -24,7 +24,7 @@ const systems = ['aix', 'android', 'darwin', 'freebsd', 'linux', 'netbsd', 'open
 const processors = ['arm', 'arm64', 'ia32', 'loong64', 'mips64el', 'ppc64', 'riscv64', 's390x', 'wasm32', 'x64'];
 const exact = /^\d+\.\d+\.\d+(?:-[\w.]+)?$/;
 
-/** The entries that are missing, by their place in the lockfile. */
+/** The missing entries, by their path in the lockfile. */
 export function lockfileGaps({ packages }: Lockfile): Readonly<Record<string, LockedPackage>> {
   const gaps: Record<string, LockedPackage> = {};
   for (const [place, parent] of Object.entries(packages)) {
@@ -46,14 +46,14 @@ export function lockfileGaps({ packages }: Lockfile): Readonly<Record<string, Lo
   return gaps;
 }
 
-/** Where Node looks for what a package imports, nearest first. */
+/** The folders where Node looks for imports of a package, nearest first. */
 function foldersFrom(place: string): readonly string[] {
   const at = place.lastIndexOf('node_modules/');
   const own = place === '' ? 'node_modules/' : `${place}/node_modules/`;
   return at < 0 ? [own] : [own, ...foldersFrom(place.slice(0, Math.max(0, at - 1)))];
 }
 
-/** The folder that the package itself is in. */
+/** The folder that contains the package. */
 function besides(place: string): string {
   return place.slice(0, place.lastIndexOf('node_modules/') + 'node_modules/'.length) || 'node_modules/';
 }

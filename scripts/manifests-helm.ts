@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { toolPath } from '#testbed/needs.ts';
 import { chart } from './manifests.ts';
 
-/** What a real Helm makes of a chart. Values are given as JSON, by their paths. */
+/** Renders a chart with a real Helm. Values are JSON, by their paths. */
 async function template(folder: string, values: Readonly<Record<string, unknown>>): Promise<string> {
   const given = Object.entries(values).flatMap(([path, value]) => ['--set-json', `${path}=${JSON.stringify(value)}`]);
   const words = ['template', 'stowage', folder, '--kube-version', '1.30.0', ...given];
@@ -15,7 +15,7 @@ async function template(folder: string, values: Readonly<Record<string, unknown>
 
 export const rendered = (values: Readonly<Record<string, unknown>> = {}): Promise<string> => template(chart, values);
 
-/** What Helm says at the end of an installation. It shows that to a cluster only, so the chart is given it as a file, too. */
+/** Helm's notes after an installation. Helm prints them for a cluster only, so the chart gets them as a template, too. */
 export async function notes(values: Readonly<Record<string, unknown>> = {}): Promise<string> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-notes-'));
   await cp(chart, folder.path, { recursive: true });

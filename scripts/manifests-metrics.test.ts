@@ -24,7 +24,7 @@ interface Kubernetes {
   };
 }
 
-/** Which port of which pods. */
+/** Which port of which pods a monitor reads. */
 function readBy({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): string {
   const { matchLabels } = spec.selector as { readonly matchLabels: Readonly<Record<string, string>> };
   const services = all.filter(
@@ -42,7 +42,7 @@ function readBy({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): str
   )}`;
 }
 
-describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', () => {
+describe.skipIf(needs('helm'))('the metrics port of agents, rendered by Helm,', () => {
   async function rendered(...values: readonly string[]) {
     const words = [
       'template',
@@ -65,7 +65,7 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     };
   }
 
-  test('nowhere but on their node, unless that is asked for', async () => {
+  test('listens on loopback only, unless values ask for more', async () => {
     for (const values of [[], ['agent.metrics.enabled=true'], ['monitoring.serviceMonitors=true']]) {
       const { listens, monitors, container, openings } = await rendered(...values);
       expect(listens).toEqual(['--health=127.0.0.1:7879']);
@@ -73,7 +73,7 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     }
   });
 
-  test('at the one address by which the cluster knows the node; probes stay on loopback', async () => {
+  test('listens on the address of the node in the cluster, while probes stay on loopback', async () => {
     const { listens, monitors, container, openings } = await rendered(
       'monitoring.enabled=true',
       'agent.metrics.port=9100',
@@ -88,7 +88,7 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     expect(openings).toEqual([8443, 8081]);
   });
 
-  test('also for a Prometheus without its operator', async () => {
+  test('can be scraped by a Prometheus without its operator', async () => {
     const { monitors, container, openings } = await rendered(
       'monitoring.enabled=true',
       'monitoring.serviceMonitors=false',
@@ -100,7 +100,7 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     ]);
   });
 
-  test('nowhere where they are not wanted, and the controller’s are all the same', async () => {
+  test('is absent if disabled, and the controller’s port is still there', async () => {
     const { listens, monitors, container } = await rendered('monitoring.enabled=true', 'agent.metrics.enabled=false');
     expect(listens).toEqual(['--health=127.0.0.1:7879']);
     expect([monitors, container.ports]).toEqual([['stowage-controller: controller health 8081'], undefined]);

@@ -44,8 +44,8 @@ const keysOf = (things: readonly Thing[], kind: string, name: string, secret = '
 const argsOf = (things: readonly Thing[]): readonly string[] =>
   find(things, 'StatefulSet', 'stowage-nfs')?.spec?.template?.spec.containers[0]?.args ?? [];
 
-describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by Helm,', () => {
-  test('are of one authority: one for the server, one for Stowage, and one for mounts, which the server confines', async () => {
+describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, rendered by Helm,', () => {
+  test('have one authority: one for the server, one for Stowage, and one for mounts, which the server restricts', async () => {
     const things = await made();
     const of = certificatesIn(things);
     for (const name of ['server', 'client', 'mount']) {
@@ -60,7 +60,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     expect(find(things, 'Store', 'network')?.spec?.options?.['tls']).toBe('/etc/stowage/embedded-nfs');
   });
 
-  test('reach the pods that need them, and the key of the authority reaches none', async () => {
+  test('are mounted in the pods that need them, and no pod gets the key of the authority', async () => {
     const things = await made();
     const client = ['ca.crt', 'client.crt', 'client.key', 'mount.crt', 'mount.key'];
     expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toEqual(client);
@@ -69,7 +69,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     expect(keysOf(things, 'DaemonSet', 'stowage-keeper')).toEqual([]);
   });
 
-  test('still reach agents and controller when the server is switched off, which then goes on', async () => {
+  test('are still mounted in agents and the controller when the embedded server is disabled', async () => {
     const things = await made({ 'embeddedNFS.enabled': false });
     expect(find(things, 'StatefulSet', 'stowage-nfs')).toBeUndefined();
     expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toContain('client.key');
@@ -84,7 +84,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     },
   );
 
-  test('are not missed where stored values of an older chart say nothing of TLS', async () => {
+  test('are not required by stored values of an older chart without TLS settings', async () => {
     const older = { 'embeddedNFS.tls': null, 'embeddedNFS.insecure': true };
     const things = parseAllDocuments(await rendered({ 'embeddedNFS.enabled': true, ...older })).map((one) =>
       one.toJS(),
@@ -97,7 +97,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     );
   });
 
-  test('do not hide that the networks of nodes are not enforced', async () => {
+  test('do not replace the warning that the networks of nodes are not enforced', async () => {
     const unenforced = { 'embeddedNFS.networks': ['10.10.0.0/16'], 'networkPolicy.enabled': false };
     await expect(made(unenforced)).rejects.toThrow(
       'a NetworkPolicy enforces embeddedNFS.networks, and networkPolicy.enabled is false',
@@ -105,7 +105,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     await made({ 'networkPolicy.enabled': false });
   });
 
-  test('are not made where a Secret is named, or where there is no TLS', async () => {
+  test('are not created if a Secret is given, or without TLS', async () => {
     const given = await made({ 'embeddedNFS.tls.secretName': 'mine' });
     expect(find(given, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
     expect(keysOf(given, 'DaemonSet', 'stowage-agent', 'mine')).toContain('mount.key');

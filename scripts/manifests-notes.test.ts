@@ -12,8 +12,8 @@ const certificates = 'have the chart make certificates: --set embeddedNFS.tls.en
 const reach = 'every pod of the cluster could read and write all volumes of the embedded NFS server';
 const accept = 'where something else keeps others out, or for a trial, accept it: --set embeddedNFS.insecure=true';
 
-describe.skipIf(needs('helm'))('what is said of an installation, by Helm', () => {
-  test('that the embedded NFS server is open, where that was accepted', async () => {
+describe.skipIf(needs('helm'))('the notes of an installation, rendered by Helm,', () => {
+  test('say that the embedded NFS server is open if that was accepted', async () => {
     expect(await notes()).not.toContain(open);
     expect(await notes({ ...server, ...insecure })).toContain(open);
     expect(await notes({ ...server, ...insecure, ...noPolicy })).toContain(open);
@@ -43,12 +43,12 @@ describe.skipIf(needs('helm'))('what is said of an installation, by Helm', () =>
       await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
       for (const accepted of [insecure, { ...tls, 'embeddedNFS.networks': [] }])
         expect(await rendered({ ...server, ...values, ...accepted })).toContain('name: stowage-nfs');
-      // There is no server to be reached.
+      // No embedded NFS server is installed.
       expect(await rendered(values)).not.toContain('name: stowage-nfs');
     },
   );
 
-  test('the classes that there are, and which stores have none', async () => {
+  test('list the classes, and the stores without one', async () => {
     const stores = [
       { name: 'silver', uri: 'nfs://filer/silver' },
       { name: 'gold', uri: 'nfs://filer/gold', storageClass: { name: 'best' } },

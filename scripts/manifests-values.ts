@@ -2,15 +2,15 @@ import { type Document, isMap, isScalar, type Pair, parseDocument, type YAMLMap 
 
 /** A value of the chart, with its explanation. */
 export interface ChartValue {
-  /** From the top. */
+  /** From the root of the values. */
   readonly path: readonly string[];
   readonly about: string;
   readonly byDefault: unknown;
-  /** Those inside, where each has its own explanation. */
+  /** The nested values, if each has its own explanation. */
   readonly inside: readonly ChartValue[];
 }
 
-/** Reads values.yaml: the comment before a key explains it. */
+/** Parses values.yaml: the comment before a key explains it. */
 export function readValues(text: string): readonly ChartValue[] {
   const document = parseDocument(text);
   if (!isMap(document.contents)) throw new Error('values.yaml is no map');
@@ -22,9 +22,9 @@ function valuesIn(map: YAMLMap, above: readonly string[], document: Document): r
     const { key, value } = pair as Pair;
     if (!isScalar(key)) throw new Error('a key of values.yaml is no word');
     const path = [...above, String(key.value)];
-    // What stands before the first key of a map is said to be the map's.
+    // The YAML library attaches a comment before the first key to the map.
     const comment = key.commentBefore ?? (at === 0 ? map.commentBefore : undefined);
-    // Before the first of all, the file itself is explained.
+    // The comment before the first key also contains the explanation of the file.
     const about = (comment ?? '').split(/\n\s*\n/).at(-1) ?? '';
     const isWritten = isMap(value) && value.flow !== true && value.items.length > 0;
     return {
@@ -41,7 +41,7 @@ function valuesIn(map: YAMLMap, above: readonly string[], document: Document): r
   });
 }
 
-/** Requests and limits explain themselves. */
+/** Resource requests and limits need no explanation. */
 const isExplained = (map: YAMLMap): boolean =>
   map.commentBefore != null || map.items.some(({ key }) => isScalar(key) && key.commentBefore != null);
 
@@ -86,12 +86,12 @@ function schemaOf({ path, about, byDefault, inside }: ChartValue): object {
 
 const objectOf = (values: readonly ChartValue[]): object => ({
   type: 'object',
-  // A word that nobody knows is a mistake, and would be one without a sound.
+  // Rejects unknown keys, because Helm would silently ignore a typo.
   additionalProperties: false,
   properties: Object.fromEntries(values.map((value) => [value.path.at(-1), schemaOf(value)])),
 });
 
-/** `global` is there in every chart that is a part of another. */
+/** `global` exists in every subchart. */
 export function schemaText(values: readonly ChartValue[]): string {
   const whole = objectOf(values) as { readonly properties: object };
   const properties = { ...whole.properties, global: { type: 'object' } };

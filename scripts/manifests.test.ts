@@ -14,13 +14,13 @@ const all = (values: readonly ChartValue[]): readonly ChartValue[] =>
   values.flatMap((value) => [value, ...all(value.inside)]);
 
 describe('the chart', () => {
-  test('has an explanation for each of its values', () => {
+  test('explains each of its values', () => {
     const values = all(chartValues());
     expect(values.length).toBeGreaterThan(60);
     expect(values.filter(({ about }) => !about.endsWith('.')).map(({ path }) => path.join('.'))).toEqual([]);
   });
 
-  test('has the schema and the page that its values say: node scripts/manifests.ts HELM', () => {
+  test('has the schema and the page of its values: node scripts/manifests.ts HELM', () => {
     expect(read(files.schema)).toBe(schemaText(chartValues()));
     expect(read(files.page)).toBe(valuesPage(chartValues()));
   });
@@ -30,7 +30,7 @@ describe('the chart', () => {
     expect([version, appVersion]).toEqual([manifest.version, manifest.version]);
   });
 
-  test('explains a value by the comment before it, also the first of a map', () => {
+  test('explains a value by the comment before it, also for the first of a map', () => {
     const [top, other] = readValues(
       '# About the file.\n\n# First.\na:\n  # Inner,\n  # in two lines.\n  b: 1\n# Last.\nc: []\n',
     );
@@ -41,7 +41,7 @@ describe('the chart', () => {
 });
 
 describe('the CSI drivers of the chart', () => {
-  // A test below says that these are what the chart gives.
+  // A test below checks that the chart renders these.
   const objects = parseAllDocuments(read(files.manifests)).map((document) => document.toJS());
   const of = (kind: string) => objects.filter((one) => one.kind === kind);
   const names = drivers.map(({ name }) => name);
@@ -54,20 +54,20 @@ describe('the CSI drivers of the chart', () => {
     expect(of('CSIDriver').map(({ metadata, spec }) => [metadata.name, spec])).toEqual(rows);
   });
 
-  test('are the ones that its roles name', () => {
+  test('are named by its roles', () => {
     const rules = [...of('ClusterRole'), ...of('Role')].flatMap((role) => role.rules);
     const ofDrivers = rules.filter(({ resources }) => resources?.includes('csidrivers'));
     expect(ofDrivers.map(({ resourceNames }) => resourceNames)).toEqual([names]);
   });
 
-  test('are the ones whose objects its admission policy allows', () => {
+  test('are allowed by its admission policy', () => {
     const variables = of('ValidatingAdmissionPolicy').flatMap(({ spec }) => spec.variables ?? []);
     const lists = variables.filter(({ name }) => name === 'drivers').map(({ expression }) => expression);
     expect(lists).toEqual([`[${names.map((name) => `'${name}'`).join(', ')}]`]);
   });
 });
 
-describe.skipIf(needs('helm'))('the chart, by Helm', () => {
+describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
   const template = async (...words: readonly string[]): Promise<string> => {
     const all = ['template', 'stowage', chart, '--namespace', 'elsewhere', '--kube-version', '1.30.0', ...words];
     return (await promisify(execFile)(toolPath('helm'), all, { maxBuffer: 16 * 1024 * 1024 })).stdout;
@@ -100,11 +100,11 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
     'viewers[0].kind=User,viewers[0].name=me',
   ];
 
-  test('gives the manifests that are here: node scripts/manifests.ts HELM', async () => {
+  test('gives the committed manifests: node scripts/manifests.ts HELM', async () => {
     expect(read(files.manifests)).toBe(await manifestsText(toolPath('helm')));
   });
 
-  test('is at home in any namespace', async () => {
+  test('works in any namespace', async () => {
     const text = await template(...everything);
     expect(text).toContain('namespace: elsewhere');
     expect(text).not.toContain('stowage-system');
@@ -124,7 +124,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
     expect(privileged.map(({ metadata }) => metadata.name)).toEqual(['stowage-agent']);
   });
 
-  test('leaves to an uninstall nothing by which data could be lost', async () => {
+  test('keeps everything at uninstall whose loss could lose data', async () => {
     const kept = (await objects(...everything)).filter(
       ({ metadata }) => metadata.annotations?.['helm.sh/resource-policy'] === 'keep',
     );
@@ -142,7 +142,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
     );
   });
 
-  test('takes an image by its digest, or by the tag of its own version', async () => {
+  test('takes an image by digest, or by the tag of its own version', async () => {
     const images = async (...words: readonly string[]): Promise<readonly string[]> =>
       (await objects(...words)).flatMap(({ spec }) => spec?.template?.spec.containers.map(({ image }) => image) ?? []);
     expect(new Set(await images())).toEqual(new Set([`stowage:${manifest.version}`]));
@@ -152,7 +152,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
   });
 
   test.each([
-    ['a word that nobody knows', 'controler.replicas=3', "'controler' not allowed"],
+    ['an unknown value', 'controler.replicas=3', "'controler' not allowed"],
     ['an image policy that there is not', 'image.pullPolicy=Sometimes', 'value must be one of'],
     ['two stores of one name', 'embeddedNFS.enabled=true,embeddedNFS.name=local', 'two stores are called local'],
     ['an NFS server without a disk', 'defaultStore.enabled=false,embeddedNFS.enabled=true', 'embeddedNFS needs a disk'],

@@ -1,4 +1,4 @@
-// What is made of the chart: its schema, the page about its values, and manifests for whoever has no Helm.
+// Generates files from the chart: its schema, the page about its values, and manifests for users without Helm.
 //   node scripts/manifests.ts [HELM]
 import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -17,7 +17,7 @@ export const files = {
 };
 
 const namespace = 'stowage-system';
-/** Agents are privileged, which a namespace has to allow where that is looked at. */
+/** Agents are privileged, which the namespace must allow if Pod Security admission is enabled. */
 const head = `# Made by scripts/manifests.ts of the chart beside it, with its default values; do not edit. For whoever has no Helm:
 #
 #   kubectl apply --server-side -f crds/stores.yaml
@@ -33,11 +33,11 @@ metadata:
 export const chartValues = (): ReturnType<typeof readValues> =>
   readValues(readFileSync(join(chart, 'values.yaml'), 'utf8'));
 
-/** By a real Helm, which needs no cluster for it. */
+/** Rendered by a real Helm, which needs no cluster for that. */
 export async function manifestsText(helm: string): Promise<string> {
   const words = ['template', 'stowage', chart, '--namespace', namespace, '--kube-version', '1.30.0'];
   const { stdout } = await promisify(execFile)(helm, words, { maxBuffer: 16 * 1024 * 1024, timeout: 60_000 });
-  // Where it came from, and what only Helm looks at.
+  // Removes source comments, and annotations that only Helm reads.
   const own = stdout
     .replaceAll(/^# Source: .*\n/gm, '')
     .replaceAll(/^ {2}annotations:\n {4}helm\.sh\/resource-policy: keep\n/gm, '');

@@ -2,10 +2,10 @@ import { realpath } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { isAtOrBelow, type MountEntry, readMountTable } from '#clients/mounter/mountinfo.ts';
 
-/** Names each mount that was left behind: one line each, with where it is. */
+/** Returns one line with the mount point for each mount that was left behind. */
 export type MountCheck = () => Promise<readonly string[]>;
 
-/** Looks now, and when it is asked. Only what names Stowage or lies in the temporary folder counts. */
+/** Compares the present mounts with later ones. Only mounts with Stowage's name or in the temporary folder count. */
 export async function createMountCheck(): Promise<MountCheck> {
   const folder = await realpath(tmpdir());
   const before = new Set((await readMountTable()).entries.map(keyOf));
@@ -21,8 +21,8 @@ export async function createMountCheck(): Promise<MountCheck> {
 }
 
 /**
- * What others mount outside is seen here too. Such a mount follows another, in a peer group of its own; one that was made
- * here follows none, or is a bind of something that `stayed`, and in its group. Numbers of groups that ended come again.
+ * Mounts that other programs make outside are visible here, too. Such a mount is a slave of another one, in its own peer group. A mount
+ * that was made here is no slave, or is a bind of a mount that `stayed`, in the same group. The kernel reuses group numbers.
  */
 function outside(stayed: readonly MountEntry[]): (entry: MountEntry) => boolean {
   const groups = new Set(stayed.flatMap(({ propagation }) => propagation.filter(isGroup)));

@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { cacheKey } from './mutants/cache.ts';
 import { graphOf, relatedTests } from './mutants/graph.ts';
-import { type Bench, judge, nextBatch } from './mutants/judge.ts';
+import { judge, nextBatch, type TestBench } from './mutants/judge.ts';
 import { choose, type Mutant, mutantOf, mutated } from './mutants/mutant.ts';
 import { changesOf } from './mutants/operators.ts';
 import { reportLines, verdictLine } from './mutants/report.ts';
@@ -195,7 +195,7 @@ describe('the verdict', () => {
   async function verdict(answer: (files: readonly string[], isMutated: boolean) => Run, original_ = original) {
     let text = original;
     const runs: string[] = [];
-    const bench: Bench = {
+    const bench: TestBench = {
       tests,
       budget,
       durations: new Map(),

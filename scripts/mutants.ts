@@ -5,7 +5,7 @@ import { dirname, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { type Cache, cacheKey, openCache } from './mutants/cache.ts';
 import { type Graph, readGraph, relatedTests } from './mutants/graph.ts';
-import { type Bench, type Budget, judge, type Verdict } from './mutants/judge.ts';
+import { type Budget, judge, type TestBench, type Verdict } from './mutants/judge.ts';
 import { choose, type Mutant, mutableFiles, readMutants } from './mutants/mutant.ts';
 import { type Judged, reportLines, verdictLine } from './mutants/report.ts';
 import { runTests } from './mutants/run.ts';
@@ -145,7 +145,7 @@ async function verdictOn(mutant: Mutant, scratch: Scratch, session: Session): Pr
   const known = cache.verdicts.get(key);
   if (known !== undefined) return known;
   const atOnce = Math.max(1, Math.floor(Math.min(4, availableParallelism()) / settings.workers));
-  const bench: Bench = {
+  const bench: TestBench = {
     tests,
     budget: settings.budget,
     durations: cache.durations,

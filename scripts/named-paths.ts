@@ -80,8 +80,8 @@ function splitLater(text: string): { readonly now: string; readonly later: strin
 const patternOf = (path: string): string => RegExp.escape(path.replace(/\/$/, '')).replaceAll('\\*', '[^/\\n]*');
 
 /**
- * What documents say of the tree that is not so, each as a sentence. A path may leave out the folders that it begins with:
- * `core/errors.ts` is `src/core/errors.ts`, and a name alone is a file of that name in any folder.
+ * Errors in what documents say about the tree, as sentences. A path may omit leading folders: `core/errors.ts` is
+ * `src/core/errors.ts`, and a name alone matches that file in any folder.
  */
 export function pathFaults(documents: readonly Document[], files: readonly string[]): readonly string[] {
   const all = `\n${files.map((file) => `/${file}`).join('\n')}\n`;

@@ -1,30 +1,30 @@
-/** One right: what, and for which purpose. */
+/** One right, and its purpose. */
 export interface RbacRule {
-  /** Of the API; empty: the first one. */
+  /** The API group; empty: the core group. */
   readonly group: string;
   readonly resource: string;
-  /** Only these objects. */
+  /** Only objects with these names. */
   readonly names?: readonly string[];
   readonly verbs: readonly string[];
   readonly why: string;
-  /** Left out: always. */
+  /** Undefined: always. */
   readonly when?: keyof typeof conditions;
 }
 
-/** In Helm's words, and in ours. */
+/** The condition for Helm, and for documentation. */
 export const conditions = {
   certificateOwn: { helm: 'not .Values.tls.secretName', text: 'Only without `tls.secretName`.' },
   certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
 } as const;
 
-export const own = 'own';
+export const ownNamespace = 'own';
 
 export interface RbacRole {
   readonly name: string;
   readonly title: string;
   readonly about: string;
-  readonly where: 'cluster' | typeof own;
-  /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
+  readonly where: 'cluster' | typeof ownNamespace;
+  /** The subject: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody by default. */
   readonly account?: string;
   readonly value?: string;
   readonly extraLabels?: Readonly<Record<string, string>>;
@@ -32,5 +32,5 @@ export interface RbacRole {
 }
 
 export const [core, storage, stowage, discovery] = ['', 'storage.k8s.io', 'stowage.dev', 'discovery.k8s.io'];
-export const watched = ['get', 'list', 'watch'];
-export const followed = ['list', 'watch'];
+export const getListWatch = ['get', 'list', 'watch'];
+export const listWatch = ['list', 'watch'];

@@ -1,6 +1,15 @@
 import { drivers } from '#core/csi-drivers.ts';
-import { core, discovery, followed, own, type RbacRole, storage, stowage, watched } from './rbac-role.ts';
-import { adopter, everybody, looking, viewer } from './rbac-users.ts';
+import {
+  core,
+  discovery,
+  getListWatch,
+  listWatch,
+  ownNamespace,
+  type RbacRole,
+  storage,
+  stowage,
+} from './rbac-role.ts';
+import { adopter, everybody, readRules, viewer } from './rbac-users.ts';
 
 const controller: RbacRole = {
   name: 'stowage-controller',
@@ -12,7 +21,7 @@ const controller: RbacRole = {
     {
       group: core,
       resource: 'persistentvolumeclaims',
-      verbs: watched,
+      verbs: getListWatch,
       why: 'Claims are what volumes are made for. One that seems to be gone is asked for again before its volume is taken away.',
     },
     {
@@ -30,19 +39,19 @@ const controller: RbacRole = {
     {
       group: core,
       resource: 'persistentvolumes',
-      verbs: [...watched, 'create', 'patch', 'delete'],
+      verbs: [...getListWatch, 'create', 'patch', 'delete'],
       why: 'A PersistentVolume is written for each volume that was made, says its new size, and is taken away with its volume: first the finalizer, then the object.',
     },
     {
       group: storage,
       resource: 'storageclasses',
-      verbs: [...followed, 'create', 'delete'],
+      verbs: [...listWatch, 'create', 'delete'],
       why: 'Claims name a class, and that the store. Stores that ask for a class have one, made anew when its store says something else.',
     },
     {
       group: stowage,
       resource: 'stores',
-      verbs: followed,
+      verbs: listWatch,
       why: 'Stores are what the administrator says.',
     },
     {
@@ -66,7 +75,7 @@ const controller: RbacRole = {
     {
       group: core,
       resource: 'nodes',
-      verbs: watched,
+      verbs: getListWatch,
       why: 'Volumes are made on nodes, and a node that is gone for good, which is asked for again, no longer holds any.',
     },
     {
@@ -108,7 +117,7 @@ const controllerAtHome: RbacRole = {
   name: 'stowage-controller',
   title: 'Controller, at home',
   about: '',
-  where: own,
+  where: ownNamespace,
   account: 'stowage-controller',
   rules: [
     {
@@ -135,7 +144,7 @@ const controllerAtHome: RbacRole = {
       group: core,
       resource: 'secrets',
       names: ['stowage-tls'],
-      verbs: [...followed, 'update', 'delete'],
+      verbs: [...listWatch, 'update', 'delete'],
       when: 'certificateOwn',
       why: 'The certificate is kept there, is made anew in time, and takes the place of one of another type.',
     },
@@ -143,7 +152,7 @@ const controllerAtHome: RbacRole = {
       group: core,
       resource: 'secrets',
       names: ['{{ .Values.tls.secretName }}'],
-      verbs: followed,
+      verbs: listWatch,
       when: 'certificateGiven',
       why: 'The certificate that somebody else keeps is read.',
     },
@@ -157,7 +166,7 @@ const controllerAtHome: RbacRole = {
       group: core,
       resource: 'configmaps',
       names: ['stowage-ca'],
-      verbs: [...followed, 'update'],
+      verbs: [...listWatch, 'update'],
       why: 'It is published there, without its key.',
     },
     {
@@ -177,7 +186,7 @@ const controllerAtHome: RbacRole = {
       group: discovery,
       resource: 'endpointslices',
       names: ['stowage-leader'],
-      verbs: [...watched, 'update', 'delete'],
+      verbs: [...getListWatch, 'update', 'delete'],
       why: 'Its address is there, for as long as it leads.',
     },
     {
@@ -190,13 +199,13 @@ const controllerAtHome: RbacRole = {
       group: core,
       resource: 'endpoints',
       names: ['stowage'],
-      verbs: [...watched, 'update', 'delete'],
+      verbs: [...getListWatch, 'update', 'delete'],
       why: 'The same address once more, for that proxy.',
     },
     {
       group: storage,
       resource: 'csistoragecapacities',
-      verbs: [...followed, 'create', 'patch', 'delete'],
+      verbs: [...listWatch, 'create', 'patch', 'delete'],
       why: 'They say how much room there is on which node, so that pods are scheduled to where it is.',
     },
   ],
@@ -212,7 +221,7 @@ const agent: RbacRole = {
     {
       group: stowage,
       resource: 'stores',
-      verbs: followed,
+      verbs: listWatch,
       why: 'An agent mounts volumes of the stores that there are, and makes those of the local ones on its node.',
     },
   ],
@@ -222,21 +231,21 @@ const agentAtHome: RbacRole = {
   name: 'stowage-agent',
   title: 'Agents, at home',
   about: '',
-  where: own,
+  where: ownNamespace,
   account: 'stowage-agent',
   rules: [
     {
       group: discovery,
       resource: 'endpointslices',
       names: ['stowage-leader'],
-      verbs: followed,
+      verbs: listWatch,
       why: 'The address of the controller that leads.',
     },
     {
       group: core,
       resource: 'configmaps',
       names: ['stowage-ca'],
-      verbs: followed,
+      verbs: listWatch,
       why: 'The certificate by which it is known.',
     },
   ],
@@ -249,6 +258,6 @@ export const roles: readonly RbacRole[] = [
   agentAtHome,
   viewer,
   adopter,
-  looking,
+  readRules,
   everybody,
 ].filter(({ rules }) => rules.length > 0);

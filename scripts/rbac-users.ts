@@ -1,5 +1,5 @@
-// Those who look, and those who change something.
-import { core, own, type RbacRole, stowage, watched } from './rbac-role.ts';
+// The roles for users who read, and for users who change something.
+import { core, getListWatch, ownNamespace, type RbacRole, stowage } from './rbac-role.ts';
 
 export const viewer: RbacRole = {
   name: 'stowage-viewer',
@@ -101,11 +101,11 @@ export const adopter: RbacRole = {
   ],
 };
 
-export const looking: RbacRole = {
+export const readRules: RbacRole = {
   name: 'stowage-viewers',
   title: 'Who may look',
   about: 'Nobody has it but those in the value `viewers`, and administrators of the cluster, who may everything.',
-  where: own,
+  where: ownNamespace,
   value: 'viewers',
   rules: [
     {
@@ -135,7 +135,7 @@ export const everybody: RbacRole = {
     {
       group: stowage,
       resource: 'stores',
-      verbs: watched,
+      verbs: getListWatch,
       why: '`kubectl get stores` shows which stores there are, and why one cannot be used.',
     },
   ],

@@ -10,15 +10,15 @@ import { chart, files as manifestFiles } from './manifests.ts';
 import { chartText, files, pageText } from './rbac.ts';
 import { roles } from './rbac-rules.ts';
 
-test('the roles of the chart are what the rules say: node scripts/rbac.ts', () => {
+test('the chart’s roles agree with the rules: node scripts/rbac.ts', () => {
   expect(readFileSync(files.chart, 'utf8')).toBe(chartText());
 });
 
-test('the reference of rights is what the rules say: node scripts/rbac.ts', () => {
+test('the reference of rights agrees with the rules: node scripts/rbac.ts', () => {
   expect(readFileSync(files.page, 'utf8')).toBe(pageText());
 });
 
-test('no role has a right twice, or all rights of a kind', () => {
+test('no role has a right twice, or a wildcard', () => {
   for (const { name, where, rules } of roles) {
     const rights = rules.flatMap(({ group, resource, names = [''], verbs }) =>
       verbs.flatMap((verb) => names.map((one) => [name, where, group, resource, one, verb].join(' '))),
@@ -28,7 +28,7 @@ test('no role has a right twice, or all rights of a kind', () => {
   }
 });
 
-test('the roles are those that are taken away somewhere', () => {
+test('every role is covered by a test that removes its rights', () => {
   // e2e/kubernetes/chart-rbac.test.ts
   const working = ['stowage-controller', 'stowage-controller', 'stowage-agent', 'stowage-agent'];
   // e2e/kubernetes/kubectl-stowage.test.ts
@@ -40,7 +40,7 @@ const controllerRules = roles
   .filter(({ account }) => account === 'stowage-controller')
   .flatMap(({ rules }) => rules.filter((rule) => rule.when !== 'certificateGiven'));
 
-test('the policy of the controller lets it have the objects that its roles name', () => {
+test('the admission policy of the controller allows the objects that its roles name', () => {
   const policy = readFileSync(join(chart, 'templates', 'admission-policies.yaml'), 'utf8');
   const expressionOf = (resource: string): string =>
     policy.split('- expression:').find((text) => text.includes(`variables.is != '${resource}'`)) ?? '';
@@ -50,8 +50,8 @@ test('the policy of the controller lets it have the objects that its roles name'
   }
 });
 
-test('the policy of the controller restricts whatever its roles let it change', () => {
-  // Nobody else's objects of these kinds can be changed, or nothing comes of it.
+test('the admission policy of the controller restricts all objects that its roles may change', () => {
+  // With these, the controller can't change foreign objects, or the change has no effect.
   const harmless = [
     'events',
     'leases',
@@ -87,7 +87,7 @@ test('the policy of the controller restricts whatever its roles let it change', 
   expect([...new Set(changed)].sort()).toEqual(restricted.toSorted());
 });
 
-test('agents read, and do nothing else', () => {
+test('agents have only read rights', () => {
   const verbs = roles
     .filter(({ account }) => account === 'stowage-agent')
     .flatMap(({ rules }) => rules)
@@ -95,9 +95,9 @@ test('agents read, and do nothing else', () => {
   expect(verbs.filter((verb) => !['get', 'list', 'watch'].includes(verb))).toEqual([]);
 });
 
-test('who may look has the rules that routes ask for, and no other', () => {
+test('the viewer roles have exactly the rights that routes require', () => {
   const asked = allRoutes.flatMap(({ access }) => ('resource' in access ? [`${access.verb} ${access.resource}`] : []));
-  // What is streamed is no route among others.
+  // The event stream is not in the list of routes.
   const known = new Set([...asked, 'watch events']);
   const looking = [...known].filter((right) => /^(get|list|watch) /.test(right)).sort();
   const rightsOf = (account: string): readonly string[] =>
@@ -109,7 +109,7 @@ test('who may look has the rules that routes ask for, and no other', () => {
   expect(rightsOf('stowage-adopter').filter((right) => !known.has(right))).toEqual([]);
 });
 
-describe.skipIf(needs('helm'))('the controller, by Helm,', () => {
+describe.skipIf(needs('helm'))('the controller’s roles, rendered by Helm,', () => {
   interface Rule {
     readonly resources: readonly string[];
     readonly resourceNames?: readonly string[];

@@ -1,9 +1,9 @@
-// What each part may do in a cluster, with its reason: node scripts/rbac.ts
-// It makes the chart's roles and docs/reference/rbac.md of it.
+// Defines what each part may do in a cluster, with reasons: node scripts/rbac.ts
+// Generates the chart's roles and docs/reference/rbac.md.
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { conditions, own, type RbacRole, type RbacRule } from './rbac-role.ts';
+import { conditions, ownNamespace, type RbacRole, type RbacRule } from './rbac-role.ts';
 import { roles } from './rbac-rules.ts';
 
 const repository = join(import.meta.dirname, '..');
@@ -14,7 +14,7 @@ export const files = {
 
 const group = 'rbac.authorization.k8s.io';
 const labels = '{{- include "stowage.labels" . | nindent 4 }}';
-/** A namespace of Helm's, which no YAML library would write. */
+/** A Helm expression, which no YAML library would write. */
 const namespace = '{{ .Release.Namespace }}';
 
 const ruleObject = ({ group: apiGroup, resource, names, verbs }: RbacRule): object => ({
@@ -37,7 +37,7 @@ function head(kind: string, { name, where, extraLabels = {} }: RbacRole): string
     `kind: ${kind}`,
     'metadata:',
     `  name: ${name}`,
-    ...(where === own ? [`  namespace: ${namespace}`] : []),
+    ...(where === ownNamespace ? [`  namespace: ${namespace}`] : []),
     '  labels:',
     `    ${labels}`,
     ...Object.entries(extraLabels).map(([key, value]) => `    ${key}: ${JSON.stringify(value)}`),
@@ -52,7 +52,8 @@ function ruleText(rule: RbacRule): string {
 const rulesOf = ({ rules }: RbacRole): string => ['rules:', ...rules.map(ruleText)].join('\n');
 
 function roleText(role: RbacRole): string {
-  const [kind, bindingKind] = role.where === own ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
+  const [kind, bindingKind] =
+    role.where === ownNamespace ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
   const binding = (subjects: string): string =>
     [
       head(bindingKind, role),
@@ -73,7 +74,7 @@ function roleText(role: RbacRole): string {
 export const chartText = (): string =>
   `# Made by scripts/rbac.ts; do not edit. What is here, and why: docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
 
-/** What the chart is told. */
+/** The name of the chart's value. */
 const shownName = (name: string): string => /^\{\{ \.Values\.(.+) \}\}$/.exec(name)?.[1] ?? name;
 const shownWhy = ({ why, when }: RbacRule): string => (when === undefined ? why : `${why} ${conditions[when].text}`);
 
@@ -86,7 +87,7 @@ const shownResource = ({ group: apiGroup, resource, names }: RbacRule): string =
 
 function section(role: RbacRole): string {
   const rows = role.rules.map((rule) => `| ${shownResource(rule)} | ${rule.verbs.join(', ')} | ${shownWhy(rule)} |`);
-  const where = role.where === own ? "in Stowage's own namespace" : 'in the whole cluster';
+  const where = role.where === ownNamespace ? "in Stowage's own namespace" : 'in the whole cluster';
   return [
     `## ${role.title}`,
     `\`${role.name}\`, ${where}. ${role.about}`,

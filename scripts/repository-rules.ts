@@ -3,14 +3,14 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { lockfileGaps } from './lockfile.ts';
 
-/** Larger files belong into the test bed's cache folder, or are made when they are needed. */
+/** Larger files belong in the cache folder of the test bed, or are generated when needed. */
 const maxBytes = 512 * 1024;
 const lockfile = 'package-lock.json';
 
-/** What is wrong with the files that are, or are about to be, committed. */
+/** The problems of committed files and of files to be committed. */
 export function repositoryFaults(root: string): readonly string[] {
   const faults: string[] = [];
-  // With a download address in it the lockfile would bind every user to one registry.
+  // A download address would bind every user of the lockfile to one registry.
   const lock = readFileSync(join(root, lockfile), 'utf8');
   if (/^\s*"resolved":/m.test(lock)) {
     faults.push(`${lockfile} holds "resolved" addresses: run npm install again with the repository's .npmrc`);
@@ -26,7 +26,7 @@ export function repositoryFaults(root: string): readonly string[] {
   return faults;
 }
 
-/** `/src` or `/app` alone is too common a word to be called a path of this machine. */
+/** `/src` or `/app` alone is too common to be a path of this machine. */
 function names(text: string, root: string): boolean {
   return root.split('/').length > 2 && text.includes(`${root}/`);
 }

@@ -7,7 +7,7 @@ import { files } from './manifests.ts';
 const repository = join(import.meta.dirname, '..');
 const read = (...path: readonly string[]): string => readFileSync(join(repository, ...path), 'utf8');
 
-/** The cells of the rows of SECURITY.md that say which rights a container has. */
+/** The table in SECURITY.md of the rights of containers. */
 const rows = /^In containers:\n\n((?:\|.*\n)+)/m
   .exec(read('SECURITY.md'))?.[1]
   ?.split('\n')
@@ -17,7 +17,7 @@ const rightsOf = (where: string): string =>
   expect.fail(`SECURITY.md does not tell the rights of ${where}`);
 const capabilitiesIn = (text: string): readonly string[] => text.match(/\b[A-Z]+(_[A-Z]+)*\b/g) ?? [];
 
-test('SECURITY.md names the capabilities that the containers of Docker have', () => {
+test('SECURITY.md names the capabilities of the Docker containers', () => {
   const { services } = parse(read('deploy', 'compose.yaml'));
   expect(services.stowage).toMatchObject({ cap_drop: ['ALL'], user: '0:0' });
   expect(services.stowage).not.toHaveProperty('privileged');
@@ -27,7 +27,7 @@ test('SECURITY.md names the capabilities that the containers of Docker have', ()
   expect(named).toEqual(linux.capabilities);
 });
 
-test('SECURITY.md names the pods of the chart, and which of them is privileged', () => {
+test('SECURITY.md names the pods of the chart, and which of them are privileged', () => {
   interface Thing {
     readonly metadata: { readonly name: string };
     readonly spec?: {
@@ -48,7 +48,7 @@ test('SECURITY.md names the pods of the chart, and which of them is privileged',
   }
 });
 
-test('SECURITY.md names the folders of the node that agents have', () => {
+test('SECURITY.md names the node folders of agents', () => {
   const agent = parseAllDocuments(readFileSync(files.manifests, 'utf8'))
     .map((document) => document.toJS())
     .find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'DaemonSet stowage-agent');

@@ -5,11 +5,11 @@ import { filesThatShareProcesses, needOwnProcess } from './shared-process.ts';
 
 const repository = dirname(import.meta.dirname);
 
-/** What these do in one file is still there in the next one of the same process, or counts what an earlier one left. */
+/** Calls whose effect stays for the next file in the same process, or that see the effect of an earlier one. */
 const ofTheProcess =
   /\bvi\.(mock|doMock|stubEnv|stubGlobal|useFakeTimers)\b|\bprocess\.(chdir|umask|memoryUsage)\b|delete process\.env|process\.env(\.\w+|\[[^\]]*\]) = |'\/proc\/self\/fd'/;
 
-test('no test file that shares a process changes or counts what belongs to the process', () => {
+test('no test file that shares a process changes or counts state of the process', () => {
   const shared = filesThatShareProcesses(repository);
   expect(shared.length).toBeGreaterThan(100);
   const found = shared.filter((path) => ofTheProcess.test(readFileSync(join(repository, path), 'utf8')));
@@ -26,6 +26,6 @@ test.each([
   expect(text).toMatch(ofTheProcess);
 });
 
-test('the files that need a process of their own exist', () => {
+test('the files that need their own process exist', () => {
   expect(needOwnProcess.filter((path) => !existsSync(join(repository, path)))).toEqual([]);
 });

@@ -18,7 +18,7 @@ const folders = [
   'wire',
 ];
 
-/** Each changes or measures something that belongs to the whole process, or would see what another file left there. */
+/** Files that change or measure state of the process, or would see the state that another file left. */
 export const needOwnProcess: readonly string[] = [
   'src/app/agent.test.ts',
   'src/app/controller.test.ts',

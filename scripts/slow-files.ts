@@ -29,7 +29,7 @@ export const slowFiles: Readonly<Record<string, number>> = {
   'e2e/kubernetes/provisioning.test.ts': 25,
   'e2e/kubernetes/take-over.test.ts': 130,
   'e2e/managed-plugin.test.ts': 22,
-  'e2e/nfs-mount-ways.test.ts': 17,
+  'e2e/nfs-mount-connections.test.ts': 17,
   'e2e/nfs-mount.test.ts': 109,
   'e2e/nfs-serve.test.ts': 9,
   'e2e/nfs-up.test.ts': 10,

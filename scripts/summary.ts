@@ -1,9 +1,9 @@
 import type { Skip } from '#testbed/needs.ts';
 
-/** What the reporter hands to `npm test`. */
+/** The reporter's results for `npm test`. */
 export interface Outcome {
   readonly passed: number;
-  /** Tests, and what failed outside of one: a file that did not load, a hook, an unhandled error. */
+  /** Failed tests, and failures outside of tests: a file that did not load, a hook, an unhandled error. */
   readonly failed: number;
   /** Skipped tests by file, relative to the repository. */
   readonly skipped: Readonly<Record<string, number>>;
@@ -14,17 +14,17 @@ export interface Outcome {
 const count = (n: number, noun: string): string => `${n} ${noun}${n === 1 ? '' : 's'}`;
 const sum = (numbers: Iterable<number>): number => [...numbers].reduce((a, b) => a + b, 0);
 
-/** A run, as far as it decides whether it passed. */
+/** The parts of a run that decide whether it passed. */
 interface Result {
   readonly outcome: Outcome;
-  /** Mounts that are there after the tests and were not before, one line each. */
+  /** Mounts that the tests left behind, one line each. */
   readonly left: readonly string[];
   readonly require: string | undefined;
 }
 
 const mostSlowest = 15;
 
-/** The last lines of `npm test`: the slowest files, what was skipped, why, and how to get it; then the figures alone on the last line. */
+/** The last lines of `npm test`: the slowest files, the skipped tests with reasons and remedies, and the counts on the last line. */
 export function summaryLines(result: Result, skips: readonly Skip[]): readonly string[] {
   const { passed, failed, skipped } = result.outcome;
   const total = sum(Object.values(skipped));
@@ -61,7 +61,7 @@ function missingLines(skipped: Outcome['skipped'], skips: readonly Skip[]): read
   });
 }
 
-/** Tests skipped by their own condition, not for a component. */
+/** Tests skipped by their own condition, and not because of a missing component. */
 function otherLines(skipped: Outcome['skipped'], skips: readonly Skip[]): readonly string[] {
   const explained = new Set(skips.map((skip) => skip.file));
   return Object.entries(skipped)

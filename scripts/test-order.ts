@@ -19,7 +19,7 @@ export interface TestFile {
  * Workers take files from one queue. This order keeps about half of the workers busy with slow files, which mostly wait, and the others with quick
  * ones, which compute. The longest files come first, so that no worker is still running a long one at the end.
  */
-export function inGoodOrder(
+export function runOrder(
   files: readonly TestFile[],
   slow: Readonly<Record<string, number>>,
   workers: number,
@@ -61,7 +61,7 @@ export class TestOrder extends BaseSequencer {
     return [...byProject].flatMap(([{ config }, ofProject]) => {
       const byPath = new Map(ofProject.map((one) => [relative(repository, one.moduleId), one]));
       const files = [...byPath].map(([path, { moduleId }]) => ({ path, bytes: statSync(moduleId).size }));
-      return inGoodOrder(files, slowFiles, Number(config.maxWorkers)).flatMap(({ path }) => byPath.get(path) ?? []);
+      return runOrder(files, slowFiles, Number(config.maxWorkers)).flatMap(({ path }) => byPath.get(path) ?? []);
     });
   }
 }

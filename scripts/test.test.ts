@@ -46,7 +46,7 @@ async function npmTest(
 const passing = `test('right', () => expect(1).toBe(1));\n`;
 const skipping = `describe.skipIf(needs('node26'))('newer', () => { test('one', () => {}); test('two', () => {}); });\n`;
 
-test('the summary names the fifteen slowest files, the slowest first', ({ expect }) => {
+test('the summary names the fifteen slowest files, slowest first', ({ expect }) => {
   const milliseconds = Object.fromEntries(Array.from({ length: 20 }, (_, n) => [`${n}.test.ts`, n * 1000 + 40]));
   const outcome = { passed: 20, failed: 0, skipped: {}, milliseconds };
   const lines = summaryLines({ outcome, left: [], require: undefined }, []);
@@ -55,7 +55,7 @@ test('the summary names the fifteen slowest files, the slowest first', ({ expect
 });
 
 describe.concurrent('npm test', () => {
-  test('passes and ends with the figures', async ({ expect }) => {
+  test('passes and ends with the counts', async ({ expect }) => {
     const { status, lines } = await npmTest({ 'a.test.ts': passing });
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
   });
@@ -67,7 +67,7 @@ describe.concurrent('npm test', () => {
     expect(two.toSorted()).toEqual(['a.test.ts', 'b.test.ts']);
   });
 
-  test('names what was skipped, why, and the command that provides it', async ({ expect }) => {
+  test('names skipped tests, the reason, and the command that provides what is missing', async ({ expect }) => {
     const { status, lines } = await npmTest({
       'a.test.ts': passing + skipping,
       'b.test.ts': `${passing}test.skip('later', () => {});`,
@@ -117,13 +117,13 @@ describe.concurrent('npm test', () => {
     expect([status, lines.at(-1)]).toEqual([1, '0 passed, 0 failed, 0 skipped']);
   });
 
-  test('hands its arguments on, and does not count what nobody asked for', async ({ expect }) => {
+  test('passes its arguments on, and does not count tests that were not requested', async ({ expect }) => {
     const { status, lines } = await npmTest({ 'a.test.ts': passing + skipping }, {}, ['-t', 'right']);
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount'))('npm test, with what tests mount', () => {
+describe.skipIf(needs('linux', 'root', 'mount'))('npm test with mounts of tests', () => {
   const at = `join(process.env['TMPDIR'] ?? '', 'at')`;
   const mounting = (...args: readonly string[]): string =>
     [
@@ -149,14 +149,14 @@ describe.skipIf(needs('linux', 'root', 'mount'))('npm test, with what tests moun
     expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(folder.path);
   });
 
-  test('passes when it was unmounted', async ({ expect }) => {
+  test('passes if the mount was removed', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-left-'));
     const text = `${mounting('-t', 'tmpfs', 'left')}test('unmounts', () => { run('umount', ${at}); });\n`;
     const { status, lines } = await npmTest({ 'a.test.ts': text }, { TMPDIR: folder.path });
     expect([status, lines.at(-1)]).toEqual([0, '2 passed, 0 failed, 0 skipped']);
   });
 
-  test('does not mind what others mount meanwhile', async ({ expect }) => {
+  test('ignores mounts that other programs make meanwhile', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-others-'));
     for (const name of ['made', 'bound']) mkdirSync(join(folder.path, name));
     const others = [
@@ -180,7 +180,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('npm test, with what tests moun
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
   });
 
-  test('ends when the process that its caller knows is told to', async ({ expect }) => {
+  test('ends when its caller signals the process that it started', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-told-'));
     const text = [
       `import { readFileSync, writeFileSync } from 'node:fs';`,

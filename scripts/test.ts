@@ -28,7 +28,7 @@ async function compileCache(): Promise<Readonly<Record<string, string>>> {
   return { NODE_COMPILE_CACHE: folder };
 }
 
-/** The file, or nothing where it was never written. */
+/** The file's contents, or nothing if it does not exist. */
 async function textOf(file: string): Promise<string> {
   try {
     return await readFile(file, 'utf8');
@@ -53,7 +53,7 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
     env,
     stdio: 'inherit',
   });
-  // Ctrl-C reaches vitest too, being in the same group; this process stays to print what is known.
+  // vitest gets Ctrl-C too, because it is in the same process group. This process stays to print the results.
   process.on('SIGINT', () => undefined);
   process.on('SIGTERM', () => child.kill('SIGTERM'));
   const [code] = (await once(child, 'exit')) as [number | null];
@@ -70,8 +70,8 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
   return exitStatus(result) || (code ?? 1);
 }
 
-// Tests run beside each other, and some make mount namespaces: those must follow when another test unmounts. They can
-// only where mounts are shared. So where it can be, this process is replaced by one in a namespace in which they are.
+// Tests run in parallel, and some create mount namespaces, which must see the unmounts of other tests. That needs shared
+// mounts. So if possible, this process is replaced by one in a mount namespace in which all mounts are shared.
 const inside = '--in-own-mounts';
 const args = process.argv.slice(2);
 const enter = args[0] === inside ? undefined : ownMounts();

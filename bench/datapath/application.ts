@@ -1,8 +1,8 @@
 /**
- * What an application does to many files, one after the other, and how many of them in a second:
+ * An application that works on many files one after the other. Prints the number of files per second:
  *
  *   node application.ts create FOLDER COUNT    → [files made, each with 4 KiB], in a new folder
- *   node application.ts stat FOLDER COUNT      → [the first time, at once again, once more after all]
+ *   node application.ts stat FOLDER COUNT      → [the first time, again at once, once more after all]
  *   node application.ts stat-once FOLDER COUNT → [the first time]
  */
 import { closeSync, mkdirSync, openSync, statSync, writeSync } from 'node:fs';
@@ -25,7 +25,7 @@ function seconds(from: number, to: number, each: (number: number) => unknown): n
   return (performance.now() - began) / 1000;
 }
 
-/** Directory by directory, so that what is known of files is not yet too old. */
+/** Goes directory by directory, so the cached attributes have not expired yet. */
 function statTwice(look: (number: number) => unknown, count: number): readonly number[] {
   let [first, second] = [0, 0];
   for (let from = 0; from < count; from += filesEach) {

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { text } from 'node:stream/consumers';
 
-export interface Ran {
+export interface CommandResult {
   readonly stdout: string;
   readonly stderr: string;
   readonly seconds: number;
@@ -15,14 +15,14 @@ export interface CommandOptions {
 const usualPatienceMs = 180_000;
 
 /**
- * Runs a program on a mount. Whoever waits for a mount that nobody serves cannot be killed, so its end is not waited for when it
- * is late or nobody wants it any more: it ends with the mount.
+ * Runs a program on a mount. A process that waits for a mount without a server can't be killed. So on a timeout or an abort this
+ * function returns without waiting for the process, which ends with the mount.
  */
 export async function command(
   [file, ...args]: readonly [string, ...string[]],
   signal: AbortSignal,
   { timeoutMs = usualPatienceMs, ...options }: CommandOptions = {},
-): Promise<Ran> {
+): Promise<CommandResult> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]);
   limit.throwIfAborted();
   const began = performance.now();

@@ -2,7 +2,7 @@ import { mkdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Row, toRow } from '../report.ts';
 import { command } from './command.ts';
-import type { Ours } from './ours.ts';
+import type { OurDataPath } from './our-data-path.ts';
 
 const goals = [
   { mounts: 20, below: 150 },
@@ -10,8 +10,8 @@ const goals = [
 ] as const;
 const fileMib = 4;
 
-/** Of a data path that is new: the most that it ever had, after some work on so many mounts, on all of them at once. */
-export async function memoryRows(ours: Ours, parent: string, signal: AbortSignal): Promise<readonly Row[]> {
+/** Peak memory of a new data path after work on several mounts at the same time. */
+export async function memoryRows(ours: OurDataPath, parent: string, signal: AbortSignal): Promise<readonly Row[]> {
   const rows: Row[] = [];
   await using mounted = new AsyncDisposableStack();
   const places: string[] = [];
@@ -34,15 +34,15 @@ async function work(at: string, signal: AbortSignal): Promise<void> {
   await command(['ls', '-l', at], signal);
 }
 
-/** As it is now. */
-export async function memoryRow(ours: Ours, when: string): Promise<Row> {
+/** The present memory of the data path. */
+export async function memoryRow(ours: OurDataPath, when: string): Promise<Row> {
   return toRow({ name: `${memoryName}, ${when}`, unit: 'MB', values: [await megabytes(ours, 'VmRSS')] });
 }
 
 export const memoryName = 'memory of the data path';
 
-/** Resident: now, or at most ever. */
-async function megabytes(ours: Ours, which: 'VmRSS' | 'VmHWM'): Promise<number> {
+/** Resident memory: the present value, or the peak. */
+async function megabytes(ours: OurDataPath, which: 'VmRSS' | 'VmHWM'): Promise<number> {
   const { active } = await ours.complete();
   const status = await readFile(`/proc/${active?.pid}/status`, 'utf8');
   const line = status.split('\n').find((each) => each.startsWith(`${which}:`));

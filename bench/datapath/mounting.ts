@@ -1,14 +1,14 @@
-/** A folder of the server, mounted. Disposed of: unmounted. */
+/** A mounted folder of the server. Disposing of it unmounts it. */
 export interface Mounted extends AsyncDisposable {
   readonly at: string;
 }
 
 export interface MountOptions {
-  /** Names and attributes are relied on for a while, as is usual. */
+  /** Names and attributes are cached for the usual time. */
   readonly isCaching: boolean;
 }
 
-/** One way to mount a folder that is exported. Each call makes a mount that knows nothing yet. */
-export interface Mounting {
+/** A way to mount an exported folder. Each call makes a mount with cold caches. */
+export interface Mounter {
   mount(folder: string, options: MountOptions): Promise<Mounted>;
 }

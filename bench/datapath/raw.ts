@@ -1,9 +1,9 @@
 /**
- * What the tasks come to in NFS calls, made by our client without a mount, one call in flight (or as many as the task says):
+ * The NFS calls of each task, sent by our client without a mount, with one call in flight (or as many as the task says):
  *
  *   node raw.ts HOST NFS-PORT MOUNT-PORT EXPORT
  *
- * Each line "TASK FOLDER COUNT" on standard input is answered by how many it did in a second.
+ * For each line "TASK FOLDER COUNT" on standard input, it prints how many it did per second.
  */
 import { createInterface } from 'node:readline';
 import { openExport } from '#testing/nfs-export.ts';

@@ -2,15 +2,15 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { startDaemon } from '#testbed/daemon.ts';
 import type { SftpServer } from '#testbed/sshfs.ts';
-import type { Mounting } from './mounting.ts';
-import { unmount } from './ours.ts';
+import type { Mounter } from './mounting.ts';
+import { unmount } from './our-data-path.ts';
 
 const withoutCaching = ['dir_cache=no', 'attr_timeout=0', 'entry_timeout=0', 'negative_timeout=0'];
 
-/** For other users too, whose rights the kernel checks, as on our mount. */
+/** Allows other users, with permission checks by the kernel, like our mounts. */
 const shared = ['allow_other', 'default_permissions'];
 
-export function sshfsMounting(server: SftpServer, folder: string, signal: AbortSignal): Mounting {
+export function sshfsMounting(server: SftpServer, folder: string, signal: AbortSignal): Mounter {
   let count = 0;
   return {
     mount: async (path, { isCaching }) => {

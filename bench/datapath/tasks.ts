@@ -2,25 +2,25 @@ import { fileURLToPath } from 'node:url';
 import { command } from './command.ts';
 import { files } from './tree.ts';
 
-/** One thing that is measured, on a mount and by calls without one. */
+/** One measurement, on a mount and as calls without a mount. */
 export interface Task {
-  /** One for each value that `measure` gives. */
+  /** One row for each value that `measure` returns. */
   readonly rows: readonly TaskRow[];
-  /** In the folder: `shared` has `large` and `tree` and is only read, `tree` has a tree of its own, `empty` has nothing. */
+  /** The contents of the folder: `shared` has `large` and `tree` and is only read, `tree` has its own tree, `empty` is empty. */
   readonly folder: 'shared' | 'tree' | 'empty';
   readonly isCaching: boolean;
-  /** On a mount that was just made. */
+  /** Runs on a new mount. */
   measure(at: string, signal: AbortSignal): Promise<readonly number[]>;
-  /** The task of raw.ts that is the ceiling of the first value. */
+  /** The task of raw.ts whose rate is the upper limit of the first value. */
   readonly raw?: readonly [task: string, count: number];
 }
 
 export interface TaskRow {
   readonly name: string;
   readonly unit: string;
-  /** Of what sshfs does. */
+  /** The goal as a ratio to sshfs. */
   readonly atLeast?: number;
-  /** Of what our client does without a mount. */
+  /** The goal as a ratio to our client without a mount. */
   readonly ofRaw?: number;
 }
 
@@ -32,7 +32,7 @@ const randomReads = { 1: 8000, 32: 25_000 } as const;
 
 async function dd(args: readonly string[], signal: AbortSignal): Promise<readonly number[]> {
   const { stderr } = await command(['dd', 'bs=1M', `count=${largeMib}`, ...args], signal);
-  // Measured by itself: to start a program takes a hundredth of what is measured.
+  // Uses dd's own measurement: starting a program takes a hundredth of the measured time.
   const seconds = Number(/copied, ([\d.e-]+) s/.exec(stderr)?.[1]);
   return [largeMib / seconds];
 }

@@ -6,14 +6,14 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { command } from '../datapath/command.ts';
-import { makeFolder, type Place } from '../nfs/folder.ts';
+import { type MeasuredFileSystem, makeFolder } from '../nfs/measured-folder.ts';
 import { type Server, startServer } from '../server.ts';
 import { type RecordedCall, startRecorder } from './recorder.ts';
 
 export const sides = ['local', 'nfs', 'plain'] as const;
-/** Whose volume a container gets: ours of either store, or one of Docker's own local driver. */
+/** The kind of a container's volume: from one of our stores, or from Docker's own local driver. */
 export type Side = (typeof sides)[number];
 
 const drivers: Readonly<Record<Side, readonly string[]>> = {
@@ -24,35 +24,35 @@ const drivers: Readonly<Record<Side, readonly string[]>> = {
 const plugins = ['stowage', 'stowage-local'];
 
 /** An engine, an NFS server, and a Stowage that serves both. */
-export interface Host extends AsyncDisposable {
-  /** What of it Docker is asked for by `run`. */
+export interface DockerHost extends AsyncDisposable {
+  /** Creates a volume for `run`. */
   makeVolume(side: Side, name: string): Promise<void>;
   /** `docker run --rm -v volume:/data image true`, in milliseconds. */
   run(volume: string): Promise<number>;
-  /** Kills Stowage and starts it again: until it answers at its plugin's socket, in milliseconds. */
+  /** Kills and restarts Stowage. Returns the milliseconds until it answers at its plugin socket. */
   restart(): Promise<number>;
-  /** While it runs, the NFS server takes connections and answers nothing. */
+  /** While the work runs, the NFS server accepts connections and answers nothing. */
   frozen<T>(work: () => Promise<T>): Promise<T>;
-  /** From now on what the engine asks of Stowage is timed. What was asked since the last time this was asked. */
+  /** Starts timing the engine's calls to Stowage. The returned function returns the calls since its last call. */
   record(): Promise<() => readonly RecordedCall[]>;
 }
 
-/** `exports` is where the server's files are. Everything is in folders of its own, and goes with it. */
-export async function startHost(exports: Place, signal: AbortSignal): Promise<Host> {
+/** `exports` is the folder with the server's files. Everything is in temporary folders that are removed at the end. */
+export async function startHost(exports: MeasuredFileSystem, signal: AbortSignal): Promise<DockerHost> {
   await using stack = new AsyncDisposableStack();
-  const ground = stack.use(createGround('st-bench-'));
-  // As the usual ones: the data path runs as nobody.
-  await chmod(ground.folder, 0o755);
+  const scratch = stack.use(createScratchFolder('st-bench-'));
+  // Other users may enter it, as usual: the data path runs as nobody.
+  await chmod(scratch.folder, 0o755);
   const exported = stack.use(await makeFolder(exports, []));
   const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
-  const engine = stack.use(await startDockerd(signal, { shared: [ground.folder] }));
+  const engine = stack.use(await startDockerd(signal, { shared: [scratch.folder] }));
   let stowage: Server | undefined;
   stack.defer(async () => await stowage?.[Symbol.asyncDispose]());
-  // Before Stowage: then no container has a volume of it any more.
+  // Stopped before Stowage, so no container uses a volume of it any more.
   stack.defer(() => engine.stop());
   const image = await loadBusybox(engine, signal);
   const start = (folder: string): Promise<Server> =>
-    startServer(ground.folder, signal, ['--plugins', folder, '--docker-socket', engine.socket]);
+    startServer(scratch.folder, signal, ['--plugins', folder, '--docker-socket', engine.socket]);
   stowage = await start(engine.plugins);
   const { host, nfsPort, mountPort } = nfs;
   const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
@@ -83,7 +83,7 @@ export async function startHost(exports: Place, signal: AbortSignal): Promise<Ho
     },
     record: async () => {
       await stowage?.[Symbol.asyncDispose]();
-      const behind = join(ground.folder, 'plugins');
+      const behind = join(scratch.folder, 'plugins');
       stowage = await start(behind);
       const recorders = await Promise.all(
         plugins.map((name) => startRecorder(join(engine.plugins, `${name}.sock`), join(behind, `${name}.sock`))),
@@ -95,7 +95,7 @@ export async function startHost(exports: Place, signal: AbortSignal): Promise<Ho
   };
 }
 
-/** As engines ask whoever answers there. */
+/** Calls Plugin.Activate as an engine does. */
 async function activated(socketPath: string): Promise<void> {
   const sent = request({ socketPath, method: 'POST', path: '/Plugin.Activate' });
   sent.end();

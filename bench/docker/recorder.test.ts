@@ -3,7 +3,7 @@ import { createServer, request } from 'node:http';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { startRecorder } from './recorder.ts';
 
 async function post(socketPath: string, path: string, body: string): Promise<{ status: number; text: string }> {
@@ -15,13 +15,13 @@ async function post(socketPath: string, path: string, body: string): Promise<{ s
   return await promise;
 }
 
-test('answers as the plugin behind it does, and knows what was asked', async () => {
-  const ground = createGround();
-  onTestFinished(() => ground[Symbol.dispose]());
-  const [behind, socket] = [join(ground.folder, 'behind'), join(ground.folder, 'front')];
-  const plugin = createServer((asked, answer) => {
-    const status = asked.url === '/VolumeDriver.Mount' ? 200 : 409;
-    void text(asked).then((body) => answer.writeHead(status).end(`${asked.url} ${body}`));
+test('answers like the plugin behind it, and records the calls', async () => {
+  const scratch = createScratchFolder();
+  onTestFinished(() => scratch[Symbol.dispose]());
+  const [behind, socket] = [join(scratch.folder, 'behind'), join(scratch.folder, 'front')];
+  const plugin = createServer((request, answer) => {
+    const status = request.url === '/VolumeDriver.Mount' ? 200 : 409;
+    void text(request).then((body) => answer.writeHead(status).end(`${request.url} ${body}`));
   });
   plugin.listen(behind);
   await once(plugin, 'listening');

@@ -2,20 +2,20 @@ import { once } from 'node:events';
 import { Agent, createServer, type IncomingMessage, request, type ServerResponse } from 'node:http';
 import { buffer } from 'node:stream/consumers';
 
-/** One call of an engine's, and how long its answer took. */
+/** One call of the engine, and the time until its answer. */
 export interface RecordedCall {
   /** `Get`, `Mount`, `Unmount` … */
   readonly method: string;
   readonly ms: number;
 }
 
-/** A volume plugin in front of another one, which answers for it. */
+/** A proxy in front of a volume plugin that records calls. */
 export interface Recorder extends AsyncDisposable {
-  /** What was answered since the last time this was asked. */
+  /** The calls that were answered since the last `take`. */
   take(): readonly RecordedCall[];
 }
 
-/** Listens at `socket`, and passes on to the plugin that listens at `behind`. */
+/** Listens at `socket`, and forwards calls to the plugin that listens at `behind`. */
 export async function startRecorder(socket: string, behind: string): Promise<Recorder> {
   const agent = new Agent({ keepAlive: true });
   let calls: RecordedCall[] = [];
@@ -36,7 +36,7 @@ export async function startRecorder(socket: string, behind: string): Promise<Rec
     answer.writeHead(said.statusCode ?? 502, { 'content-type': type, 'content-length': text.length }).end(text);
   }
 
-  // As the plugin behind it: an engine keeps its connections, and one that is closed makes it repeat a call.
+  // No keep-alive timeout, like the plugin: engines reuse connections, and retry a call when one is closed.
   const server = createServer({ keepAliveTimeout: 0, requireHostHeader: false }, (asked, answer) => {
     passOn(asked, answer).catch((thrown: unknown) => {
       answer.destroy(thrown instanceof Error ? thrown : undefined);

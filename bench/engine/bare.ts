@@ -1,7 +1,6 @@
 /**
- * The yardstick: only what the file system has to do for a directory volume, as durable as the store makes it and as
- * many at a time, with Node's usual number of threads: more make it slower. No names are checked, nothing is recorded
- * elsewhere.
+ * The yardstick: only the file system calls for a directory volume, with the store's durability and concurrency, and Node's default
+ * number of threads (more make it slower). It checks no names and keeps no records.
  */
 import { mkdir, open, rmdir, unlink } from 'node:fs/promises';
 import { join } from 'node:path';

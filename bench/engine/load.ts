@@ -1,7 +1,7 @@
 /**
- * Creates volumes and deletes them again through the REST API, a given number in flight, and prints how long each took.
- * It speaks HTTP/1.1 by hand over kept connections: on a small machine a full client would compete with the server for
- * the processor, and the measurement would be of the client.
+ * Creates and deletes volumes through the REST API, with a given number of requests in flight, and prints how long each took.
+ * It has its own minimal HTTP/1.1 client with keep-alive: on a small machine a full client would compete with the server for
+ * the CPU, and the benchmark would measure the client.
  */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
@@ -18,13 +18,13 @@ interface Waiting {
   readonly expected: number;
 }
 
-/** One request at a time per connection. */
+/** Each connection has one request in flight. */
 async function openConnection(): Promise<{ readonly socket: Socket; readonly exchange: Exchange }> {
   const socket = connect(socketPath);
   await once(socket, 'connect');
   let waiting: Waiting | undefined;
   let received = '';
-  // Latin-1 keeps characters and bytes the same thing, so that Content-Length can be compared.
+  // In Latin-1 one character is one byte, so Content-Length can be compared with the string's length.
   socket.setEncoding('latin1');
   socket.on('data', (chunk: string) => {
     received += chunk;
@@ -62,7 +62,7 @@ const remove = (name: string): string => `DELETE /v1/volumes/${store}..${name} H
 
 const connections = await Promise.all(Array.from({ length: inFlight }, openConnection));
 
-/** Every connection takes the next name until none is left. */
+/** Every connection takes the next name until all names are used. */
 async function timed(request: (name: string) => string, expected: number): Promise<number> {
   let next = 0;
   const began = performance.now();

@@ -1,5 +1,5 @@
 /**
- * NFS version 3 calls by our client, told what to do as e2e/testbed/libnfs-bench/libnfs-bench.c is:
+ * NFS version 3 calls by our client. It takes the same commands as e2e/testbed/libnfs-bench/libnfs-bench.c:
  *
  *   node client.ts HOST NFS-PORT MOUNT-PORT EXPORT FOLDER
  */
@@ -18,13 +18,13 @@ import { mnt } from '#wire/nfs3/mount.ts';
 import type { OperationName } from './operations.ts';
 
 const mib = 1024 * 1024;
-/** The large file is this long; reads and writes go round in it. */
+/** The size of the large file. Reads and writes wrap around in it. */
 const fileMib = 64;
 
 interface Operation {
-  /** A number that it gives is how many it was; otherwise it was one. */
+  /** A number as the result is the count of entries; any other result counts as one. */
   run(number: number): Promise<unknown>;
-  /** Untimed, at the end. */
+  /** Runs at the end, untimed. */
   undo?(number: number): Promise<unknown>;
 }
 
@@ -74,7 +74,7 @@ async function prepare(client: NfsClient, root: FileHandle, name: string): Promi
   };
 }
 
-/** As libnfs does it: memory for a reply when it comes, given back when it has been looked at. */
+/** Like libnfs, allocates memory when a reply arrives and frees it when the reply was read. */
 function createMemory(length: number): LateBuffer & { free(buffer: Buffer): void } {
   const free: Buffer[] = [];
   return {

@@ -1,8 +1,8 @@
 import type { Driver } from './driver.ts';
 import type { Answer, Task } from './operations.ts';
 
-/** What was measured of one task, round by round. */
-export interface Compared {
+/** The values of one task, one for each round. */
+export interface Comparison {
   readonly task: Task;
   readonly ours: readonly Answer[];
   readonly yardstick: readonly Answer[];
@@ -13,26 +13,26 @@ export interface Sides {
   readonly yardstick: Driver;
 }
 
-/** Long enough that starting and stopping do not count, short enough that a disturbance meets both sides. */
+/** Long enough to make start and stop negligible, short enough that a disturbance hits both sides. */
 const usualSampleMs = 150;
 const warmUpMs = 400;
 
-/** Round after round, in which each task is done by one side and at once by the other. */
+/** Runs each task on both sides in each round, one directly after the other. */
 export async function compare(
   sides: Sides,
   tasks: readonly Task[],
   rounds: number,
   note: (text: string) => void,
   sampleMs = usualSampleMs,
-): Promise<readonly Compared[]> {
+): Promise<readonly Comparison[]> {
   const all = tasks.map((task) => ({ task, ours: [] as Answer[], yardstick: [] as Answer[] }));
   for (const { task } of all) {
-    // The first calls find cold caches, and ours code that is not compiled yet.
+    // Warms up: the first calls find cold caches, and our code is not compiled yet.
     await sides.yardstick.measure(task, warmUpMs / 4);
     await sides.ours.measure(task, warmUpMs);
   }
   for (let round = 1; round <= rounds; round++) {
-    // Neither side always comes after the other.
+    // The sides take turns at going first.
     const order = round % 2 === 0 ? (['ours', 'yardstick'] as const) : (['yardstick', 'ours'] as const);
     for (const each of all) for (const side of order) each[side].push(await sides[side].measure(each.task, sampleMs));
     note(`round ${round}/${rounds}: ${all.map(ratioOf).join(' ')}`);
@@ -40,5 +40,5 @@ export async function compare(
   return all;
 }
 
-const ratioOf = ({ ours, yardstick }: Compared): string =>
+const ratioOf = ({ ours, yardstick }: Comparison): string =>
   ((ours.at(-1)?.perSecond ?? 0) / (yardstick.at(-1)?.perSecond ?? Number.NaN)).toFixed(2);

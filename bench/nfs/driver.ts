@@ -8,10 +8,10 @@ import { component } from '#testbed/components.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import type { Answer, Task } from './operations.ts';
 
-/** A program that does NFS calls when it is told to, in a process of its own. */
+/** A program that makes NFS calls on command, in its own process. */
 export interface Driver extends AsyncDisposable {
   measure(task: Task, ms: number): Promise<Answer>;
-  /** The answer to a line, which takes it about so long. */
+  /** Sends a line and returns the answer. `ms` is the expected time. */
   ask<T>(line: string, ms: number): Promise<T>;
 }
 
@@ -19,22 +19,22 @@ export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'
   readonly path: string;
 }
 
-/** Beyond what was asked for: to end what is under way, and to clean up. */
+/** Added to the requested time, for calls in flight and clean-up. */
 const timeoutMs = 60_000;
 
-/** `tree`: the sources to run, if not these. */
+/** `tree`: the sources to run, if they are not the present ones. */
 export function startOurs(target: Target, folder: string, signal: AbortSignal, tree = repository): Driver {
   const program = fileURLToPath(new URL('client.ts', import.meta.url));
   return start([process.execPath, join(tree, relative(repository, program))], target, folder, signal);
 }
 
-/** Makes volumes: through a store, or by the same calls without one. */
+/** Makes volumes through a store, or with the same calls without a store. */
 export function startVolumes(side: 'store' | 'bare', target: Target, signal: AbortSignal): Driver {
   const program = fileURLToPath(new URL('volumes.ts', import.meta.url));
   return start([process.execPath, program, side], target, side, signal);
 }
 
-/** The tasks of the data path's benchmark, by calls. */
+/** The tasks of the data path benchmark as NFS calls. */
 export function startRaw(server: Omit<Target, 'path'>, signal: AbortSignal): Driver {
   const program = fileURLToPath(new URL('../datapath/raw.ts', import.meta.url));
   return start([process.execPath, program], { ...server, path: '/' }, '', signal);
@@ -58,7 +58,7 @@ function start(
     signal,
     killSignal: 'SIGKILL',
   });
-  // Told of by the missing answer.
+  // The missing answer reports the error.
   child.on('error', () => undefined);
   child.stdin.on('error', () => undefined);
   const answers = createInterface({ input: child.stdout })[Symbol.asyncIterator]();

@@ -1,11 +1,11 @@
-/** Both programs, ours and the one on libnfs, know these by their names. */
+/** The names that both programs know: ours and the one on libnfs. */
 export type OperationName = 'getattr' | 'lookup' | 'mkdir' | 'file' | 'read' | 'write' | 'readdirplus';
 
-/** One thing that is measured. */
+/** One measurement. */
 export interface Task {
   readonly operation: OperationName;
   readonly inFlight: number;
-  /** For people. */
+  /** The displayed name. */
   readonly name: string;
   readonly unit: string;
 }
@@ -36,9 +36,9 @@ export const isDeep = ({ inFlight }: Task): boolean => inFlight === deep;
 export const isPipelined = ({ inFlight }: Task): boolean => inFlight > 1;
 export const isWrite = ({ operation }: Task): boolean => operation === 'write';
 
-/** What such a program answers. */
+/** The answer of such a program. */
 export interface Answer {
   readonly perSecond: number;
-  /** Of the program itself, user and system, for each. */
+  /** User and system CPU time of the program, for each operation. */
   readonly cpuMicroseconds: number;
 }

@@ -1,17 +1,17 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 
-/** One call as it was made, and what became of it. */
+/** One recorded call with its result. */
 export interface CountStep {
   readonly method: keyof NfsClient;
   readonly args: readonly unknown[];
-  /** Undefined: it failed. */
+  /** Undefined: the call failed. */
   readonly result: unknown;
 }
 
 type Method = (...args: readonly unknown[]) => Promise<unknown>;
 
-/** The same client, which tells of each call when it has been answered. */
+/** Wraps the client and reports each call after its answer. */
 export function record(nfs: NfsClient, onStep: (step: CountStep) => void): NfsClient {
   return new Proxy(nfs, {
     get: (client, name) => {
@@ -30,8 +30,8 @@ export function record(nfs: NfsClient, onStep: (step: CountStep) => void): NfsCl
 }
 
 /**
- * Makes the same calls again, for another name: where the name was in an argument the other is, and handles that came from
- * an earlier call come from the same one now.
+ * Repeats the recorded calls for another name: replaces the name in arguments, and replaces each handle from an earlier call by the
+ * handle that the repeated call returned.
  */
 export async function replay(nfs: NfsClient, steps: readonly CountStep[], name: string, other: string): Promise<void> {
   const results: unknown[] = [];

@@ -3,7 +3,7 @@
  *
  *   node volumes.ts store|bare HOST NFS-PORT MOUNT-PORT EXPORT FOLDER
  *
- * Each line "PREFIX COUNT IN-FLIGHT" on standard input is answered, when it is done, by one line of JSON.
+ * For each line "PREFIX COUNT IN-FLIGHT" on standard input, it prints one line of JSON when it is done.
  */
 import { randomUUID } from 'node:crypto';
 import { createInterface } from 'node:readline';
@@ -13,7 +13,7 @@ import type { NodeName, StoreConfig, VolumeId } from '#core/model.ts';
 import { storeName, volumeName } from '#core/names.ts';
 import { type Connect, createConnect, type Session } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { plainPolicy as policy } from '#testing/policy.ts';
+import { defaultPolicy as policy } from '#testing/default-policy.ts';
 import { type CountStep, record, replay } from './replay.ts';
 
 const [side = '', host = '', port = '', mountport = '', path = '', folder = ''] = process.argv.slice(2);
@@ -49,7 +49,7 @@ async function openStore(connect: Connect): Promise<Make> {
     );
 }
 
-/** Gives the session beside, for its count of calls. */
+/** Also returns the session, for its count of calls. */
 async function open(): Promise<{ readonly make: Make; readonly session: Session }> {
   const real = createConnect(clock);
   const { promise: opened, resolve } = Promise.withResolvers<Session>();
@@ -86,5 +86,5 @@ async function main(): Promise<void> {
 }
 
 await main();
-// The store's connections would keep it alive.
+// The store's connections would keep the process running.
 process.exit(0);

@@ -1,11 +1,11 @@
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
-/** What one account asks of the API server, as the API server itself writes it down. */
+/** The requests of one account, from the API server's audit log. */
 export interface Audit {
-  /** Words for the API server. */
+  /** Arguments for the API server. */
   readonly words: readonly string[];
-  /** Requests since the last time this was asked, by verb and resource, such as `create persistentvolumes`. */
+  /** The requests since the last call, by verb and resource, such as `create persistentvolumes`. */
   taken(): Promise<ReadonlyMap<string, number>>;
 }
 

@@ -1,7 +1,6 @@
 /**
- * The yardstick: watches claims of a class and creates a PersistentVolume for each, 32 at a time. There is no storage behind
- * it, nothing is recorded, nothing is looked at again, no Event is written. On Node's own HTTP client, so that a change of ours
- * does not move it.
+ * The yardstick: watches claims of a class and creates a PersistentVolume for each, 32 at a time. It has no storage, keeps no records,
+ * checks nothing again and writes no Events. It uses Node's own HTTP client, so changes of ours don't affect it.
  */
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';

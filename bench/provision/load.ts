@@ -1,7 +1,7 @@
 /**
- * Makes claims of a class, 32 at a time, and says when all PersistentVolumes were there and all claims bound; or deletes them,
- * and says when the last PersistentVolume was gone. In a process of its own, in the cluster's network, so that it has the
- * same way to the API server as those that it measures.
+ * Creates claims of a class, 32 at a time, and reports when all PersistentVolumes existed and all claims were bound; or deletes them,
+ * and reports when the last PersistentVolume was gone. Runs in its own process in the cluster's network, so that it reaches the API
+ * server in the same way as the measured programs.
  */
 import { readFileSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
@@ -25,7 +25,7 @@ const client: KubeClient = createKubeClient({
   maxSockets: inFlight,
 });
 
-/** Calls with everything that is there and that comes, until it says that this is enough. Gives when that was. */
+/** Calls `isEnough` with every existing and new object until it returns true. Returns when that was. */
 async function unlessAborted<T extends KubeObject>(
   resource: Resource<T>,
   isEnough: (object: T, isThere: boolean) => boolean,
@@ -92,7 +92,7 @@ async function create(): Promise<object> {
   return { claimsMs, madeMs: (await volumesMade) - began, boundMs: (await claimsBound) - began };
 }
 
-/** With `sweep`, nobody else deletes the PersistentVolumes. */
+/** `sweep`: deletes the PersistentVolumes, too, because no provisioner does. */
 async function remove(sweep: boolean): Promise<object> {
   const left = new Set<string>();
   for await (const { items } of client.list(persistentVolumes, {}, signal))
@@ -116,7 +116,7 @@ async function remove(sweep: boolean): Promise<object> {
   return { goneMs: (await gone) - began };
 }
 
-/** As the controller that binds leaves claims and PersistentVolumes. Here it is not there: it would take many minutes. */
+/** Binds claims as the PersistentVolume controller does. That one is not used here, because it would take many minutes. */
 async function bind(): Promise<object> {
   const made = new Map<string, string>();
   const here = Promise.withResolvers<void>();
@@ -146,7 +146,7 @@ async function bind(): Promise<object> {
 }
 
 const work = { create, bind, remove: () => remove(false), sweep: () => remove(true) };
-if (!(what in work)) throw new Error(`nobody knows how to ${what}`);
+if (!(what in work)) throw new Error(`unknown action ${what}`);
 console.log(JSON.stringify(await work[what as keyof typeof work]()));
-// Watches go on by themselves.
+// The watches would keep the process running.
 process.exit();

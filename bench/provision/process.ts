@@ -4,37 +4,37 @@ import { readFile } from 'node:fs/promises';
 import type { Readable } from 'node:stream';
 import { restingMemory } from '../server.ts';
 
-export interface Ended {
+export interface ExitResult {
   readonly status: number | string | null;
-  /** The end of what it wrote as such. */
+  /** The end of its standard error. */
   readonly errors: string;
 }
 
 export interface Running {
   readonly pid: number;
   readonly stdout: Readable;
-  readonly ended: Promise<Ended>;
-  /** Resolves when it has printed this. */
-  said(text: string): Promise<void>;
+  readonly ended: Promise<ExitResult>;
+  /** Resolves when it has printed this text. */
+  printed(text: string): Promise<void>;
   restingMemory(): Promise<number>;
-  /** Of the processor, that it has had since its start, in milliseconds. */
+  /** CPU time since its start, in milliseconds. */
   cpuMs(): Promise<number>;
-  /** Tells it to end, and waits for that. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
 }
 
 const shown = 2_000;
 const stopMs = 15_000;
 const timeoutMs = 120_000;
-/** They look every ten seconds whether there is nothing to do, and give back then what they do not need. */
+/** Programs check every ten seconds whether they are idle, and then release unused memory. */
 const restMs = 25_000;
 
-/** What is told of any process. */
+/** Measurements of any process. */
 export const processOf = (pid: number | undefined, signal: AbortSignal): Pick<Running, 'restingMemory' | 'cpuMs'> => ({
   restingMemory: () => restingMemory({ pid }, signal, restMs),
   cpuMs: async () => {
     const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
-    // After the name, which may have blanks in it; in hundredths of a second, of programs and of the kernel for them.
+    // The fields follow the name, which may contain blanks. They count hundredths of a second, in user and kernel mode.
     const [user, system] = stat
       .slice(stat.lastIndexOf(')') + 2)
       .split(' ')
@@ -52,16 +52,16 @@ export function start(
   child.on('error', () => undefined);
   let errors = '';
   child.stderr.setEncoding('utf8').on('data', (chunk: string) => {
-    // Of a bundle that throws, Node prints the line: most of the program.
+    // When a bundle throws, Node prints the line: most of the program.
     errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-shown);
   });
-  const ended = once(child, 'close').then(([code, by]): Ended => ({ status: code ?? by, errors }));
+  const ended = once(child, 'close').then(([code, by]): ExitResult => ({ status: code ?? by, errors }));
   return {
-    // One that could not be started has none, and says so when it is waited for.
+    // A process that could not be started has no pid. Its error is reported when it is awaited.
     pid: child.pid ?? 0,
     stdout: child.stdout,
     ended,
-    said: async (wanted) => {
+    printed: async (wanted) => {
       const { promise, resolve, reject } = Promise.withResolvers<void>();
       let output = '';
       child.stdout.setEncoding('utf8').on('data', (chunk: string) => {

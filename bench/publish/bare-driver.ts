@@ -4,27 +4,27 @@ import { systemClock } from '#base/clock.ts';
 import { Node } from '#wire/csi/generated/csi.ts';
 import { createMethods } from '#wire/csi/grpc.ts';
 import { createGrpcServer } from '#wire/csi/server.ts';
-import { bare } from './bare.ts';
+import { createBareMounts } from './bare.ts';
 
-// A CSI driver that makes mounts and does nothing else: `node bare-driver.ts SOCKET SOURCES OWN IDLE`. Volumes are folders in SOURCES.
-// At the socket IDLE there is one that does not even that, and answers.
+// A CSI driver that makes mounts and nothing else: `node bare-driver.ts SOCKET SOURCES OWN IDLE`. Volumes are folders in SOURCES.
+// The driver at the socket IDLE makes no mounts and only answers.
 
 const [socket = '', sources = '', own = '', idle = ''] = process.argv.slice(2);
 const methods = createMethods(Node, {
   nodeStageVolume: async ({ volumeId, stagingTargetPath }) => {
-    bare.stage(join(sources, volumeId), join(own, volumeId), join(stagingTargetPath, 'volume'));
+    createBareMounts.stage(join(sources, volumeId), join(own, volumeId), join(stagingTargetPath, 'volume'));
     return {};
   },
   nodePublishVolume: async ({ volumeId, targetPath }) => {
-    bare.publish(join(own, volumeId), targetPath);
+    createBareMounts.publish(join(own, volumeId), targetPath);
     return {};
   },
   nodeUnpublishVolume: async ({ targetPath }) => {
-    bare.takeDown(targetPath);
+    createBareMounts.takeDown(targetPath);
     return {};
   },
   nodeUnstageVolume: async ({ volumeId, stagingTargetPath }) => {
-    bare.takeDown(join(stagingTargetPath, 'volume'), join(own, volumeId));
+    createBareMounts.takeDown(join(stagingTargetPath, 'volume'), join(own, volumeId));
     return {};
   },
 });

@@ -1,11 +1,11 @@
 import { mkdirSync, rmdirSync } from 'node:fs';
 import { checked, foreign } from '#base/linux/libc.ts';
 
-/** What it takes of the kernel to stage and to publish a directory, and nothing else: no records, no locks, no questions. */
-export interface Bare {
+/** The system calls that stage and publish a directory, without records, locks or checks. */
+export interface BareMounts {
   stage(source: string, own: string, staging: string): void;
   publish(own: string, target: string): void;
-  /** All of it, in whichever way it came. */
+  /** Unmounts and removes everything, whichever side made it. */
   takeDown(...places: readonly string[]): void;
 }
 
@@ -22,7 +22,7 @@ function bind(from: string, to: string): void {
   checked('mount', functions().mount(from, to, null, binding, null));
 }
 
-export const bare: Bare = {
+export const createBareMounts: BareMounts = {
   stage: (source, own, staging) => {
     bind(source, own);
     checked('mount', functions().mount(null, own, null, binding | remounting | confined, null));

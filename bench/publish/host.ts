@@ -4,27 +4,27 @@ import { chmod, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { mountImage } from '#testing/loop-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
 import { command } from '../datapath/command.ts';
-import { makeFolder, type Place } from '../nfs/folder.ts';
+import { type MeasuredFileSystem, makeFolder } from '../nfs/measured-folder.ts';
 import { startServer } from '../server.ts';
-import { bare } from './bare.ts';
+import { createBareMounts } from './bare.ts';
 
 export const sides = ['local', 'nfs', 'driver', 'answers', 'calls', 'programs'] as const;
 /**
- * Who is asked to stage and to publish: Stowage for a volume of either store; a driver that only makes the mounts, and one that
- * makes none; and the mounts without a driver, by calls of the kernel and by the program `mount`.
+ * What stages and publishes: Stowage for a volume of either store; a driver that only makes the mounts, and one that makes none;
+ * and the mounts without a driver, by system calls and by the program `mount`.
  */
 export type Side = (typeof sides)[number];
 
-/** By CSI. */
-type Asked = Exclude<Side, 'calls' | 'programs'>;
+/** The sides with a CSI driver. */
+type CsiSide = Exclude<Side, 'calls' | 'programs'>;
 
-/** Stages and publishes a volume, counted from 0, in milliseconds; and takes it down again. */
-export interface Host extends AsyncDisposable {
+/** Stages and publishes a volume, counted from 0, and returns the milliseconds; and removes it again. */
+export interface PublishHost extends AsyncDisposable {
   up(side: Side, volume: number): Promise<number>;
   down(side: Side, volume: number): Promise<void>;
 }
@@ -44,11 +44,15 @@ interface Places {
   readonly target: string;
 }
 
-/** Everything is in folders of its own, and goes with it. */
-export async function startHost(volumes: number, exports: Place, signal: AbortSignal): Promise<Host> {
+/** Everything is in temporary folders that are removed at the end. */
+export async function startHost(
+  volumes: number,
+  exports: MeasuredFileSystem,
+  signal: AbortSignal,
+): Promise<PublishHost> {
   await using stack = new AsyncDisposableStack();
-  const ground = stack.use(createGround('st-bench-'));
-  const folder = await diskInMemory(ground, signal);
+  const scratch = stack.use(createScratchFolder('st-bench-'));
+  const folder = await diskInMemory(scratch, signal);
   const at = (...names: readonly string[]): string => join(folder, ...names);
   const exported = stack.use(await makeFolder(exports, []));
   const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
@@ -62,7 +66,7 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
   const local = stack.use(grpcClient(at('csi', 'local.sock')));
   const file = stack.use(grpcClient(at('csi', 'file.sock')));
 
-  const ids: Record<Asked, string[]> = { local: [], nfs: [], driver: [], answers: [] };
+  const ids: Record<CsiSide, string[]> = { local: [], nfs: [], driver: [], answers: [] };
   for (let i = 0; i < volumes; i++) {
     ids.local.push(await created(local, `v${i}`, single));
     ids.nfs.push(await created(file, `v${i}`, capability));
@@ -77,11 +81,11 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
     staging: at(side, 'staging', `v${i}`),
     target: at(side, 'pods', `v${i}`, 'mount'),
   });
-  const clients: Readonly<Record<Asked, GrpcClient>> = { local, nfs: file, driver, answers };
-  const isAsked = (side: Side): side is Asked => Object.hasOwn(clients, side);
+  const clients: Readonly<Record<CsiSide, GrpcClient>> = { local, nfs: file, driver, answers };
+  const isAsked = (side: Side): side is CsiSide => Object.hasOwn(clients, side);
   const capabilityOf = (side: Side) => (side === 'nfs' ? capability : single);
 
-  async function ask(side: Asked, i: number): Promise<void> {
+  async function ask(side: CsiSide, i: number): Promise<void> {
     const { staging: stagingTargetPath, target: targetPath } = places(side, i);
     const common = { volumeId: ids[side][i] ?? '', stagingTargetPath, volumeCapability: capabilityOf(side) };
     await clients[side].call(method.nodeStageVolume, common);
@@ -92,8 +96,8 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
     const { staging, target } = places(side, i);
     const [source, own, staged] = [at('sources', `v${i}`), at(side, 'own', `v${i}`), join(staging, 'volume')];
     if (side === 'calls') {
-      bare.stage(source, own, staged);
-      bare.publish(own, target);
+      createBareMounts.stage(source, own, staged);
+      createBareMounts.publish(own, target);
       return;
     }
     for (const place of [own, staged, target]) await mkdir(place);
@@ -111,7 +115,8 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
     },
     down: async (side, i) => {
       const { staging: stagingTargetPath, target: targetPath } = places(side, i);
-      if (!isAsked(side)) return bare.takeDown(targetPath, join(stagingTargetPath, 'volume'), at(side, 'own', `v${i}`));
+      if (!isAsked(side))
+        return createBareMounts.takeDown(targetPath, join(stagingTargetPath, 'volume'), at(side, 'own', `v${i}`));
       const volumeId = ids[side][i] ?? '';
       await clients[side].call(method.nodeUnpublishVolume, { volumeId, targetPath });
       await clients[side].call(method.nodeUnstageVolume, { volumeId, stagingTargetPath });
@@ -121,18 +126,17 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
 }
 
 /**
- * In memory, since a disk has its own pace, and on a disk's file system all the same: tmpfs cannot say whether something lies in
- * memory (RWF_NOWAIT), so that everything read there is read the slow way. Not ext4: it gives nobody an inode that was deleted in the
- * last five seconds, and looks at all of them to make a folder. What is made and removed again and again would cost so much
- * that nothing else counted.
+ * A disk image in memory: a real disk varies in speed, but tmpfs does not support RWF_NOWAIT, so every read there would take the slow path.
+ * Not ext4: it does not reuse an inode within five seconds after its deletion, and scans all of those to create a folder. The
+ * repeated creation and removal of folders would then dominate the measurement.
  */
-async function diskInMemory(ground: Ground, signal: AbortSignal): Promise<string> {
-  await command(['mount', '-t', 'tmpfs', 'stowage-bench', ground.folder], signal);
-  const folder = join(ground.folder, 'disk');
+async function diskInMemory(scratch: ScratchFolder, signal: AbortSignal): Promise<string> {
+  await command(['mount', '-t', 'tmpfs', 'stowage-bench', scratch.folder], signal);
+  const folder = join(scratch.folder, 'disk');
   await mkdir(folder);
-  mountImage(ground.image('image', imageMiB, 'xfs'), folder);
-  // As the usual ones: the data path runs as nobody.
-  for (const path of [ground.folder, folder]) await chmod(path, 0o755);
+  mountImage(scratch.image('image', imageMiB, 'xfs'), folder);
+  // Other users may enter them, as usual: the data path runs as nobody.
+  for (const path of [scratch.folder, folder]) await chmod(path, 0o755);
   return folder;
 }
 

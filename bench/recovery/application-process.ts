@@ -4,14 +4,14 @@ import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-/** An application that works on a mount all the time, in a process of its own. */
+/** An application that works on a mount continuously, in its own process. */
 export interface Application extends AsyncDisposable {
-  /** Resolves when it has done a whole turn that began after now. */
+  /** Resolves when it has completed a turn that began after the call. */
   progress(): Promise<void>;
   forget(): void;
   /** Milliseconds of its longest call since `forget`. */
   longest(): number;
-  /** What it saw until now, when it has ended. */
+  /** Ends it and returns what it saw. */
   end(): Promise<{ readonly errors: readonly string[]; readonly operations: number }>;
 }
 
@@ -22,7 +22,7 @@ interface Turn {
   readonly error?: string;
 }
 
-/** No pause may be longer: who waits so long has lost his mount. */
+/** The limit for a pause. A longer one means that the mount was lost. */
 const timeoutMs = 30_000;
 
 export async function startApplication(folder: string, signal: AbortSignal): Promise<Application> {
@@ -32,13 +32,13 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
   const errors: string[] = [];
   let last: Turn = { turns: 0, operations: 0, ms: 0 };
   let longest = 0;
-  let told = Promise.withResolvers<void>();
+  let nextReport = Promise.withResolvers<void>();
   createInterface({ input: child.stdout }).on('line', (line) => {
     last = JSON.parse(line) as Turn;
     longest = Math.max(longest, last.ms);
     if (last.error !== undefined) errors.push(last.error);
-    told.resolve();
-    told = Promise.withResolvers();
+    nextReport.resolve();
+    nextReport = Promise.withResolvers();
   });
 
   async function progress(): Promise<void> {
@@ -46,8 +46,9 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
     const { promise: late, reject } = Promise.withResolvers<never>();
     late.catch(() => undefined);
     limit.addEventListener('abort', () => reject(limit.reason), { once: true });
-    // The turn that is under way ends, and then a whole one.
-    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; ) await Promise.race([told.promise, late]);
+    // First the turn in progress ends, and then a complete one.
+    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; )
+      await Promise.race([nextReport.promise, late]);
   }
 
   await progress();
@@ -62,7 +63,7 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
       await Promise.race([exited, delay(timeoutMs, undefined, { ref: false })]);
       return { errors, operations: last.operations };
     },
-    // Not waited for: it may be one that waits for its mount, which goes next.
+    // Not awaited, because the process may be blocked by its mount, which is removed next.
     [Symbol.asyncDispose]: () => {
       child.kill('SIGKILL');
       child.unref();

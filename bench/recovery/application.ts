@@ -1,10 +1,10 @@
 /**
- * An application that never stops: writes, syncs, reads back and looks at files of a folder, one call after the other, and tells
- * of each turn how long its longest call took:
+ * An application that writes, syncs, reads back and stats files of a folder in an endless loop, one call after the other. It prints
+ * the duration of the longest call of each turn:
  *
  *   node application.ts FOLDER      → lines {"turns", "operations", "ms", "error"?}
  *
- * It ends when its standard input is closed; a turn is no longer than that can wait.
+ * It ends when its standard input is closed, which it checks after each turn.
  */
 import { closeSync, fsyncSync, openSync, readSync, statSync, unlinkSync, writeSync } from 'node:fs';
 import { setImmediate } from 'node:timers/promises';

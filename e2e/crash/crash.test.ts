@@ -4,11 +4,11 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { chance } from './chance.ts';
-import { checkOnStore, type Known } from './contents.ts';
-import { createGround, type Ground, loopsOn, mountsUnder, settled } from './ground.ts';
-import { createRivals } from './rivals.ts';
-import { startVictim, type Victim } from './victim.ts';
+import { createCompetingClients } from './competing-clients.ts';
+import { type CrashFixture, createCrashFixture, entriesAfterCleanup, loopsOn, mountsUnder } from './crash-fixture.ts';
+import { type KilledServer, startKilledServer } from './killed-server.ts';
+import { seededRandom } from './seeded-random.ts';
+import { checkOnStore, type KnownVolume } from './volume-contents.ts';
 import { createWorker, type Store } from './workload.ts';
 
 const operations = sized({ usual: 200, long: 600 });
@@ -18,10 +18,10 @@ type Worker = ReturnType<typeof createWorker>;
 type Brief = { readonly id: string; readonly name: string; readonly store: string; readonly bytes?: unknown };
 const brief = ({ id, store, name, bytes }: Brief): string => `${id} ${store}/${name} ${bytes ?? ''}`;
 
-async function listed(victim: Victim, path: string): Promise<readonly Brief[]> {
+async function listed(stowage: KilledServer, path: string): Promise<readonly Brief[]> {
   const items: Brief[] = [];
   for (let after = ''; ; ) {
-    const { body } = await victim.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
+    const { body } = await stowage.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
     const page = body as unknown as { readonly items: readonly Brief[]; readonly next: string | null };
     items.push(...page.items);
     if (page.next === null) return items;
@@ -29,18 +29,18 @@ async function listed(victim: Victim, path: string): Promise<readonly Brief[]> {
   }
 }
 
-/** All at work until enough was done, under a server that is killed again and again. Gives how often each thing was done. */
-async function ordeal(
-  victim: Victim,
-  ground: Ground,
+/** Runs all workers until enough operations are done, while the server is killed again and again. Counts operations by kind. */
+async function runUnderKills(
+  stowage: KilledServer,
+  fixture: CrashFixture,
   crew: readonly Worker[],
-  rivals: readonly (() => Promise<void>)[],
+  clients: readonly (() => Promise<void>)[],
   random: () => number,
 ): Promise<ReadonlyMap<string, number>> {
-  let [begun, done, over] = [0, 0, false];
+  let [started, done, over] = [0, 0, false];
   const kinds = new Map<string, number>();
   const all = async (loops: readonly (() => Promise<void>)[]): Promise<void> => {
-    // When one fails the others stop too, so that nothing goes on after the test.
+    // When one loop fails, the others stop too, so nothing runs on after the test.
     const ending = loops.map((loop) =>
       loop().finally(() => {
         over = true;
@@ -51,7 +51,7 @@ async function ordeal(
   const working = async (): Promise<void> => {
     await all(
       crew.map((worker) => async () => {
-        while (!over && begun++ < operations) {
+        while (!over && started++ < operations) {
           const kind = await worker.step();
           kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
           done++;
@@ -59,36 +59,36 @@ async function ordeal(
       }),
     );
   };
-  const competing = rivals.map((step) => async () => {
+  const competing = clients.map((step) => async () => {
     while (!over) await step();
   });
   const killing = async (): Promise<void> => {
     while (!over) {
-      // Not before something was done since the last one: on a slow machine nothing would ever be.
+      // Each kill waits for some progress since the last one: a slow machine would never make any otherwise.
       const enough = done + Math.floor(random() * 7);
       while (!over && done < enough) await delay(5);
       if (random() < 0.5) {
-        await ground.changeConfig();
-        await victim.hangUp();
+        await fixture.changeConfig();
+        await stowage.reloadConfig();
       }
       await delay(random() * 80);
-      if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
+      if (!over) await stowage.kill(random() < 0.25 ? random() * 500 : undefined);
     }
   };
   await all([working, ...competing, killing]);
   return kinds;
 }
 
-/** What is listed, mounted and attached is what the answers said. */
-async function checkRecords(victim: Victim, ground: Ground, crew: readonly Worker[]): Promise<void> {
-  const { state, mounts, top, contested } = ground;
+/** The volumes, mounts and devices that the server lists match its earlier answers. */
+async function checkRecords(stowage: KilledServer, fixture: CrashFixture, crew: readonly Worker[]): Promise<void> {
+  const { state, mounts, top, contested } = fixture;
   const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
-  const volumes = (await listed(victim, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
+  const volumes = (await listed(stowage, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
   const extra = crew.flatMap((worker) => worker.extraVolumes());
   expect(volumes.map(brief).sort()).toEqual([...known, ...extra].map(brief).sort());
   const trashed = crew.flatMap((worker) => [...worker.model.trash.values()]);
-  expect((await listed(victim, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
-  const { body: running } = await victim.call('GET', '/v1/operations?limit=1000', undefined, '');
+  expect((await listed(stowage, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
+  const { body: running } = await stowage.call('GET', '/v1/operations?limit=1000', undefined, '');
   expect((running['items'] as { state: string }[]).filter((one) => one.state === 'running')).toEqual([]);
 
   const mounted = known.filter((volume) => volume.mountedAt !== undefined);
@@ -98,31 +98,31 @@ async function checkRecords(victim: Victim, ground: Ground, crew: readonly Worke
   expect((await loopsOn(top)).length).toBe(mounted.filter((volume) => volume.layout === 'image').length);
 }
 
-async function checkNothingMounted({ top, mounts, state }: Ground): Promise<void> {
+async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promise<void> {
   expect(await mountsUnder(top)).toEqual([]);
   expect(await loopsOn(top)).toEqual([]);
   expect(await readdir(mounts)).toEqual([]);
   expect(await readdir(join(state, 'mounts'))).toEqual([]);
 }
 
-/** The store holds what belongs to its volumes, and nothing else. */
-async function checkStore(victim: Victim, store: Store, crew: readonly Worker[]): Promise<void> {
-  const ours = (from: (model: Worker['model']) => ReadonlyMap<string, Known>): readonly Known[] =>
+/** The store holds the files of its volumes and nothing else. */
+async function checkStore(stowage: KilledServer, store: Store, crew: readonly Worker[]): Promise<void> {
+  const ours = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
     crew.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
   const [volumes, retained] = [ours((model) => model.volumes), ours((model) => model.retained)];
   const suffix = store.layout === 'image' ? '.img' : '';
   const own = (name: string): string => join(store.root, '.stowage', name);
-  expect(await settled(own('deleting'))).toEqual([]);
-  // The running server writes here in the background: once deleted volumes are gone, it refills the reserve of the store.
-  expect(await settled(own('tmp'))).toEqual([]);
+  expect(await entriesAfterCleanup(own('deleting'))).toEqual([]);
+  // The running server writes here in the background: after deletions it refills the reserve of the store.
+  expect(await entriesAfterCleanup(own('tmp'))).toEqual([]);
   if (store.isRemote) {
-    // Lock files stay with their volumes. What they say is in their times, so they never hold anything.
+    // Lock files stay with their volumes. Their timestamps hold the lock state, so they are always empty.
     for (const lock of await readdir(own('locks'))) {
       expect(lock).toMatch(/^sv1-/);
       expect((await stat(join(own('locks'), lock))).size).toBe(0);
     }
-    // A server that was killed tells it behind the answers of the next one.
-    expect(await settled(own('users'))).toEqual([]);
+    // The next server finishes the killed server's writes here after it has started to answer.
+    expect(await entriesAfterCleanup(own('users'))).toEqual([]);
   }
   const data = [...volumes, ...retained].map(({ name }) => `${name}${suffix}`);
   const records = volumes.map(({ name }) => `${name}.meta`);
@@ -130,7 +130,7 @@ async function checkStore(victim: Victim, store: Store, crew: readonly Worker[])
   expect((await readdir(own('retained'))).sort()).toEqual(retained.map(({ id }) => `${id}.meta`).sort());
   const trash = ours((model) => model.trash).map(({ id }) => id);
   expect((await readdir(own('trash'))).sort()).toEqual(trash.sort());
-  const orphans = (await listed(victim, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name);
+  const orphans = (await listed(stowage, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name);
   expect(orphans.sort()).toEqual(retained.map(({ name }) => name).sort());
   if (store.layout === 'image') return;
   for (const volume of [...volumes, ...retained]) {
@@ -139,40 +139,46 @@ async function checkStore(victim: Victim, store: Store, crew: readonly Worker[])
 }
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
-  test('loses nothing, makes nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
+  test('loses nothing, creates nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
-    const random = chance(seed);
-    const another = (): (() => number) => chance(Math.floor(random() * 2 ** 31));
-    const ground = await createGround();
-    const victim = await startVictim(ground);
+    const random = seededRandom(seed);
+    const another = (): (() => number) => seededRandom(Math.floor(random() * 2 ** 31));
+    const fixture = await createCrashFixture();
+    const stowage = await startKilledServer(fixture);
     try {
       const crew = Array.from({ length: workers }, (_, index) =>
-        createWorker({ ...ground, name: `w${index}`, victim, random: another() }),
+        createWorker({ ...fixture, name: `w${index}`, stowage, random: another() }),
       );
       const names = ['one', 'two', 'three'];
-      const rivals = createRivals({ count: 2, victim, store: ground.contested.name, names, random: another() });
-      const kinds = await ordeal(victim, ground, crew, rivals.steps, random);
-      // Else nothing was tried.
+      const clients = createCompetingClients({
+        count: 2,
+        stowage,
+        store: fixture.contested.name,
+        names,
+        random: another(),
+      });
+      const kinds = await runUnderKills(stowage, fixture, crew, clients.steps, random);
+      // Otherwise the run tested nothing.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual([...(crew[0]?.kinds ?? [])].sort());
-      expect(victim.kills).toBeGreaterThan(20);
-      expect(victim.interrupted).toBeGreaterThan(20);
-      expect(rivals.history.taken).toBeGreaterThan(0);
+      expect(stowage.kills).toBeGreaterThan(20);
+      expect(stowage.interrupted).toBeGreaterThan(20);
+      expect(clients.history.taken).toBeGreaterThan(0);
 
-      await checkRecords(victim, ground, crew);
-      await rivals.check();
+      await checkRecords(stowage, fixture, crew);
+      await clients.check();
       await Promise.all(crew.map((worker) => worker.unmountAll()));
-      await checkNothingMounted(ground);
-      for (const store of ground.stores) await checkStore(victim, store, crew);
-      // What was written is still there.
+      await checkNothingMounted(fixture);
+      for (const store of fixture.stores) await checkStore(stowage, store, crew);
+      // All written data is still there.
       await Promise.all(crew.map((worker) => worker.checkImages()));
-      await checkNothingMounted(ground);
+      await checkNothingMounted(fixture);
     } catch (cause) {
-      throw new Error(`with STOWAGE_SEED=${seed}, after ${victim.kills} kills`, { cause });
+      throw new Error(`with STOWAGE_SEED=${seed}, after ${stowage.kills} kills`, { cause });
     } finally {
-      await victim.stop();
-      await ground.end();
+      await stowage.stop();
+      await fixture.end();
     }
-    await rm(ground.top, { recursive: true });
+    await rm(fixture.top, { recursive: true });
   });
 });

@@ -1,16 +1,16 @@
 import { copyFile, mkdir, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Ask, createAsk, is, orGone } from './caller.ts';
-import { pick, shuffled } from './chance.ts';
-import { checkContents, contents, type Known, refusesWrites, writeContents } from './contents.ts';
+import { type CheckedCall, createCheckedCall, hasStatus, orNotFoundOnRetry } from './checked-call.ts';
 import { createExtraStore } from './extra-store.ts';
-import type { Victim } from './victim.ts';
+import type { KilledServer } from './killed-server.ts';
+import { pick, shuffled } from './seeded-random.ts';
+import { checkContents, contents, expectReadOnly, type KnownVolume, writeContents } from './volume-contents.ts';
 
 interface Model {
-  readonly volumes: Map<string, Known>;
-  readonly trash: Map<string, Known>;
-  /** Deleted, with their data left on the store. */
-  readonly retained: Map<string, Known>;
+  readonly volumes: Map<string, KnownVolume>;
+  readonly trash: Map<string, KnownVolume>;
+  /** Volumes that were deleted while their data stay on the store. */
+  readonly retained: Map<string, KnownVolume>;
 }
 
 export interface Store {
@@ -18,41 +18,41 @@ export interface Store {
   readonly root: string;
   readonly layout: 'directory' | 'image';
   readonly onDelete: 'delete' | 'archive' | 'retain';
-  /** On a server that this test runs: `root` is what that exports. */
+  /** The store is on an NFS server that the test runs; `root` is the exported directory. */
   readonly isRemote: boolean;
 }
 
 interface WorkerParts {
   readonly name: string;
-  readonly victim: Victim;
+  readonly stowage: KilledServer;
   readonly stores: readonly Store[];
   readonly mounts: string;
-  /** A folder for stores of the worker's own. */
+  /** The folder for the worker's own stores. */
   readonly extras: string;
-  /** An image with a file system, whose contents are those of `template`. */
+  /** An image with a file system. Its contents are those of `template`. */
   readonly template: string;
   readonly random: () => number;
 }
 
-/** What an action works with. */
-export interface Hands extends WorkerParts {
-  readonly ask: Ask;
+/** The state that the actions share. */
+export interface WorkerState extends WorkerParts {
+  readonly ask: CheckedCall;
   readonly model: Model;
   readonly freshName: () => string;
 }
 
-/** Each says whether there was anything to do. */
+/** Each action returns whether there was anything to do. */
 export type Actions = Readonly<Record<string, () => Promise<boolean>>>;
 
 const MiB = 1024n * 1024n;
 
-/** One client with volumes of its own: does a random thing, checks the answer, repeats what a kill interrupted. */
+/** One client with its own volumes. It does random actions, checks the answers, and retries what a kill interrupted. */
 export function createWorker(about: WorkerParts) {
   const { random } = about;
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
   let count = 0;
-  const ask = createAsk(about.name, about.victim, random);
-  const hands: Hands = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
+  const ask = createCheckedCall(about.name, about.stowage, random);
+  const hands: WorkerState = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
   const mounting = createMounting(hands);
   const extra = createExtraStore(hands);
   const actions: Actions = {
@@ -61,7 +61,7 @@ export function createWorker(about: WorkerParts) {
     ...mounting.actions,
     ...extra.actions,
   };
-  // Some twice as often. Dealt as from a pack: everything comes up.
+  // Some actions come up twice as often. The list is shuffled and used up like a pack of cards, so every action comes up.
   const pack = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
   const hand: string[] = [];
 
@@ -69,7 +69,7 @@ export function createWorker(about: WorkerParts) {
     model,
     kinds: Object.keys(actions),
     extraVolumes: extra.volumes,
-    /** Does one thing that changes something, and says what it was. */
+    /** Does one action that changes something, and returns its name. */
     step: async (): Promise<string> => {
       for (;;) {
         for (const kind of shuffled(hand, random)) {
@@ -85,16 +85,17 @@ export function createWorker(about: WorkerParts) {
   };
 }
 
-const unmounted = ({ volumes }: Model): Known[] => [...volumes.values()].filter((one) => one.mountedAt === undefined);
+const unmounted = ({ volumes }: Model): KnownVolume[] =>
+  [...volumes.values()].filter((one) => one.mountedAt === undefined);
 
-function createChanging({ ask, model, freshName, random, stores, template, extras }: Hands): Actions {
+function createChanging({ ask, model, freshName, random, stores, template, extras }: WorkerState): Actions {
   const sized = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
     if (store.layout === 'directory') return {};
     if (random() < 0.3) return { access: 'block', bytes: String(16n * MiB) };
     return { bytes: String((random() < 0.3 ? 300n : 16n) * MiB) };
   };
   const known = (store: Store, name: string, body: Readonly<Record<string, unknown>>, marker?: string): boolean => {
-    const [id, access] = [String(body['id']), body['access'] as Known['access']];
+    const [id, access] = [String(body['id']), body['access'] as KnownVolume['access']];
     const bytes = typeof body['bytes'] === 'string' ? BigInt(body['bytes']) : undefined;
     model.volumes.set(id, {
       id,
@@ -114,17 +115,17 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       const store = pick(stores, random);
       if (store === undefined) return false;
       const [name, size] = [freshName(), sized(store)];
-      const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, is(201));
+      const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, hasStatus(201));
       return known(store, name, body);
     },
     expand: async () => {
-      // ext4 cannot grow while mounted on every kernel; that has a test of its own.
-      const grows = ({ mountedAt, access, bytes }: Known): boolean =>
+      // Not every kernel can grow a mounted ext4. That case has its own test.
+      const grows = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
         mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
       const volume = pick([...model.volumes.values()].filter(grows), random);
       if (volume === undefined) return false;
       const bytes = (volume.bytes ?? 16n * MiB) + 16n * MiB;
-      await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, is(200));
+      await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, hasStatus(200));
       volume.bytes = bytes;
       return true;
     },
@@ -132,14 +133,14 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       const volume = pick(unmounted(model), random);
       if (volume === undefined) return false;
       const name = freshName();
-      await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, is(200));
+      await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, hasStatus(200));
       volume.name = name;
       return true;
     },
     label: async () => {
       const volume = pick([...model.volumes.values()], random);
       if (volume === undefined) return false;
-      await ask('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: freshName() } }, is(200));
+      await ask('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: freshName() } }, hasStatus(200));
       return true;
     },
     adopt: async () => {
@@ -153,18 +154,18 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
         await mkdir(join(store.root, name));
         await writeFile(join(store.root, name, 'marker'), contents(name));
       }
-      await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, is(200));
-      const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, is(200));
+      await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, hasStatus(200));
+      const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, hasStatus(200));
       return known(store, name, body, store.layout === 'image' ? 'template' : name);
     },
   };
 }
 
-function createDeleting({ ask, model, freshName, random, stores }: Hands): Actions {
+function createDeleting({ ask, model, freshName, random, stores }: WorkerState): Actions {
   const remove = async (): Promise<boolean> => {
     const volume = pick(unmounted(model), random);
     if (volume === undefined) return false;
-    await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orGone(200));
+    await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orNotFoundOnRetry(200));
     model.volumes.delete(volume.id);
     const onDelete = stores.find((one) => one.name === volume.store)?.onDelete;
     if (onDelete === 'archive') model.trash.set(volume.id, volume);
@@ -177,7 +178,7 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
       const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
       const name = random() < 0.5 ? volume.name : freshName();
-      await ask('POST', `/v1/trash/${volume.id}/restore`, { name }, is(200));
+      await ask('POST', `/v1/trash/${volume.id}/restore`, { name }, hasStatus(200));
       model.trash.delete(volume.id);
       volume.name = name;
       model.volumes.set(volume.id, volume);
@@ -186,15 +187,15 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
     purge: async () => {
       const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
-      await ask('DELETE', `/v1/trash/${volume.id}`, undefined, orGone(204));
+      await ask('DELETE', `/v1/trash/${volume.id}`, undefined, orNotFoundOnRetry(204));
       model.trash.delete(volume.id);
       return true;
     },
     readopt: async () => {
       const volume = pick([...model.retained.values()], random);
       if (volume === undefined) return false;
-      await ask('POST', `/v1/stores/${volume.store}/adopt`, { names: [volume.name] }, is(200));
-      const { body } = await ask('GET', `/v1/volumes/${volume.store}..${volume.name}`, undefined, is(200));
+      await ask('POST', `/v1/stores/${volume.store}/adopt`, { names: [volume.name] }, hasStatus(200));
+      const { body } = await ask('GET', `/v1/volumes/${volume.store}..${volume.name}`, undefined, hasStatus(200));
       if (body['id'] !== volume.id) throw new Error(`${volume.name} was ${volume.id} and came back as ${body['id']}`);
       model.retained.delete(volume.id);
       model.volumes.set(volume.id, volume);
@@ -203,20 +204,20 @@ function createDeleting({ ask, model, freshName, random, stores }: Hands): Actio
   };
 }
 
-function createMounting({ ask, model, freshName, random, mounts }: Hands) {
-  const mounted = (): Known[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
-  async function mount(volume: Known, readOnly: boolean): Promise<void> {
+function createMounting({ ask, model, freshName, random, mounts }: WorkerState) {
+  const mounted = (): KnownVolume[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
+  async function mount(volume: KnownVolume, readOnly: boolean): Promise<void> {
     const target = join(mounts, freshName());
-    await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, is(200));
+    await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, hasStatus(200));
     volume.mountedAt = target;
     await checkContents(volume);
-    if (readOnly) return await refusesWrites(target);
+    if (readOnly) return await expectReadOnly(target);
     volume.marker ??= `of ${volume.id}`;
     await writeContents(volume);
   }
-  async function unmount(volume: Known): Promise<void> {
+  async function unmount(volume: KnownVolume): Promise<void> {
     await checkContents(volume);
-    await ask('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, orGone(204));
+    await ask('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, orNotFoundOnRetry(204));
     volume.mountedAt = undefined;
   }
   const actions: Actions = {
@@ -238,7 +239,7 @@ function createMounting({ ask, model, freshName, random, mounts }: Hands) {
     unmountAll: async (): Promise<void> => {
       for (const volume of mounted()) await unmount(volume);
     },
-    /** What lies in an image can only be seen through a mount. */
+    /** The contents of an image are visible only through a mount. */
     checkImages: async (): Promise<void> => {
       for (const volume of unmounted(model).filter((one) => one.layout === 'image' && one.marker !== undefined)) {
         await mount(volume, volume.access === 'filesystem');

@@ -1,45 +1,47 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentGround, components, startAgents } from './agent.ts';
+import { type AgentFixture, components, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
-import { createPods, long, type Pods, wait } from './agent-pods.ts';
+import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
-/** A line each, in order, until told to stop. It ends at the first that cannot be written. */
+/** Appends numbered lines until told to stop. Ends at the first write that fails. */
 const addsLines =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when something ends', () => {
-  let ground: AgentGround;
+describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during failures', () => {
+  let fixture: AgentFixture;
   let pods: Pods;
 
   beforeAll(async () => {
-    ground = await startAgents(signal);
-    pods = createPods(ground);
+    fixture = await startAgents(signal);
+    pods = createPods(fixture);
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  /** The server itself, not the shell that is the first process of its container: with that all end. */
+  /** Kills the server itself, and not the shell that is process 1 of its container, which would end the container. */
   const killAgent = async (node: number): Promise<void> => {
-    // The brackets: this shell, whose words these are too, is not what is looked for.
+    // The brackets keep the pattern from matching this shell's own command line.
     const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
-    // With it ends its container, and what kills it too, which waits for that.
+    // The container ends with it, and so does this shell, which waits for that.
     const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
-    const inAgent = ['exec', '--namespace', namespace, await ground.agentOn(node), '--', 'sh', '-c', find];
-    await expect(ground.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
+    const inAgent = ['exec', '--namespace', namespace, await fixture.agentOn(node), '--', 'sh', '-c', find];
+    await expect(fixture.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
   };
   const restarts = async (node: number): Promise<number> => {
     const about = 'jsonpath={.status.containerStatuses[0].restartCount}';
     const where = ['--namespace', namespace, '--output', about];
-    return Number(await ground.cluster.kubectl('get', 'pod', await ground.agentOn(node), ...where));
+    return Number(await fixture.cluster.kubectl('get', 'pod', await fixture.agentOn(node), ...where));
   };
   const answers = (node: number) =>
-    expect.poll(() => ground.stowage(node, 'status', '--quiet').then(() => 'it does', String), wait).toBe('it does');
+    expect
+      .poll(() => fixture.stowage(node, 'status', '--quiet').then(() => 'it does', String), pollOptions)
+      .toBe('it does');
   const lines = (pod: string): Promise<number> => pods.exec(pod, 'wc -l </data/log').then(Number);
   const goesOn = async (pod: string): Promise<void> => {
     const before = await lines(pod);
-    await expect.poll(() => lines(pod), wait).toBeGreaterThan(before);
+    await expect.poll(() => lines(pod), pollOptions).toBeGreaterThan(before);
   };
   const isWhole = async (pod: string): Promise<void> => {
     const log = (await pods.exec(pod, 'cat /data/log')).split('\n');
@@ -49,31 +51,31 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
   test(
     'mounts for all pods although the agent is killed meanwhile',
     async () => {
-      // Keepers are in the agent's container here, and end with it: what they serve is looked at where they have pods of their own.
+      // In this fixture keepers run in the agent's container and end with it. Tests with separate keeper pods check what they serve.
       const names = ['a', 'b', 'c', 'd', 'e', 'f'].map((name) => ({ name: `killed-${name}` }));
       const ids: string[] = [];
       for (const { name } of names) {
-        const handle = await ground.create(0, `images/${name}`, '--size', '64M');
+        const handle = await fixture.create(0, `images/${name}`, '--size', '64M');
         ids.push(handle);
         await pods.volume({ name, driver: local, handle, mode: 'ReadWriteOnce' });
       }
       const before = await restarts(0);
       for (const { name } of names) await pods.pod({ name, node: 0, volume: name });
       await killAgent(0);
-      await expect.poll(() => restarts(0).catch(() => before), wait).toBeGreaterThan(before);
+      await expect.poll(() => restarts(0).catch(() => before), pollOptions).toBeGreaterThan(before);
       await pods.ready(...names.map(({ name }) => name));
       for (const { name } of names)
         expect(await pods.exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       await pods.end(...names.map(({ name }) => name));
       for (const id of ids) await pods.nothingLeft(0, id);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
     'does not disturb a pod that writes to a local volume when the agent is killed',
     async () => {
-      const handle = await ground.create(1, 'images/busy', '--size', '64M');
+      const handle = await fixture.create(1, 'images/busy', '--size', '64M');
       await pods.volume({ name: 'busy', driver: local, handle, mode: 'ReadWriteOnce' });
       await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${addsLines}; sleep 100000` });
       await pods.ready('busy');
@@ -81,68 +83,68 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       const before = await restarts(1);
       await killAgent(1);
       await goesOn('busy');
-      await expect.poll(() => restarts(1).catch(() => before), wait).toBeGreaterThan(before);
+      await expect.poll(() => restarts(1).catch(() => before), pollOptions).toBeGreaterThan(before);
       await answers(1);
       await goesOn('busy');
-      // What it mounted is known to its successor, who gives it to others.
+      // The next agent knows the mount and publishes it to another pod.
       await pods.pod({ name: 'beside', node: 1, volume: 'busy' });
       await pods.ready('beside');
       const seen = await lines('beside');
-      await expect.poll(() => lines('beside'), wait).toBeGreaterThan(seen);
+      await expect.poll(() => lines('beside'), pollOptions).toBeGreaterThan(seen);
       await pods.end('beside');
       await isWhole('busy');
       await pods.end('busy');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'goes on when a kubelet is restarted',
+    'keeps working when a kubelet restarts',
     async () => {
-      const handle = await ground.create(0, 'files/kept', '--size', '64M');
+      const handle = await fixture.create(0, 'files/kept', '--size', '64M');
       await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
       await pods.ready('kept');
-      await ground.cluster.nodes[0]?.restartKubelet();
-      await expect.poll(() => goesOn('kept').then(() => true, String), wait).toBe(true);
-      // It knows the driver again.
+      await fixture.cluster.nodes[0]?.restartKubelet();
+      await expect.poll(() => goesOn('kept').then(() => true, String), pollOptions).toBe(true);
+      // The driver has registered again.
       await pods.pod({ name: 'later', node: 0, volume: 'kept' });
       await pods.ready('later');
-      await ground.cluster.nodes[0]?.killKubelet();
-      await ground.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
-      await ground.cluster.nodes[0]?.startKubelet();
-      await ground.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
+      await fixture.cluster.nodes[0]?.killKubelet();
+      await fixture.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
+      await fixture.cluster.nodes[0]?.startKubelet();
+      await fixture.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'lets pods go while the server of their volumes is silent',
+    'lets pods terminate while the server of their volumes does not answer',
     async () => {
-      const handle = await ground.create(0, 'files/silent', '--size', '64M');
+      const handle = await fixture.create(0, 'files/silent', '--size', '64M');
       await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
       for (const node of [0, 1]) {
         await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
         await pods.ready(`silent-${node}`);
       }
       const volumeAttributes = { store: 'files', size: '64Mi' };
-      // Held open, so that what is written last waits for its server.
+      // Keeps the file open, so the last writes wait for the server.
       const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${addsLines}; sleep 100000`;
       await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
       await pods.ready('passing');
       await goesOn('silent-0');
       await goesOn('passing');
-      await ground.filer.freeze();
+      await fixture.filer.freeze();
       try {
-        // What was written and is not on the server yet is kept, in the stage, which no pod waits for; what goes with its pod is not.
+        // Dirty data stay in the staged mount, which no pod waits for. The data of inline volumes are discarded.
         await pods.end('silent-0', 'silent-1', 'passing');
       } finally {
-        ground.filer.thaw();
+        fixture.filer.thaw();
       }
       await expect
-        .poll(() => ground.stowage(0, 'volume', 'list', '--store', 'files', '--json'), wait)
+        .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), pollOptions)
         .not.toMatch(/csi-/);
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });
@@ -150,6 +152,6 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await pods.end('again');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 });

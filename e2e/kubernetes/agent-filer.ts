@@ -1,20 +1,20 @@
 import { readFileSync } from 'node:fs';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { kept, repository } from '#testbed/component.ts';
+import { cachedBuild, repository } from '#testbed/component.ts';
 import type { Daemon } from '#testbed/daemon.ts';
-import { ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { ganeshaDaemon, quietEnvironment } from '#testbed/ganesha.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { digest } from '#testbed/rootfs.ts';
 
-/** An NFS server that nodes reach, on the address of the control plane. */
+/** An NFS server that nodes can reach, on the address of the control plane. */
 export interface Filer extends AsyncDisposable, Pick<Daemon, 'freeze' | 'thaw'> {
-  /** What a store is given. */
+  /** The URI for a store. */
   readonly uri: string;
-  /** The same as the spec of a Store object has it. */
+  /** The same as the spec of a Store object. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
-  /** What it exports, on this machine. */
+  /** The exported folder on this machine. */
   readonly exported: string;
 }
 
@@ -22,10 +22,10 @@ const [nfsPort, mountPort] = [20_490, 20_480];
 
 const preload = (): string => {
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
-  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** It goes with the cluster, at the latest. `folder`: where it keeps everything. */
+/** It ends with the cluster at the latest. `folder` holds all its files. */
 export async function startFiler(
   cluster: Cluster,
   signal: AbortSignal,
@@ -34,7 +34,7 @@ export async function startFiler(
   const exported = join(folder, 'export');
   await mkdir(exported, { recursive: true });
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // The export lies on the root of this machine, on /tmp, or in memory.
+  // The export is on the root file system of this machine, on /tmp, or in memory.
   const mounts = lines.filter((line) => ['/', '/tmp', '/dev/shm'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(folder, 'mounts'), `${mounts.join('\n')}\n`);
   const daemon = await ganeshaDaemon({
@@ -43,7 +43,7 @@ export async function startFiler(
     inside: cluster.network.inside,
     exports: [{ path: exported, tag: '/export', squash: 'none' }],
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
-    env: { ...quiet(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
+    env: { ...quietEnvironment(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
   });
   const place = `nfs://${addresses.controlPlane}${exported}`;
   const options = { port: String(nfsPort), mountport: String(mountPort) };

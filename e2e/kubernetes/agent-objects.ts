@@ -1,4 +1,4 @@
-/** The objects of Kubernetes by which Stowage runs on every node. */
+/** The Kubernetes objects that run Stowage on every node. */
 
 export const namespace = 'stowage-system';
 export const agentLabels = { app: 'stowage-agent' } as const;
@@ -20,7 +20,7 @@ const driver = (name: string): object => ({
 
 export interface AgentObjects {
   readonly image: string;
-  /** Of stowage.yaml. */
+  /** The contents of stowage.yaml. */
   readonly config: object;
 }
 
@@ -32,7 +32,7 @@ export const agentObjects = ({ image, config }: AgentObjects): readonly object[]
     apiVersion: 'v1',
     kind: 'ConfigMap',
     metadata: { name: 'stowage', namespace },
-    // JSON is YAML, too.
+    // JSON is valid YAML.
     data: { 'stowage.yaml': JSON.stringify(config) },
   },
   {
@@ -46,7 +46,7 @@ export const agentObjects = ({ image, config }: AgentObjects): readonly object[]
   },
 ];
 
-/** Folders of the node, at the same paths: what is mounted there by the agent is there for the kubelet and for pods. */
+/** Host folders, at the same paths in the container: the kubelet and pods see what the agent mounts there. */
 const folders = { kubelet, state, run: '/run/stowage', dev: '/dev' } as const;
 
 const agentPod = (image: string): object => ({
@@ -78,7 +78,7 @@ const agentPod = (image: string): object => ({
         'none',
       ],
       env: [{ name: 'NODE_NAME', valueFrom: { fieldRef: { fieldPath: 'spec.nodeName' } } }],
-      // Propagation of mounts demands it.
+      // Bidirectional mount propagation requires it.
       securityContext: { privileged: true, runAsUser: 0, runAsGroup: 0 },
       readinessProbe: { exec: { command: ['stowage', 'status', '--quiet'] }, periodSeconds: 5, timeoutSeconds: 5 },
       volumeMounts: [
@@ -107,7 +107,7 @@ export interface StaticVolume {
   readonly readOnly?: boolean;
 }
 
-/** A volume that is there already, and the claim that has it. */
+/** An existing volume as a PersistentVolume, and the claim bound to it. */
 export function staticVolume({ name, driver, handle, mode, block, readOnly }: StaticVolume): readonly object[] {
   const common = {
     accessModes: [mode],
@@ -141,13 +141,13 @@ export interface UsingPod {
   readonly node: string;
   readonly image: string;
   readonly script: string;
-  /** A claim, or what a volume that lives with the pod is made of. */
+  /** The name of a claim, or the driver and attributes of an inline volume. */
   readonly volume: string | { readonly driver: string; readonly volumeAttributes: Readonly<Record<string, string>> };
   readonly block?: boolean;
   readonly more?: object;
 }
 
-/** A pod with a volume at /data, or with the device at /dev/data. */
+/** A pod with the volume at /data, or with the device at /dev/data. */
 export const usingPod = ({ name, node, image, script, volume, block, more }: UsingPod): object => ({
   apiVersion: 'v1',
   kind: 'Pod',

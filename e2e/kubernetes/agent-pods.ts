@@ -1,36 +1,36 @@
 import { expect } from 'vitest';
-import type { AgentGround } from './agent.ts';
+import type { AgentFixture } from './agent.ts';
 import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agent-objects.ts';
 
-/** How long anything may take on a machine that has much else to do. */
-export const wait = { timeout: 90_000, interval: 500 };
-export const long = 300_000;
-/** A kubelet whose call failed waits twice as long each time: it calls again after 31 s and after 63 s, when an agent is away. */
+/** The limit for anything that may be slow on a busy machine. */
+export const pollOptions = { timeout: 90_000, interval: 500 };
+export const longTimeoutMs = 300_000;
+/** The kubelet doubles its delay after each failed call: while an agent is away, it retries after 31 s and after 63 s. */
 const readySeconds = 110;
 
-type Wanted = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
+type PodRequest = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
 
-/** Pods with volumes, as their users make them. */
+/** Creates pods with volumes, as users do. */
 export interface Pods {
-  /** A volume that is there becomes a claim of the same name. */
+  /** Creates a claim with the same name for an existing volume. */
   volume(about: StaticVolume): Promise<void>;
-  pod(about: Wanted): Promise<void>;
+  pod(about: PodRequest): Promise<void>;
   ready(...names: readonly string[]): Promise<void>;
   exec(name: string, script: string): Promise<string>;
   /** Deletes pods, and waits until they are gone from their nodes. */
   end(...names: readonly string[]): Promise<void>;
-  /** What Kubernetes says about a pod to its user. */
+  /** The Events of a pod. */
   eventsOf(name: string): Promise<string>;
-  /** Waits until nothing is left of a volume on a node: mounts, and what the kubelet keeps of it. */
+  /** Waits until a node has nothing left of a volume: no mounts, and no files of the kubelet. */
   nothingLeft(node: number, id: string): Promise<void>;
 }
 
-export function createPods({ cluster, busybox }: AgentGround): Pods {
+export function createPods({ cluster, busybox }: AgentFixture): Pods {
   const { kubectl } = cluster;
   return {
     volume: async (about) => {
       await cluster.apply(...staticVolume(about));
-      // A pod that comes before is looked at again only later.
+      // The scheduler would retry a pod that is created earlier only after a delay.
       const bound = '--for=jsonpath={.status.phase}=Bound';
       await kubectl('wait', bound, `persistentvolumeclaim/${about.name}`, '--timeout=60s');
     },
@@ -54,13 +54,13 @@ export function createPods({ cluster, busybox }: AgentGround): Pods {
         '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
       ),
     nothingLeft: async (node, id) => {
-      // Where it is staged or published, the kubelet keeps a file that names it. Volumes themselves are not looked into.
+      // The kubelet keeps a file with the volume's name where it is staged or published. The search skips the volumes themselves.
       const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
         (at) => `/var/lib/kubelet/${at}/vol_data.json`,
       );
       const look = `grep ${id} /proc/self/mountinfo; grep -ls ${id} ${kept.join(' ')}; :`;
       const left = async (): Promise<string> => (await cluster.nodes[node]?.inside('sh', '-c', look)) ?? 'no such node';
-      await expect.poll(left, wait).toBe('');
+      await expect.poll(left, pollOptions).toBe('');
     },
   };
 }

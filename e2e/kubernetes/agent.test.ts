@@ -2,31 +2,31 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentGround, components, startAgents } from './agent.ts';
-import { createPods, long, type Pods, wait } from './agent-pods.ts';
+import { type AgentFixture, components, startAgents } from './agent.ts';
+import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 
 describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () => {
-  let ground: AgentGround;
+  let fixture: AgentFixture;
   let pods: Pods;
 
   beforeAll(async () => {
-    ground = await startAgents(signal);
-    pods = createPods(ground);
+    fixture = await startAgents(signal);
+    pods = createPods(fixture);
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   test('registers both drivers with both kubelets', async () => {
-    const { kubectl, nodes } = ground.cluster;
+    const { kubectl, nodes } = fixture.cluster;
     for (const { name: nodeID } of nodes) {
       const drivers = async (): Promise<readonly { readonly name: string }[]> => {
         const { spec } = JSON.parse(await kubectl('get', 'csinode', nodeID, '--output=json'));
         return (spec.drivers ?? []).sort((a: { name: string }, b: { name: string }) => a.name.localeCompare(b.name));
       };
       const allocatable = { count: 1_000 };
-      await expect.poll(drivers, wait).toEqual([
+      await expect.poll(drivers, pollOptions).toEqual([
         { name: file, nodeID, topologyKeys: null, allocatable },
         { name: local, nodeID, topologyKeys: ['local.stowage.dev/node'], allocatable },
       ]);
@@ -36,9 +36,9 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
   });
 
   test(
-    'gives pods on two nodes the same files, and leaves nothing when they are gone',
+    'gives pods on two nodes the same files, and leaves nothing behind',
     async () => {
-      const handle = await ground.create(0, 'files/shared', '--size', '1G');
+      const handle = await fixture.create(0, 'files/shared', '--size', '1G');
       await pods.volume({ name: 'shared', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'writer', node: 0, volume: 'shared' });
       await pods.ready('writer');
@@ -47,21 +47,21 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.ready('reader');
       expect(await pods.exec('reader', 'cat /data/file')).toBe('text');
       await pods.exec('reader', 'echo more >>/data/file && sync');
-      expect(readFileSync(join(ground.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
+      expect(readFileSync(join(fixture.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
       expect(await pods.exec('writer', 'cat /data/file')).toBe('text\nmore');
-      // Who uses it is known on both, by the names that Kubernetes has for nodes and pods.
-      const uses = await ground.stowage(1, 'volume', 'show', 'files/shared', '--json');
+      // Both agents know the users, by their Kubernetes node and pod names.
+      const uses = await fixture.stowage(1, 'volume', 'show', 'files/shared', '--json');
       for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
       await pods.end('writer', 'reader');
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'keeps a volume for one node to one node, and says to the pod on another who has it',
+    'refuses a single-node volume to a second node, and an Event on the pod there names its user',
     async () => {
-      const handle = await ground.create(0, 'files/single', '--size', '1G');
+      const handle = await fixture.create(0, 'files/single', '--size', '1G');
       await pods.volume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
       await pods.pod({ name: 'first', node: 0, volume: 'single' });
       await pods.ready('first');
@@ -69,7 +69,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.ready('beside');
       await pods.pod({ name: 'elsewhere', node: 1, volume: 'single' });
       await expect
-        .poll(() => pods.eventsOf('elsewhere'), wait)
+        .poll(() => pods.eventsOf('elsewhere'), pollOptions)
         .toMatch(
           /volume 'files\/single' is written by host node-1 \(pod default\/\w+(, pod default\/\w+)?\), and only one host may write to it\. Stop using it there first\./,
         );
@@ -78,36 +78,36 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('elsewhere');
       await pods.nothingLeft(1, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'keeps a volume for one pod to one pod',
+    'refuses a single-pod volume to a second pod',
     async () => {
-      const handle = await ground.create(0, 'files/alone', '--size', '1G');
+      const handle = await fixture.create(0, 'files/alone', '--size', '1G');
       await pods.volume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
       await pods.pod({ name: 'only', node: 0, volume: 'alone' });
       await pods.ready('only');
-      // Past the scheduler, which would not let it come so far.
-      const more = { nodeName: ground.cluster.nodes[1]?.name };
+      // Set by hand, because the scheduler would not place the second pod.
+      const more = { nodeName: fixture.cluster.nodes[1]?.name };
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
-        .poll(() => pods.eventsOf('second'), wait)
+        .poll(() => pods.eventsOf('second'), pollOptions)
         .toContain(
           "volume 'files/alone' is written by host node-1 (pod default/only), and only one host may write to it",
         );
-      await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: ground.cluster.nodes[0]?.name } });
-      await expect.poll(() => pods.eventsOf('third'), wait).toMatch(/already in use|in use by/);
+      await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: fixture.cluster.nodes[0]?.name } });
+      await expect.poll(() => pods.eventsOf('third'), pollOptions).toMatch(/already in use|in use by/);
       await pods.end('second', 'third', 'only');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'mounts read-only what is said to be',
+    'mounts read-only volumes read-only',
     async () => {
-      const handle = await ground.create(0, 'files/frozen', '--size', '1G');
+      const handle = await fixture.create(0, 'files/frozen', '--size', '1G');
       await pods.volume({ name: 'frozen-rw', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'filler', node: 0, volume: 'frozen-rw' });
       await pods.ready('filler');
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'looker', node: 1, volume: 'frozen' });
       await pods.ready('looker');
       expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
-      // And beside one that writes, of the same staged mount.
+      // Also beside a pod that writes to the same staged mount.
       const claim = { claimName: 'frozen-rw', readOnly: true };
       const more = { volumes: [{ name: 'data', persistentVolumeClaim: claim }] };
       await pods.pod({ name: 'beside', node: 0, volume: 'frozen-rw', more });
@@ -129,13 +129,13 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('filler', 'looker', 'beside');
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'gives a pod a device, with the bytes that were written to it',
+    'gives a pod a block device that keeps its bytes',
     async () => {
-      const handle = await ground.create(0, 'images/raw-bytes', '--size', '64M', '--block');
+      const handle = await fixture.create(0, 'images/raw-bytes', '--size', '64M', '--block');
       await pods.volume({ name: 'raw', driver: local, handle, mode: 'ReadWriteOnce', block: true });
       const bytes = () => pods.exec('device', 'dd if=/dev/data bs=512 count=1 skip=7 2>/dev/null | head -c 5');
       for (const turn of [1, 2]) {
@@ -148,13 +148,13 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         await pods.end('device');
         await pods.nothingLeft(0, handle);
       }
-      // Neither ours nor the one that the kubelet puts on top to keep it. They go last.
-      // Not losetup, which asks every loop device of the machine.
+      // Waits for both loop devices to go: ours, and the one that the kubelet attaches on top. They are detached last.
+      // Doesn't use losetup, which queries every loop device of the machine.
       const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
-      const devices = async () => await ground.cluster.nodes[0]?.inside(...words);
-      await expect.poll(devices, wait).not.toMatch(new RegExp(`${handle}|raw-bytes`));
+      const devices = async () => await fixture.cluster.nodes[0]?.inside(...words);
+      await expect.poll(devices, pollOptions).not.toMatch(new RegExp(`${handle}|raw-bytes`));
     },
-    long,
+    longTimeoutMs,
   );
 
   test.each([
@@ -167,34 +167,34 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'passing', node: 1, volume: { driver, volumeAttributes } });
       await pods.ready('passing');
       await pods.exec('passing', 'echo text >/data/file && sync');
-      const volumes = (): Promise<string> => ground.stowage(1, 'volume', 'list', '--store', store, '--json');
+      const volumes = (): Promise<string> => fixture.stowage(1, 'volume', 'list', '--store', store, '--json');
       expect(await volumes()).toMatch(/csi-/);
       await pods.end('passing');
-      await expect.poll(volumes, wait).not.toMatch(/csi-/);
+      await expect.poll(volumes, pollOptions).not.toMatch(/csi-/);
       if (driver === file)
-        expect(readdirSync(ground.filer.exported).filter((name) => name.startsWith('csi-'))).toEqual([]);
+        expect(readdirSync(fixture.filer.exported).filter((name) => name.startsWith('csi-'))).toEqual([]);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'says wrong attributes of such a volume to its pod',
+    'reports invalid attributes of an inline volume on its pod',
     async () => {
       const volumeAttributes = { store: 'nowhere', size: '64M' };
       await pods.pod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
       await expect
-        .poll(() => pods.eventsOf('astray'), wait)
+        .poll(() => pods.eventsOf('astray'), pollOptions)
         .toContain("file.stowage.dev has no store 'nowhere'. Name one of its stores as the parameter store: files");
       await pods.end('astray');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'tells the kubelet how full volumes are',
+    'reports volume usage to the kubelet',
     async () => {
-      const files = await ground.create(0, 'files/counted', '--size', '1G');
-      const disk = await ground.create(0, 'images/counted', '--size', '128M');
+      const files = await fixture.create(0, 'files/counted', '--size', '1G');
+      const disk = await fixture.create(0, 'images/counted', '--size', '128M');
       await pods.volume({ name: 'counted-files', driver: file, handle: files, mode: 'ReadWriteMany' });
       await pods.volume({ name: 'counted-disk', driver: local, handle: disk, mode: 'ReadWriteOnce' });
       for (const name of ['counted-files', 'counted-disk']) await pods.pod({ name, node: 0, volume: name });
@@ -213,33 +213,33 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       }
       const told = async (name: string) => {
         const summary: Summary = JSON.parse(
-          await ground.cluster.kubectl('get', '--raw', '/api/v1/nodes/node-1/proxy/stats/summary'),
+          await fixture.cluster.kubectl('get', '--raw', '/api/v1/nodes/node-1/proxy/stats/summary'),
         );
         const { volume = [] } = summary.pods.find(({ podRef }) => podRef.name === name) ?? {};
         const { capacityBytes, usedBytes } = volume.find((one) => one.name === 'data') ?? {};
         return { capacityBytes, usedMiB: Math.floor((usedBytes ?? 0) / (1 << 20)) };
       };
-      await expect.poll(() => told('counted-files'), wait).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });
+      await expect.poll(() => told('counted-files'), pollOptions).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });
       await expect
-        .poll(() => told('counted-disk'), wait)
+        .poll(() => told('counted-disk'), pollOptions)
         .toSatisfy(({ usedMiB }: { readonly usedMiB: number }) => usedMiB >= 20 && usedMiB < 60);
       await pods.end('counted-files', 'counted-disk');
       await pods.nothingLeft(0, files);
       await pods.nothingLeft(0, disk);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'leaves it to the container runtime to refuse pods with users of their own',
+    'lets the container runtime refuse pods with user namespaces',
     async () => {
-      const handle = await ground.create(0, 'files/mapped', '--size', '1G');
+      const handle = await fixture.create(0, 'files/mapped', '--size', '1G');
       await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'mapped', node: 0, volume: 'mapped', more: { hostUsers: false } });
-      await expect.poll(() => pods.eventsOf('mapped'), wait).toMatch(/does not support user namespaces/);
+      await expect.poll(() => pods.eventsOf('mapped'), pollOptions).toMatch(/does not support user namespaces/);
       await pods.end('mapped');
       await pods.nothingLeft(0, handle);
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -4,7 +4,7 @@ import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { agentLabels, agentObjects, namespace } from './agent-objects.ts';
 
-/** What tests on such a cluster need. */
+/** The test components that such a cluster needs. */
 export const components = [
   'root',
   'mount',
@@ -18,34 +18,34 @@ export const components = [
   'xfs',
 ] as const;
 
-/** A cluster of two nodes, on each of them Stowage. */
-export interface AgentGround extends AsyncDisposable {
+/** A cluster of two nodes with Stowage on each. */
+export interface AgentFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
-  /** What pods run. */
+  /** The image of pods. */
   readonly busybox: string;
-  /** The name of the agent's pod on a node, counted from 0. */
+  /** The name of the agent's pod on a node. Nodes count from 0. */
   agentOn(node: number): Promise<string>;
-  /** Runs the command line in the agent's pod on a node. */
+  /** Runs a command in the agent's pod on a node. */
   stowage(node: number, ...words: readonly string[]): Promise<string>;
-  /** Makes a volume, and gives its id. */
+  /** Creates a volume and returns its id. */
   create(node: number, ...words: readonly string[]): Promise<string>;
 }
 
-/** `files` is shared, and allows inline volumes; `disks` and `images` are each node's own. */
-export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
+/** `files` is shared and allows inline volumes; `disks` and `images` are local to each node. */
+export async function startAgents(signal: AbortSignal): Promise<AgentFixture> {
   const tar = await buildImage(signal);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const stateFolder = '/var/lib/stowage';
-  const cluster = ground.use(
+  const cluster = stack.use(
     await startCluster(signal, {
       nodes: 2,
       folders: [stateFolder],
-      // Otherwise a minute goes by between two looks at how full volumes are.
+      // By default the kubelet queries volume usage once a minute.
       args: { kubelet: ['--volume-stats-agg-period=5s'] },
     }),
   );
-  const filer = ground.use(await startFiler(cluster, signal));
+  const filer = stack.use(await startFiler(cluster, signal));
   await cluster.importImage(tar);
   const busybox = await importBusybox(cluster, signal);
   const [disks, images] = ['disks', 'images'].map((name) => `${stateFolder}/stores/${name}`);
@@ -62,7 +62,7 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
   };
   const stowage = async (node: number, ...words: readonly string[]): Promise<string> =>
     await cluster.kubectl('exec', '--namespace', namespace, await agentOn(node), '--', 'stowage', ...words);
-  const all = ground.move();
+  const all = stack.move();
   return {
     cluster,
     filer,

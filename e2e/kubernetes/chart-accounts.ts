@@ -1,21 +1,21 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
 
-/** Something that an account tries. What the API server would let it do is not done. */
+/** A request that an account tries, as a dry run. */
 export interface Attempt {
-  /** Of kubectl. */
+  /** Arguments of kubectl. */
   readonly words: readonly string[];
-  /** Is given to kubectl as a file. */
+  /** Passed to kubectl as a file. */
   readonly object?: object;
-  /** What the policy says to it; left out: it may. */
+  /** The message of the admission policy. Undefined: the request is allowed. */
   readonly refused?: string;
 }
 
 const dryRun = (verb: string): readonly string[] => [verb, '--dry-run=server'];
 
-/** The first words of an attempt. */
-export const tried = {
+/** The first arguments of an attempt. */
+export const dryRuns = {
   create: dryRun('create'),
   replace: dryRun('replace'),
   remove: dryRun('delete'),
@@ -27,9 +27,9 @@ export const merge = (body: object): readonly string[] => ['--type=merge', '--pa
 const account = (name: string): string => `system:serviceaccount:${namespace}:stowage-${name}`;
 const denied = /denied request: ([^\n]+)/;
 
-/** What came of each: `done`, what the policy said, or what else was said. */
+/** The outcome of each attempt: `done`, the policy's message, or another error. */
 export async function outcomesOf(
-  { cluster }: ChartGround,
+  { cluster }: ChartFixture,
   name: 'controller' | 'agent',
   attempts: Readonly<Record<string, Attempt>>,
 ): Promise<Readonly<Record<string, string>>> {
@@ -49,8 +49,8 @@ export async function outcomesOf(
 export const expectedOf = (attempts: Readonly<Record<string, Attempt>>): Readonly<Record<string, string>> =>
   Object.fromEntries(Object.entries(attempts).map(([what, { refused }]) => [what, refused ?? 'done']));
 
-/** An account may do everything, for as long as it is held. */
-export async function withAllRights({ cluster }: ChartGround, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
+/** Makes an account cluster-admin until it is disposed of. */
+export async function withAllRights({ cluster }: ChartFixture, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
   const binding = ['clusterrolebinding', `all-for-the-${name}`];
   const subject = `--serviceaccount=${namespace}:stowage-${name}`;
   await cluster.kubectl('create', ...binding, '--clusterrole=cluster-admin', subject);

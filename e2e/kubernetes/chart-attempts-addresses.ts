@@ -1,12 +1,12 @@
-import { type Attempt, merge, tried } from './chart-accounts.ts';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type Attempt, dryRuns, merge } from './chart-accounts.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
 
-const { create, replace, remove, patch } = tried;
+const { create, replace, remove, patch } = dryRuns;
 
 interface AddressWish {
   readonly name: string;
   readonly where?: string;
-  /** The Service that the addresses belong to. */
+  /** The Service of the addresses. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;
@@ -34,10 +34,10 @@ function slice(wish: AddressWish): object {
   };
 }
 
-export const othersAddresses: readonly object[] = [
+export const foreignAddresses: readonly object[] = [
   endpoints({ name: 'held', where: 'default' }),
   slice({ name: 'held', where: 'default' }),
-  // No node has that label, so it never runs.
+  // No node has that label, so the pod never runs.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -89,8 +89,8 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
 };
 
-/** With all rights. */
-export const almightyAddresses: Readonly<Record<string, Attempt>> = {
+/** Attempts of an account with all rights. */
+export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
   'says elsewhere where the leader is': make(slice({ name: 'stowage-leader', where: 'default' }), says.slices),
   'makes its Endpoints elsewhere': make(endpoints({ name: 'stowage', where: 'default' }), says.endpoints),
   ...Object.fromEntries(
@@ -101,7 +101,7 @@ export const almightyAddresses: Readonly<Record<string, Attempt>> = {
   ),
 };
 
-/** The API server asks the policy before it looks for the pod. */
+/** The API server evaluates the policy before it looks up the pod. */
 const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
   words: ['create', '--raw', `/api/v1/namespaces/${where}/pods/held/eviction?dryRun=All`],
   object: {
@@ -112,7 +112,7 @@ const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'o
   },
 });
 
-export async function evictionAttempts({ cluster }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+export async function evictionAttempts({ cluster }: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   const words = ['get', 'pod', 'held', '--namespace=default', '--output=jsonpath={.metadata.uid}'];
   const preconditions = { uid: await cluster.kubectl(...words) };
   return {

@@ -1,8 +1,13 @@
-import { type Attempt, merge, tried } from './chart-accounts.ts';
-import { addressAttempts, almightyAddresses, evictionAttempts, othersAddresses } from './chart-attempts-addresses.ts';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type Attempt, dryRuns, merge } from './chart-accounts.ts';
+import {
+  addressAttempts,
+  addressesOfFullRights,
+  evictionAttempts,
+  foreignAddresses,
+} from './chart-attempts-addresses.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
 
-const { create, replace, remove, patch } = tried;
+const { create, replace, remove, patch } = dryRuns;
 const selectedNode = 'volume.kubernetes.io/selected-node';
 const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
 
@@ -16,7 +21,7 @@ const others = {
       labels: { mine: 'yes' },
       annotations: { [selectedNode]: 'node-1', mine: 'yes' },
     },
-    // Nobody makes it a volume.
+    // No provisioner handles it.
     spec: {
       accessModes: ['ReadWriteOnce'],
       storageClassName: 'none-such',
@@ -29,9 +34,9 @@ const others = {
   secret: secret({ name: 'held', where: 'default', type: 'Opaque' }),
 } as const;
 
-/** What is not Stowage's; taken away at the end. */
-export async function othersThings({ cluster }: ChartGround): Promise<AsyncDisposable> {
-  await cluster.apply(...Object.values(others), ...othersAddresses);
+/** Objects that do not belong to Stowage. They are deleted at the end. */
+export async function foreignObjects({ cluster }: ChartFixture): Promise<AsyncDisposable> {
+  await cluster.apply(...Object.values(others), ...foreignAddresses);
   return {
     [Symbol.asyncDispose]: async () => {
       const all = ['pvc', 'pv', 'storageclass', 'configmap', 'secret', 'endpoints', 'endpointslice', 'pod'];
@@ -112,12 +117,12 @@ const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<
     ]),
   );
 
-/** With no more rights than it has. */
-export async function controllerAttempts(ground: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
-  return { ...(await objectAttempts(ground)), ...addressAttempts, ...(await evictionAttempts(ground)) };
+/** Attempts of the controller's account with its own rights. */
+export async function controllerAttempts(fixture: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
+  return { ...(await objectAttempts(fixture)), ...addressAttempts, ...(await evictionAttempts(fixture)) };
 }
 
-async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   const kept = async (...what: readonly string[]): Promise<object> =>
     JSON.parse(await own('get', ...what, '--output=json'));
   const secretRefs = ['controllerPublish', 'controllerExpand', 'nodeStage', 'nodePublish', 'nodeExpand'];
@@ -180,8 +185,8 @@ async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<str
   };
 }
 
-/** Whatever a role may say one day. And of a status, which it may change, kubectl wants to read it first. */
-export const almightyController: Readonly<Record<string, Attempt>> = {
+/** Attempts with all rights, whatever a role may allow one day. kubectl must read an object before it can patch its status. */
+export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
   'says how a claim is, and on which nodes': {
     words: [
       ...status,
@@ -215,10 +220,10 @@ export const almightyController: Readonly<Record<string, Attempt>> = {
     words: [...remove, 'configmap', 'held', '--namespace=default'],
     refused: says.maps,
   },
-  ...almightyAddresses,
+  ...addressesOfFullRights,
 };
 
-export const almightyAgent: Readonly<Record<string, Attempt>> = {
+export const agentWithAllRights: Readonly<Record<string, Attempt>> = {
   'asks who it is': { words: ['auth', 'whoami'] },
   'makes something': { words: create, object: map('wanted', 'default'), refused: says.agents },
   'changes something': {

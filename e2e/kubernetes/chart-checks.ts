@@ -5,11 +5,11 @@ import { expect } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { repository } from '#testbed/component.ts';
 import { program } from '../stowage.ts';
-import type { ChartGround } from './chart-ground.ts';
+import type { ChartFixture } from './chart-fixture.ts';
 
 const account = 'checker';
 
-/** An account that may check stores from the network of any pod: the one in docs/kubernetes.md. */
+/** The account of docs/kubernetes.md that may check stores from the network of any pod. */
 export async function checkerAccount(): Promise<readonly object[]> {
   const text = await readFile(join(repository, 'docs', 'kubernetes.md'), 'utf8');
   const blocks = Array.from(text.matchAll(/^```yaml\n(.*?)^```$/gms), ([, block = '']) => block);
@@ -17,7 +17,7 @@ export async function checkerAccount(): Promise<readonly object[]> {
   return parseAllDocuments(block).map((document) => document.toJS());
 }
 
-/** A pod without volumes that does nothing. */
+/** An idle pod without volumes. */
 export const idlePod = (name: string, nodeName: string, image: string): object => ({
   apiVersion: 'v1',
   kind: 'Pod',
@@ -45,7 +45,7 @@ export interface CheckOutcome {
 }
 
 /** `kubectl stowage store check STORE --from PLACE`. */
-export async function checkFrom({ cluster }: ChartGround, store: string, from: string): Promise<CheckOutcome> {
+export async function checkFrom({ cluster }: ChartFixture, store: string, from: string): Promise<CheckOutcome> {
   const words = ['--account', account, '--json', 'store', 'check', store, '--from', from];
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
   const { promise, resolve, reject } = Promise.withResolvers<CheckOutcome>();

@@ -6,18 +6,18 @@ import { join } from 'node:path';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { program } from '../stowage.ts';
-import { namespace } from './chart-ground.ts';
+import { namespace } from './chart-fixture.ts';
 
-/** `stowage controller` with the rights of its account and no others, where agents reach it. */
+/** `stowage controller` with its account's own rights, at an address that agents reach. */
 export interface AccountController extends AsyncDisposable {
   readonly output: () => string;
-  /** SIGTERM, and its end. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
 }
 
-export const door = { host: addresses.controlPlane, port: 8443 } as const;
+export const controllerPort = { host: addresses.controlPlane, port: 8443 } as const;
 
-/** A kubeconfig with which one has the rights of an account, from the network of the control plane. */
+/** A kubeconfig of an account, for use in the control plane's network. */
 export async function accountConfig(cluster: Cluster, account: string): Promise<string> {
   const token = await cluster.kubectl('create', 'token', account, '--namespace', namespace, '--duration=3h');
   const admin: { readonly clusters: readonly [{ readonly cluster: { readonly 'certificate-authority': string } }] } =
@@ -48,7 +48,7 @@ export async function startAsAccount(
   await mkdir(folder, { recursive: true });
   const [first, ...inside] = cluster.network.inside;
   const words = ['--kubeconfig', kubeconfig, '--namespace', namespace, '--state', join(folder, 'state')];
-  const own = [...words, '--listen', `${door.host}:${door.port}`, '--log-level', 'debug', ...more];
+  const own = [...words, '--listen', `${controllerPort.host}:${controllerPort.port}`, '--log-level', 'debug', ...more];
   const child = spawn(first, [...inside, program, 'controller', ...own], { stdio: ['ignore', 'pipe', 'pipe'] });
   const ended = once(child, 'close');
   let output = '';

@@ -7,13 +7,13 @@ import { startDaemon } from '#testbed/daemon.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 
-/** What says the addresses of services by their names, as a cluster usually has it: here of those that it is told. */
+/** A DNS server for the names of services. Unlike a cluster's own, it knows only the names that the test sets. */
 export interface ClusterDns extends AsyncDisposable {
-  /** Names with their addresses; all of them, each time. */
-  tell(names: Readonly<Record<string, string>>): Promise<void>;
+  /** Replaces all names and their addresses. */
+  setNames(names: Readonly<Record<string, string>>): Promise<void>;
 }
 
-/** For the kubelets of a cluster that shall have it. */
+/** Arguments for the kubelets of a cluster that uses it. */
 export const dnsArgs = [`--cluster-dns=${addresses.controlPlane}`, '--cluster-domain=cluster.local'] as const;
 
 export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<ClusterDns> {
@@ -30,14 +30,14 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
     isReady: (log) => log.includes('answers'),
   });
   return {
-    tell: (told) => writeFile(names, JSON.stringify(told)),
+    setNames: (entries) => writeFile(names, JSON.stringify(entries)),
     [Symbol.asyncDispose]: () => daemon.kill(),
   };
 }
 
 const [typeA, headBytes, noSuchName] = [1, 12, 3];
 
-/** The name in a question, and where the question ends. */
+/** The name in the question section, and where that section ends. */
 function nameIn(query: Buffer): { readonly name: string; readonly end: number } {
   const labels: string[] = [];
   let at = headBytes;
@@ -48,7 +48,7 @@ function nameIn(query: Buffer): { readonly name: string; readonly end: number } 
   return { name: labels.join('.').toLowerCase(), end: at + 5 };
 }
 
-/** Of IPv4 addresses only; whoever asks for another kind of a name that there is learns that there is none. */
+/** Answers A queries only. For another record type of a known name, it returns no records. */
 function answer(query: Buffer, names: Readonly<Record<string, string>>): Buffer {
   const { name, end } = nameIn(query);
   const address = names[name];

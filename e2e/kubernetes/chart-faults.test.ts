@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, chart, claim, killMountingAgent, startChartGround } from './chart-ground.ts';
+import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -15,8 +15,8 @@ const components = [
 ] as const;
 
 /**
- * Writes at random, reads back and compares, until told to stop: the first byte that is another ends it with an error. Of each round it is
- * noted when it ended.
+ * Writes at random, reads back and compares, until told to stop. The first wrong byte ends it with an error. It records when each
+ * round ended.
  */
 const verifies = [
   'while [ ! -e /tmp/stop ]; do',
@@ -24,35 +24,35 @@ const verifies = [
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
   'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
-/** Programs of the node itself, which fio is one of. */
+/** Programs of the node itself, for fio. */
 const programs = ['/usr', '/lib', '/lib64'];
 
-describe.skipIf(needs(...components))('pods that use a shared volume, when something ends', () => {
-  let ground: ChartGround;
+describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
+  let fixture: ChartFixture;
   let filer: Filer;
-  let kubectl: ChartGround['cluster']['kubectl'];
+  let kubectl: ChartFixture['cluster']['kubectl'];
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    ({ kubectl } = ground.cluster);
-    filer = await startFiler(ground.cluster, signal);
+    fixture = await startChartFixture(signal);
+    ({ kubectl } = fixture.cluster);
+    filer = await startFiler(fixture.cluster, signal);
     const store = { name: 'files', ...filer.spec, storageClass: {} };
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
-    await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+    await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
     for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-      await ground.own('rollout', 'status', one, '--timeout=120s');
+      await fixture.own('rollout', 'status', one, '--timeout=120s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
-    await ground?.[Symbol.asyncDispose]();
+    await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
   const ready = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
-  const nodeName = (node: number): string => ground.cluster.nodes[node]?.name ?? '';
+  const nodeName = (node: number): string => fixture.cluster.nodes[node]?.name ?? '';
   const pod = (name: string, node: number, script: string): object => {
-    const made = usingPod({ name, node: nodeName(node), image: ground.busybox, script, volume: name }) as {
+    const made = usingPod({ name, node: nodeName(node), image: fixture.busybox, script, volume: name }) as {
       readonly spec: {
         readonly containers: readonly [{ readonly volumeMounts: readonly object[] }];
         readonly volumes: readonly object[];
@@ -72,18 +72,18 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     };
   };
   const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
-  /** A whole round that began after now was without an error. */
+  /** Waits for a complete round that starts now, and fails on an error. */
   const verifiesOn = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
   };
-  /** Whole rounds that ended between two moments. */
+  /** The number of complete rounds that ended between two moments. */
   const roundsBetween = async (name: string, since: number, until: number): Promise<number> => {
     const ended = (await exec(name, 'cat /tmp/rounds')).split('\n').map((second) => Number(second) * 1_000);
     return ended.filter((at) => at > since && at < until).length;
   };
   const onNode = (component: string, node: number): Promise<string> =>
-    ground.own(
+    fixture.own(
       'get',
       'pods',
       `--selector=app.kubernetes.io/component=${component}`,
@@ -91,14 +91,14 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       '--output=jsonpath={.items[*].metadata.name}',
     );
   const isReady = (component: string): Promise<string> =>
-    ground.own('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
+    fixture.own('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
   const restartsOf = (name: string): Promise<string> =>
     kubectl('get', 'pod', name, '--output=jsonpath={.status.containerStatuses[*].restartCount} {.status.phase}');
 
   test(
-    'read back what they wrote while the pods of the data path are killed',
+    'read back what they wrote while the data path pods are killed',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
         pod('checked', 0, verifies),
       );
@@ -106,7 +106,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await verifiesOn('checked');
       for (let kill = 0; kill < 3; kill++) {
         const before = await onNode('keeper', 0);
-        await ground.own('delete', 'pod', before, '--grace-period=0', '--force');
+        await fixture.own('delete', 'pod', before, '--grace-period=0', '--force');
         await verifiesOn('checked');
         await expect.poll(() => onNode('keeper', 0), wait).not.toContain(before);
         await isReady('keeper');
@@ -116,27 +116,27 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     long,
   );
 
-  /** What is left of volumes: mounts of any kind, what the kubelet keeps, records of use on the server. */
+  /** Remains of volumes: mounts of any kind, files of the kubelet, use records on the server. */
   const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
     const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
       (at) => `/var/lib/kubelet/${at}/vol_data.json`,
     );
     const words = ids.flatMap((id) => ['-e', id]).join(' ');
     const look = `grep ${words} /proc/self/mountinfo; grep -ls ${words} ${kept.join(' ')}; :`;
-    const onNodes = await Promise.all(ground.cluster.nodes.map((node) => node.inside('sh', '-c', look)));
+    const onNodes = await Promise.all(fixture.cluster.nodes.map((node) => node.inside('sh', '-c', look)));
     const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
     return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
   };
-  /** How many mounts the keepers of a node serve, by the agent there. */
+  /** The number of mounts that each keeper of a node serves, as the agent there reports it. */
   const served = async (node: number): Promise<readonly number[]> => {
     const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
-    const all = JSON.parse(await ground.own('exec', ...where, '--json')) as readonly {
+    const all = JSON.parse(await fixture.own('exec', ...where, '--json')) as readonly {
       readonly mounts: number;
     }[];
     return all.map(({ mounts }) => mounts);
   };
   const keepers = (): Promise<string> =>
-    ground.own(
+    fixture.own(
       'get',
       'pods',
       '--selector=app.kubernetes.io/component=keeper',
@@ -145,7 +145,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     );
 
   test(
-    'get their volumes although the agent is killed while it mounts them, and those that had theirs go on',
+    'get their volumes although the agent is killed while it mounts them, and running pods keep theirs',
     async () => {
       const [first, second] = [
         ['mounted-a', 'mounted-b'],
@@ -154,7 +154,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       const all = [...first, ...second];
       const modeOf = (name: string) =>
         name === 'mounted-a' || name === 'mounted-c' ? 'ReadWriteOnce' : 'ReadWriteMany';
-      await ground.cluster.apply(...all.map((name) => claim({ name, storageClassName: 'files', mode: modeOf(name) })));
+      await fixture.cluster.apply(...all.map((name) => claim({ name, storageClassName: 'files', mode: modeOf(name) })));
       const claims = all.map((name) => `persistentvolumeclaim/${name}`);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', ...claims, '--timeout=60s');
       const names = '--output=jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\\n"}{end}';
@@ -162,8 +162,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       const ids = handles.flatMap(([name, id]) => (all.some((one) => one === name) ? (id ?? '') : []));
       const [keepersBefore, servedBefore] = [await keepers(), await served(0)];
       for (const some of [first, second]) {
-        const killed = killMountingAgent(ground, 0);
-        await ground.cluster.apply(...some.map((name) => pod(name, 0, 'sleep 100000')));
+        const killed = killMountingAgent(fixture, 0);
+        await fixture.cluster.apply(...some.map((name) => pod(name, 0, 'sleep 100000')));
         await killed;
       }
       await ready(...all);
@@ -174,8 +174,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await kubectl('delete', 'pod', ...all, '--timeout=90s');
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => served(0), wait).toEqual(servedBefore);
-      // Those for one node alone are nobody's now.
-      await ground.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
+      // The single-node volumes are no longer in use.
+      await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
       await ready('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
       await kubectl('delete', 'pod', 'mounted-a', 'mounted-c', '--timeout=90s');
@@ -187,25 +187,25 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   );
 
   test(
-    'read back what they wrote while the API server is away for half a minute, and claims from before and after get their volumes',
+    'read back what they wrote while the API server is down for half a minute, and claims from before and after get volumes',
     async () => {
       const names = ['before', 'after'] as const;
       const wanted = (name: string, node: number): readonly object[] => [
         claim({ name, storageClassName: 'local', mode: 'ReadWriteOnce' }),
         pod(name, node, 'sleep 100000'),
       ];
-      const { apiServer, controllerManager, scheduler } = ground.cluster;
-      await ground.cluster.apply(...wanted('before', 0));
+      const { apiServer, controllerManager, scheduler } = fixture.cluster;
+      await fixture.cluster.apply(...wanted('before', 0));
       const stoppedAt = Date.now();
       await apiServer.stop();
-      // These look for it more and more seldom, up to half a minute: so long nobody waits for them here.
+      // These reconnect with a growing backoff of up to half a minute. The test restarts them rather than wait.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
       await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
       const backAt = Date.now();
       await apiServer.start();
       await Promise.all([controllerManager.start(), scheduler.start()]);
-      await ground.cluster.apply(...wanted('after', 1));
+      await fixture.cluster.apply(...wanted('after', 1));
       await Promise.all([ready(...names), verifiesOn('checked')]);
       for (const name of names) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await roundsBetween('checked', awayAt + 2_000, backAt)).toBeGreaterThan(1);
@@ -215,7 +215,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await kubectl('delete', 'pod', ...names, '--timeout=90s');
       await kubectl('delete', 'pvc', ...names, '--timeout=60s');
       await expect.poll(() => kubectl('get', 'pv', bound), wait).toBe('');
-      for (const node of ground.cluster.nodes)
+      for (const node of fixture.cluster.nodes)
         expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
     long,
@@ -225,7 +225,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     'read back what they wrote while agent and keeper are upgraded',
     async () => {
       const before = await onNode('agent', 0);
-      await ground.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'image.tag=next');
+      await fixture.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'image.tag=next');
       await isReady('agent');
       await isReady('keeper');
       expect(await onNode('agent', 0)).not.toContain(before);
@@ -236,9 +236,9 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   );
 
   test(
-    'leave their nodes in bounded time when these are drained while the server is silent',
+    'leave a drained node in bounded time while the server does not answer',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
         pod('drained', 1, 'while :; do echo line >>/data/log; sleep 0.05; done'),
       );
@@ -261,8 +261,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       }
       await kubectl('uncordon', nodeName(1));
       await verifiesOn('checked');
-      // It was the only one that had it, and has given it back.
-      await ground.cluster.apply(pod('drained', 0, 'sleep 100000'));
+      // The drained pod was the only user, and its node has released the volume.
+      await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
       await ready('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
     },
@@ -277,7 +277,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await kubectl('delete', 'pod', 'checked', 'drained', '--timeout=90s');
       await kubectl('delete', 'pvc', 'checked', 'drained', '--timeout=60s');
       await expect.poll(() => kubectl('get', 'pv', '--output=name'), wait).toBe('');
-      for (const node of ground.cluster.nodes)
+      for (const node of fixture.cluster.nodes)
         await expect
           .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
           .toBe('0');

@@ -1,21 +1,21 @@
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { type ChartGround, namespace } from './chart-ground.ts';
-import type { NfsWish } from './nfs-caller.ts';
+import { type ChartFixture, namespace } from './chart-fixture.ts';
+import type { NfsCall } from './nfs-caller.ts';
 
-/** The certificates that the chart made, and what the embedded NFS server says to those who show them. */
+/** The certificates that the chart created, and the embedded NFS server's answers to clients that use them. */
 export interface EmbeddedServer {
-  /** All that is in its Secret. */
+  /** All entries of its Secret. */
   certificates(): Promise<Readonly<Record<string, string>>>;
-  /** What comes of mounting by these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
+  /** The results of mounting these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
   ask(
     as: 'client' | 'mount' | 'nothing' | 'plain',
     ...paths: readonly string[]
   ): Promise<Readonly<Record<string, string>>>;
 }
 
-export function embeddedServer({ cluster, own }: ChartGround): EmbeddedServer {
+export function embeddedServer({ cluster, own }: ChartFixture): EmbeddedServer {
   const certificates = async (): Promise<Readonly<Record<string, string>>> => {
     const { data } = JSON.parse(await own('get', 'secret', 'stowage-nfs-tls', '--output=json'));
     const texts = Object.entries<string>(data).map(([key, text]) => [key, Buffer.from(text, 'base64').toString()]);
@@ -28,7 +28,7 @@ export function embeddedServer({ cluster, own }: ChartGround): EmbeddedServer {
       const shown = cert === undefined || key === undefined ? {} : { cert, key };
       const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...shown };
       const host = await own('get', 'pod', 'stowage-nfs-0', '--output=jsonpath={.status.podIP}');
-      const wish: NfsWish = { host, paths, ...(as === 'plain' ? {} : { tls }) };
+      const wish: NfsCall = { host, paths, ...(as === 'plain' ? {} : { tls }) };
       const [first, ...inside] = cluster.network.inside;
       const words = [...inside, process.execPath, join(import.meta.dirname, 'nfs-caller.ts'), JSON.stringify(wish)];
       return JSON.parse((await promisify(execFile)(first, words, { timeout: 60_000 })).stdout);

@@ -7,46 +7,54 @@ import { makeCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
-import { type ChartGround, chart, claim, deployment, loseMounts, namespace, startChartGround } from './chart-ground.ts';
-import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
+import { type AccountController, accountConfig, controllerPort, startAsAccount } from './chart-controller.ts';
+import {
+  type ChartFixture,
+  chart,
+  claim,
+  deployment,
+  killMountHolders,
+  namespace,
+  startChartFixture,
+} from './chart-fixture.ts';
+import { type Right, refusalOf, rightsOf, roleWithout, titleOf } from './chart-rights.ts';
 import { freeLease } from './controllers.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
-/** Shown elsewhere, since it takes too long here. */
+/** Rights that other tests cover, because their use takes too long here. */
 const elsewhere = {
-  // Five minutes after the same was said last: src/controllers/machinery/events.test.ts
+  // Used for an Event that repeats within five minutes: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
 
-/** Rights that are taken away at once, since none of them hides that another is missing; and what makes them be needed. */
+/** Rights that are removed together, because none hides that another is missing; and the actions that use them. */
 interface Round {
   readonly rights: readonly string[];
-  /** Before the controller is started. */
+  /** Runs before the controller starts. */
   readonly before?: () => Promise<unknown>;
-  /** When it runs. */
+  /** Runs while the controller runs. */
   readonly meanwhile?: (controller: AccountController) => Promise<unknown>;
 }
 
 describe.skipIf(needs(...components))('every right of an account', () => {
-  let ground: ChartGround;
+  let fixture: ChartFixture;
   let filer: Filer;
   let config: string;
   let number = 0;
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    filer = await startFiler(ground.cluster, signal);
-    // No controller of its own: here it is a process, so that it starts and ends quickly.
+    fixture = await startChartFixture(signal);
+    filer = await startFiler(fixture.cluster, signal);
+    // The controller runs as a process here instead of a pod, so it starts and stops quickly.
     const values = 'image.tag=testbed,controller.nodeSelector.nowhere=true';
-    await ground.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
-    config = await accountConfig(ground.cluster, 'stowage-controller');
+    await fixture.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
+    config = await accountConfig(fixture.cluster, 'stowage-controller');
     const { uri, options } = filer.spec;
     for (const name of ['silver', 'gold']) await mkdir(join(filer.exported, name));
-    await ground.cluster.apply(
+    await fixture.cluster.apply(
       ...['silver', 'gold'].map((name) => ({
         apiVersion: 'stowage.dev/v1',
         kind: 'Store',
@@ -54,27 +62,27 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         spec: { uri: `${uri}/${name}`, options, storageClass: {} },
       })),
     );
-    await using _ = await startAsAccount(ground.cluster, config);
-    await ground.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => wanted(name)));
+    await using _ = await startAsAccount(fixture.cluster, config);
+    await fixture.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => wanted(name)));
     await bound('grows', 'goes-1', 'goes-2', 'goes-3');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
-    await ground?.[Symbol.asyncDispose]();
+    await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
   const wanted = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
   const bound = (...names: readonly string[]): Promise<string> =>
-    ground.cluster.kubectl(
+    fixture.cluster.kubectl(
       'wait',
       '--for=jsonpath={.status.phase}=Bound',
       '--timeout=90s',
       ...names.map((name) => `pvc/${name}`),
     );
   const { kubectl, own, apply } = {
-    kubectl: (...words: readonly string[]) => ground.cluster.kubectl(...words),
-    own: (...words: readonly string[]) => ground.own(...words),
-    apply: (...objects: readonly object[]) => ground.cluster.apply(...objects),
+    kubectl: (...words: readonly string[]) => fixture.cluster.kubectl(...words),
+    own: (...words: readonly string[]) => fixture.own(...words),
+    apply: (...objects: readonly object[]) => fixture.cluster.apply(...objects),
   };
   const remove = (...what: readonly string[]): Promise<string> => own('delete', ...what, '--ignore-not-found');
   const merge = (what: readonly string[], body: object): Promise<string> =>
@@ -119,7 +127,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     metadata: { name: 'ghost' },
     spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
   };
-  /** A local volume on a node that is not there. */
+  /** A local volume on a node that does not exist. */
   const astray = (): object => {
     const { metadata, ...rest } = claim({
       name: `astray-${++number}`,
@@ -128,30 +136,30 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     }) as { readonly metadata: object };
     return { ...rest, metadata: { ...metadata, annotations: { 'volume.kubernetes.io/selected-node': 'nowhere' } } };
   };
-  /** What a user of the cluster does who may look. */
+  /** Calls the API with the rights of a viewer. */
   const asViewer = async (path: string): Promise<string> => {
     const account = ['create', 'token', 'stowage-viewer', '--namespace', namespace, '--audience=stowage.dev'];
-    const [first, ...inside] = ground.cluster.network.inside;
+    const [first, ...inside] = fixture.cluster.network.inside;
     const asks = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
     const node = [process.execPath, '--input-type=module', '--eval', asks];
-    const url = `https://${door.host}:${door.port}${path}`;
+    const url = `https://${controllerPort.host}:${controllerPort.port}${path}`;
     const env = { ...process.env, NODE_TLS_REJECT_UNAUTHORIZED: '0' };
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
     return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
   };
-  /** An application whose claim says that its pod may be evicted. */
+  /** An application whose claim allows the eviction of its pod. */
   async function used(): Promise<void> {
     const name = `used-${++number}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
     const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
-    await kubectl('cordon', ground.cluster.nodes[1]?.name ?? '');
+    await kubectl('cordon', fixture.cluster.nodes[1]?.name ?? '');
     await apply({ ...rest, metadata: { ...metadata, annotations } });
-    await using _ = await startAsAccount(ground.cluster, config);
-    await apply(deployment(name, ground.busybox));
+    await using _ = await startAsAccount(fixture.cluster, config);
+    await apply(deployment(name, fixture.busybox));
     await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
-  /** As when agent and keeper end at once: the mounts of this node's pods are made anew. */
-  const loseMount = (): Promise<void> => loseMounts(ground, 0);
+  /** Kills agent and keeper together, so the mounts of this node's pods must be replaced. */
+  const loseMount = (): Promise<void> => killMountHolders(fixture, 0);
   const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
   const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
 
@@ -186,7 +194,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         'get persistentvolumes',
         'patch persistentvolumeclaims/status',
         'patch persistentvolumeclaims',
-        // The claim of the round before gets its volume now, and is told so.
+        // The claim of the round before gets its volume now, and an Event that says so.
         'get csidrivers file.stowage.dev,local.stowage.dev',
         'create events',
       ],
@@ -222,7 +230,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
       },
       meanwhile: async (controller) => {
-        // It was made, and before it is written down nobody wants it any more.
+        // The volume was created, and its claim is deleted before the PV is written.
         await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
         await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
       },
@@ -281,7 +289,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     return found;
   };
 
-  test('is taken away in some round', () => {
+  test('is removed in some round', () => {
     const taken = [...rounds.flatMap(({ rights }) => rights), ...elsewhere.controller];
     expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
   });
@@ -290,10 +298,10 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     'is needed: %s',
     async (_, { rights: titles, before, meanwhile }) => {
       const rights = titles.map(find);
-      await freeLease(ground.cluster, namespace);
+      await freeLease(fixture.cluster, namespace);
       await before?.();
-      await using _taken = await without(ground.cluster, rights);
-      await using controller = await startAsAccount(ground.cluster, config);
+      await using _taken = await roleWithout(fixture.cluster, rights);
+      await using controller = await startAsAccount(fixture.cluster, config);
       const missed = (): readonly string[] =>
         rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
       await meanwhile?.(controller);
@@ -307,7 +315,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     async (verb) => {
       const rights = rightsOf('stowage-agent').filter((right) => right.verb === verb);
       expect(rights.length).toBe(3);
-      await using _taken = await without(ground.cluster, rights);
+      await using _taken = await roleWithout(fixture.cluster, rights);
       const agents = ['--selector=app.kubernetes.io/component=agent', '--field-selector=spec.nodeName=node-2'];
       await own('delete', 'pod', ...agents, '--wait');
       const output = (): Promise<string> => own('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
@@ -324,7 +332,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
 
-  test('for a certificate that somebody else keeps is to read it', async () => {
+  test('for a certificate that an administrator provides is to read it', async () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
@@ -334,14 +342,14 @@ describe.skipIf(needs(...components))('every right of an account', () => {
       type: 'kubernetes.io/tls',
       data: { 'tls.crt': crt, 'tls.key': secretKey },
     });
-    await ground.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');
+    await fixture.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');
     const start = async () => {
       await own('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
-      return await startAsAccount(ground.cluster, config, '--tls-secret', 'given');
+      return await startAsAccount(fixture.cluster, config, '--tls-secret', 'given');
     };
     const right = { role: 'stowage-controller', where: 'own', resource: 'secrets', names: 'given' } as const;
     for (const verb of ['list', 'watch']) {
-      await using _taken = await without(ground.cluster, [{ ...right, verb }]);
+      await using _taken = await roleWithout(fixture.cluster, [{ ...right, verb }]);
       await using controller = await start();
       await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
     }

@@ -1,23 +1,23 @@
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import type { RbacRole, RbacRule } from '../../scripts/rbac-role.ts';
 import { roles } from '../../scripts/rbac-rules.ts';
-import { namespace } from './chart-ground.ts';
+import { namespace } from './chart-fixture.ts';
 
-/** One verb on one kind of object that an account of Stowage's has, or whoever has a role of the chart. */
+/** One verb on one resource, held by an account of Stowage's or by a role of the chart. */
 export interface Right {
   readonly role: string;
   readonly where: 'cluster' | 'own';
   readonly resource: string;
   readonly verb: string;
-  /** Of the objects that it is for; empty: all. */
+  /** The names of the objects; empty: all objects. */
   readonly names: string;
 }
 
-/** For people, and to be compared by. */
+/** For display and comparison. */
 export const titleOf = ({ resource, verb, names }: Omit<Right, 'role' | 'where'>): string =>
   [verb, resource, ...(names === '' ? [] : [names])].join(' ');
 
-/** As the chart is without values. */
+/** The rules of the chart with default values. */
 const usualRules = ({ rules }: RbacRole): readonly RbacRule[] =>
   rules.filter(({ when }) => when !== 'certificateGiven');
 
@@ -29,11 +29,11 @@ const rightsIn = (role: RbacRole): readonly Right[] =>
 export const rightsOf = (account: string): readonly Right[] =>
   roles.filter((role) => role.account === account).flatMap(rightsIn);
 
-/** Of a role that is no account's. */
+/** The rights of a role that belongs to no account. */
 export const rightsOfRole = (name: string): readonly Right[] =>
   roles.filter((role) => role.name === name).flatMap(rightsIn);
 
-/** What the API server says to whoever does not have it. */
+/** The API server's error for a missing right. */
 export const refusalOf = ({ verb, resource }: Right): string => `cannot ${verb} resource \\"${resource}\\"`;
 
 interface Rule {
@@ -49,8 +49,8 @@ interface Role {
 const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
   resources.includes(resource) && resourceNames.join(',') === names;
 
-/** Takes rights away, of one name of roles, and gives them back. */
-export async function without(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
+/** Removes rights from one role, and restores them when disposed of. */
+export async function roleWithout(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [
     ['cluster', ['clusterrole']],

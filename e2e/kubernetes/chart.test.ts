@@ -9,17 +9,17 @@ import type { Lease } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
 import { expectedOf, outcomesOf, withAllRights } from './chart-accounts.ts';
-import { almightyAgent, almightyController, controllerAttempts, othersThings } from './chart-attempts.ts';
+import { agentWithAllRights, controllerAttempts, controllerWithAllRights, foreignObjects } from './chart-attempts.ts';
 import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './chart-checks.ts';
 import {
-  type ChartGround,
+  type ChartFixture,
   chart,
   claim,
   killContainer,
   namespace,
   serviceMonitors,
-  startChartGround,
-} from './chart-ground.ts';
+  startChartFixture,
+} from './chart-fixture.ts';
 import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
@@ -27,46 +27,47 @@ const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
 const long = 240_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
-/** A line each, in order; it ends at the first that cannot be written. */
+/** Appends numbered lines. Ends at the first write that fails. */
 const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
-  let ground: ChartGround;
+  let fixture: ChartFixture;
   let filer: Filer;
   let inPrivate: PrivateFiler;
-  let kubectl: ChartGround['cluster']['kubectl'];
+  let kubectl: ChartFixture['cluster']['kubectl'];
   let values: string;
   let server: EmbeddedServer;
   let certificates: Awaited<ReturnType<EmbeddedServer['certificates']>>;
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    ({ kubectl } = ground.cluster);
-    server = embeddedServer(ground);
-    filer = await startFiler(ground.cluster, signal);
-    inPrivate = await startPrivateFiler(ground.cluster, signal);
-    values = join(ground.cluster.folder, 'values.json');
+    fixture = await startChartFixture(signal);
+    ({ kubectl } = fixture.cluster);
+    server = embeddedServer(fixture);
+    filer = await startFiler(fixture.cluster, signal);
+    inPrivate = await startPrivateFiler(fixture.cluster, signal);
+    values = join(fixture.cluster.folder, 'values.json');
     const silver = { name: 'silver', ...filer.spec, storageClass: {} };
     const embeddedNFS = { enabled: true, tls: { enabled: true }, volume: { size: '1Gi' } };
     const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
     const monitoring = { enabled: true };
     await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
-    await ground.cluster.apply(serviceMonitors);
+    await fixture.cluster.apply(serviceMonitors);
     await kubectl('wait', '--for=condition=Established', 'crd/servicemonitors.monitoring.coreos.com', '--timeout=30s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
     await inPrivate?.[Symbol.asyncDispose]();
-    await ground?.[Symbol.asyncDispose]();
+    await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
   const withTag = (tag: string): readonly string[] => ['--values', values, '--set', `image.tag=${tag}`];
   const rolledOut = async (): Promise<void> => {
     const all = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
-    for (const one of [...all, 'statefulset/stowage-nfs']) await ground.own('rollout', 'status', one, '--timeout=120s');
+    for (const one of [...all, 'statefulset/stowage-nfs'])
+      await fixture.own('rollout', 'status', one, '--timeout=120s');
   };
   const pod = (name: string, node: number, volume: string, script = 'sleep 100000'): object =>
-    usingPod({ name, volume, script, node: ground.cluster.nodes[node]?.name ?? '', image: ground.busybox });
+    usingPod({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
   const ready = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
@@ -83,17 +84,17 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
     }
   };
-  /** Their applications saw no error, upon which they end: else how they did, and what agents have to say about it. */
+  /** The applications exit on an I/O error. Reports how they exited, with the agents' logs. */
   const haveNotEnded = async (...names: readonly string[]): Promise<void> => {
     const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
     const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
     const found = await kubectl('get', 'pod', ...names, `--output=jsonpath={range .items[*]}${each}{end}`);
     const wanted = names.map((name) => `${name}=0`).join(' ');
     const agents = ['logs', '--selector=app.kubernetes.io/component=agent', '--prefix', '--tail=100'];
-    expect(found, found === wanted ? '' : await ground.own(...agents).catch(String)).toBe(wanted);
+    expect(found, found === wanted ? '' : await fixture.own(...agents).catch(String)).toBe(wanted);
   };
   const images = (): Promise<string> =>
-    ground.own(
+    fixture.own(
       'get',
       'pods',
       '--field-selector=status.phase=Running',
@@ -101,12 +102,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     );
 
   test(
-    'is installed, and all of it becomes ready',
+    'is installed, and all its pods become ready',
     async () => {
       await kubectl('create', 'namespace', namespace);
-      await ground.cluster.apply(inPrivate.secret(namespace));
-      await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
-      await ground.tellDns();
+      await fixture.cluster.apply(inPrivate.secret(namespace));
+      await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
+      await fixture.registerInDns();
       await rolledOut();
       certificates = await server.certificates();
       const status = (): Promise<string> =>
@@ -124,24 +125,24 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(classes).toBe(
         'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate stowage-nfs=local.stowage.dev,WaitForFirstConsumer',
       );
-      const made = await ground.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
+      const made = await fixture.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
       for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
     },
     long,
   );
 
-  test('shows figures where the monitors say', async () => {
+  test('shows metrics where the ServiceMonitors point to', async () => {
     for (const component of ['controller', 'agent']) {
       const monitor = ['get', 'servicemonitor', `stowage-${component}`];
       const part =
         '--output=jsonpath={.spec.selector.matchLabels.app\\.kubernetes\\.io/component} {.spec.endpoints[0].port}';
-      const [chosen, port] = (await ground.own(...monitor, part)).split(' ');
+      const [chosen, port] = (await fixture.own(...monitor, part)).split(' ');
       const which = [
         '--selector',
         `app.kubernetes.io/component=${chosen}`,
         '--output=jsonpath={.items[*].metadata.name}',
       ];
-      const services = await ground.own('get', 'services', ...which);
+      const services = await fixture.own('get', 'services', ...which);
       expect(services).toBe(`stowage-${component}-metrics`);
       const path = `/api/v1/namespaces/${namespace}/services/${services}:${port}/proxy/metrics`;
       expect(await kubectl('get', '--raw', path)).toContain('stowage_info');
@@ -149,16 +150,16 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'has another controller lead when the container of the leader is killed, and knows that process to be dead',
+    'elects another leader when the leader’s container is killed, and knows that the old process is dead',
     async () => {
       const lease = async (): Promise<Lease> =>
-        JSON.parse(await ground.own('get', 'lease/stowage-controller', '--output=json'));
+        JSON.parse(await fixture.own('get', 'lease/stowage-controller', '--output=json'));
       const processes = async (): Promise<ControllerRegistry> =>
         readRegistry((await lease()).metadata.annotations?.[registryAnnotation]);
       const [leader] = (await processes()).processes;
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
-      await killContainer(ground, leader?.pod?.name ?? '');
-      // By the process that follows it in its container.
+      await killContainer(fixture, leader?.pod?.name ?? '');
+      // As the next process in that container reports it.
       await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
       const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
@@ -170,9 +171,9 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'gives a pod a volume of its node without any configuration, and one of a store that values name',
+    'gives a pod a local volume without configuration, and a volume of a store from the values',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
         claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
         pod('own', 0, 'own', addsLines),
@@ -185,9 +186,9 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'gives pods on two nodes the same volume, by the embedded NFS server',
+    'gives pods on two nodes the same volume, from the embedded NFS server',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
         pod('writer', 0, 'shared', addsLines),
         pod('reader', 1, 'shared'),
@@ -201,7 +202,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'has an embedded NFS server that only its own certificates open, and that of mounts opens no directory by its path',
+    'has an embedded NFS server that requires its certificates; the one for mounts opens no directory by path',
     async () => {
       const paths = ['/export', '/export/.stowage'];
       const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
@@ -213,10 +214,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     long,
   );
 
-  test('makes another certificate for another address of the embedded NFS server, and keeps those that clients have', async () => {
+  test('creates a new certificate for a new address of the embedded NFS server, and keeps those of clients', async () => {
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
     const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const text = await ground.helm(...words, ...withTag('testbed'), ...other);
+    const text = await fixture.helm(...words, ...withTag('testbed'), ...other);
     const things = parseAllDocuments(text).map((document) => document.toJS());
     const data: Readonly<Record<string, string>> = things.find(({ kind }) => kind === 'Secret').data;
     const texts = Object.entries(data).map(([key, value]) => [key, Buffer.from(value, 'base64').toString()] as const);
@@ -227,36 +228,36 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
   });
 
-  test('refuses a Secret for the embedded NFS server that has no certificate for mounts', async () => {
+  test('refuses a Secret for the embedded NFS server without a certificate for mounts', async () => {
     const names = ['ca.crt', 'server.crt', 'server.key', 'client.crt', 'client.key', 'mount.key'];
     const stringData = Object.fromEntries(names.map((name) => [name, certificates[name] ?? '']));
     const secret = { apiVersion: 'v1', kind: 'Secret', metadata: { name: 'half-nfs-tls', namespace }, stringData };
-    await ground.cluster.apply(secret);
+    await fixture.cluster.apply(secret);
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
     const named = ['--set', 'embeddedNFS.tls.secretName=half-nfs-tls'];
-    await expect(ground.helm(...words, ...withTag('testbed'), ...named)).rejects.toThrow(
+    await expect(fixture.helm(...words, ...withTag('testbed'), ...named)).rejects.toThrow(
       'the Secret half-nfs-tls (embeddedNFS.tls.secretName) lacks mount.crt.',
     );
-    await ground.cluster.apply({ ...secret, stringData: { ...stringData, 'mount.crt': certificates['mount.crt'] } });
-    await ground.helm(...words, ...withTag('testbed'), ...named);
-    await ground.own('delete', 'secret', 'half-nfs-tls');
+    await fixture.cluster.apply({ ...secret, stringData: { ...stringData, 'mount.crt': certificates['mount.crt'] } });
+    await fixture.helm(...words, ...withTag('testbed'), ...named);
+    await fixture.own('delete', 'secret', 'half-nfs-tls');
   });
 
   test(
-    'reaches a server that wants certificates, which are in a Secret and nowhere else',
+    'uses a server that requires certificates, which are in a Secret and nowhere else',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
         pod('private', 0, 'private'),
       );
       await ready('private');
       expect(await exec('private', 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await inPrivate.contentsOf('file')).toEqual(['text\n']);
-      const told = await Promise.all([
+      const logs = await Promise.all([
         kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
-        ground.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
+        fixture.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
       ]);
-      for (const text of told) expect(text).not.toContain(inPrivate.clue);
+      for (const text of logs) expect(text).not.toContain(inPrivate.clue);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
       await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
     },
@@ -264,11 +265,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'refuses pods that have users of their own, and says so',
+    'refuses pods with user namespaces, and says so',
     async () => {
-      const node = ground.cluster.nodes[0]?.name ?? '';
-      const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: ground.busybox };
-      await ground.cluster.apply(usingPod({ ...about, more: { hostUsers: false } }));
+      const node = fixture.cluster.nodes[0]?.name ?? '';
+      const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
+      await fixture.cluster.apply(usingPod({ ...about, more: { hostUsers: false } }));
       const events = (): Promise<string> =>
         kubectl(
           'get',
@@ -285,20 +286,20 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   test(
     'checks a store from the network of a pod, on the node of that pod',
     async () => {
-      const [first, second] = ground.cluster.nodes;
-      await ground.cluster.apply(
+      const [first, second] = fixture.cluster.nodes;
+      await fixture.cluster.apply(
         ...(await checkerAccount()),
-        ...[first, second].map((node, at) => idlePod(`idle-${at}`, node?.name ?? '', ground.busybox)),
+        ...[first, second].map((node, at) => idlePod(`idle-${at}`, node?.name ?? '', fixture.busybox)),
       );
       await ready('idle-0', 'idle-1');
-      const check = async (from: string): Promise<CheckOutcome> => await checkFrom(ground, 'silver', from);
-      // A check has deadlines of its own, which a busy machine may miss.
+      const check = async (from: string): Promise<CheckOutcome> => await checkFrom(fixture, 'silver', from);
+      // A busy machine may miss the check's own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
           .poll(() => check(`pod:default/${name}`), wait)
           .toMatchObject({ status: 0, body: { ok: true, from: `pod:default/${name}` } });
-      // A pod that has the node's network.
-      const agent = await ground.own(
+      // A pod with hostNetwork.
+      const agent = await fixture.own(
         'get',
         'pods',
         '--selector=app.kubernetes.io/component=agent',
@@ -307,7 +308,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect
         .poll(() => check(`pod:${namespace}/${agent}`), wait)
         .toMatchObject({ status: 0, body: { ok: true } });
-      // Only this one pod has no way out any more.
+      // Blocks the outgoing traffic of this pod only.
       const address = await kubectl('get', 'pod', 'idle-1', '--output=jsonpath={.status.podIP}');
       await second?.inside(
         'sh',
@@ -322,7 +323,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
-      // Without the right to read pods, one that exists is answered like one that does not.
+      // Without the right to get pods, the answer doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
         .poll(() => check('pod:default/idle-0'), wait)
@@ -334,40 +335,43 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'holds the accounts to what is theirs',
+    'limits each account to its own objects',
     async () => {
-      await expect.poll(() => ground.own('get', 'configmaps', '--output=name'), wait).toContain('stowage-nodes');
-      await using _ = await othersThings(ground);
-      const attempts = await controllerAttempts(ground);
-      expect(await outcomesOf(ground, 'controller', attempts)).toEqual(expectedOf(attempts));
+      await expect.poll(() => fixture.own('get', 'configmaps', '--output=name'), wait).toContain('stowage-nodes');
+      await using _ = await foreignObjects(fixture);
+      const attempts = await controllerAttempts(fixture);
+      expect(await outcomesOf(fixture, 'controller', attempts)).toEqual(expectedOf(attempts));
       const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
       await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
-      // Even with all rights.
-      for (const [name, more] of [['controller', almightyController] as const, ['agent', almightyAgent] as const]) {
-        await using _all = await withAllRights(ground, name);
-        await expect.poll(() => outcomesOf(ground, name, more), wait).toEqual(expectedOf(more));
+      // The policy also applies to an account with all rights.
+      for (const [name, more] of [
+        ['controller', controllerWithAllRights] as const,
+        ['agent', agentWithAllRights] as const,
+      ]) {
+        await using _all = await withAllRights(fixture, name);
+        await expect.poll(() => outcomesOf(fixture, name, more), wait).toEqual(expectedOf(more));
       }
     },
     long,
   );
 
-  test('says what to do first where the definition of stores is an older one', async () => {
+  test('says what to do first where the Store CRD is older', async () => {
     await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
-    const said = await ground.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
+    const said = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
     expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
     const definitions = ['--server-side', '--force-conflicts', '--filename', join(chart, 'crds')];
     await kubectl('apply', ...definitions);
   });
 
   test(
-    'goes to another version and back while pods write, and they do not notice',
+    'is upgraded and rolled back while pods write without an error',
     async () => {
-      await ground.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
+      await fixture.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
       await goesOn('own', 'remote', 'writer');
-      await ground.helm('rollback', 'stowage');
+      await fixture.helm('rollback', 'stowage');
       await rolledOut();
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
       await haveNotEnded('own', 'remote', 'writer', 'reader');
@@ -379,13 +383,18 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'leaves volumes, stores and mounts alone when it is uninstalled, and takes them up again',
+    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again after a new installation',
     async () => {
-      await ground.helm('uninstall', 'stowage');
+      await fixture.helm('uninstall', 'stowage');
       await expect
         .poll(
           () =>
-            ground.own('get', 'pods', '--selector=app.kubernetes.io/component in (controller, agent)', '--output=name'),
+            fixture.own(
+              'get',
+              'pods',
+              '--selector=app.kubernetes.io/component in (controller, agent)',
+              '--output=name',
+            ),
           wait,
         )
         .toBe('');
@@ -395,19 +404,19 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const phases = await kubectl('get', 'pv', '--output=jsonpath={.items[*].status.phase}');
       expect(phases).toBe('Bound Bound Bound Bound');
       await goesOn('own', 'remote', 'writer');
-      await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
-      await ground.tellDns();
+      await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
+      await fixture.registerInDns();
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
       await haveNotEnded('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
       await haveNotEnded('own', 'remote', 'writer', 'reader');
-      // The keepers that had stayed are gone, since others have taken over.
+      // The old keepers have ended, because new ones took over.
       await expect
         .poll(
           () =>
-            ground.own(
+            fixture.own(
               'get',
               'pods',
               '--selector=app.kubernetes.io/component=keeper',
@@ -421,7 +430,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'leaves nothing of what pods had, when they and their claims are gone',
+    'leaves nothing behind when pods and their claims are deleted',
     async () => {
       await kubectl('delete', 'pod', 'own', 'remote', 'writer', 'reader', '--timeout=90s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', '--timeout=60s');
@@ -433,14 +442,14 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'keeps the disk of the embedded NFS server from whoever deletes its claim',
+    'keeps the disk of the embedded NFS server when its claim is deleted',
     async () => {
-      await ground.own('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
+      await fixture.own('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
       const disk = (about: string): Promise<string> => kubectl('get', 'pv', `--output=jsonpath={.items[*].${about}}`);
       await expect.poll(() => disk('status.phase'), wait).toBe('Released');
       const name = await disk('metadata.name');
       const look = `ls -d /var/lib/stowage/stores/local/${name}/export 2>/dev/null || :`;
-      const found = await Promise.all(ground.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
+      const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
       expect(found.join('')).toContain('/export');
     },
     long,

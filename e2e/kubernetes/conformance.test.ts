@@ -3,17 +3,17 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type ConformanceGround, components, startGround } from './conformance/ground.ts';
+import { type ConformanceFixture, components, startConformanceFixture } from './conformance/conformance-fixture.ts';
 import { type Driver, runSuite } from './conformance/suite.ts';
 
 const { signal } = new AbortController();
 describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () => {
-  let ground: ConformanceGround;
+  let fixture: ConformanceFixture;
 
   beforeAll(async () => {
-    ground = await startGround(signal);
+    fixture = await startConformanceFixture(signal);
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   // A few that are quick; `npm run e2e:conformance` runs all of them.
   test.each<[Driver, readonly string[]]>([
@@ -47,7 +47,7 @@ describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () =
         atOnce: names.length,
         minutes: 5,
         folder: work.path,
-        kubeconfig: ground.cluster.kubeconfig,
+        kubeconfig: fixture.cluster.kubeconfig,
       });
       expect(specs.filter(({ state }) => state !== 'passed')).toEqual([]);
       expect(specs).toHaveLength(names.length);

@@ -1,16 +1,16 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { type FaultGround, startFaultGround } from './controller-faults-ground.ts';
+import { type ControllerFaultsFixture, startControllerFaultsFixture } from './controller-faults-fixture.ts';
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
-/** How long anything may take on a machine that has much else to do. */
+/** The limit for anything that may be slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
 const long = 300_000;
-/** A leader that cannot renew gives up after 10 s, and has 3 s to end. */
+/** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
 const givesUpMs = 20_000;
-/** A Lease runs out 15 s after the last time that it was renewed, and is looked at every 2 s. */
+/** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */
 const takesOverMs = 30_000;
 const givenBackMs = 14_000;
 
@@ -18,72 +18,72 @@ const named = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
-  'the controller of a real cluster, when something ends',
+  'the controller of a real cluster during failures',
   () => {
-    let ground: FaultGround;
+    let fixture: ControllerFaultsFixture;
 
     beforeAll(async () => {
-      ground = await startFaultGround(signal);
+      fixture = await startControllerFaultsFixture(signal);
     }, 400_000);
-    afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
-    afterEach(() => ground.killAll(), 60_000);
+    afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
+    afterEach(() => fixture.killAll(), 60_000);
 
-    /** As if nothing had happened. */
+    /** Every claim is bound, and to one volume only. */
     const allBoundOnce = async (names: readonly string[]): Promise<void> => {
-      const phases = async () => new Set((await ground.claims()).map(({ status }) => status?.phase));
+      const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
       await expect.poll(phases, wait).toEqual(new Set(['Bound']));
-      const [claims, volumes] = [await ground.claims(), await ground.volumes()];
+      const [claims, volumes] = [await fixture.claims(), await fixture.volumes()];
       expect(claims.map(({ metadata }) => metadata.name).sort()).toEqual([...names].sort());
       expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
         claims.map(({ metadata }) => metadata.uid).sort(),
       );
       expect(new Set(volumes.map(({ spec }) => spec.csi?.volumeHandle)).size).toBe(names.length);
-      expect([...ground.onStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
+      expect([...fixture.volumesOnStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
     };
     const allGone = async (names: readonly string[]): Promise<void> => {
-      await ground.remove(names);
-      await expect.poll(() => ground.left(), wait).toEqual([]);
+      await fixture.remove(names);
+      await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
     };
-    /** Without a pause: as many volumes were made. */
+    /** Polls without an interval until that many volumes exist. */
     const made = (count: number): Promise<void> =>
-      expect.poll(() => ground.onStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
+      expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
-      'many claims have one volume each although it is killed again and again, and nothing is left of them although it is killed meanwhile',
+      'gives each of many claims one volume although it is killed repeatedly, and leaves nothing after their deletion although it is killed meanwhile',
       async () => {
         const names = named('many', sized({ usual: 60, long: 200 }));
-        const creating = ground.create(names);
-        // At moments that nobody has chosen, in the first, the second and the last third.
+        const creating = fixture.create(names);
+        // Random moments in the first, second and last third.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
-          await ground.start().leads();
+          await fixture.start().leads();
           await made(moment);
-          await ground.killAll();
+          await fixture.killAll();
         }
         await creating;
-        await ground.start().leads();
+        await fixture.start().leads();
         await allBoundOnce(names);
-        await ground.remove(names);
+        await fixture.remove(names);
         const few = Math.floor(Math.random() * names.length * 0.75);
         await expect
-          .poll(() => ground.onStore().length, { ...wait, interval: 1 })
+          .poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 })
           .toBeLessThanOrEqual(few + Math.ceil(names.length / 5));
-        await ground.killAll();
-        await ground.start().leads();
-        await expect.poll(() => ground.left(), wait).toEqual([]);
+        await fixture.killAll();
+        await fixture.start().leads();
+        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
       long,
     );
 
     test(
-      'another takes over in bounded time from one that is killed in the middle',
+      'is replaced in bounded time when it is killed during its work',
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
-        const second = ground.start();
+        const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
-        const creating = ground.create(names);
+        const creating = fixture.create(names);
         await made(5);
         const killedAt = performance.now();
         await first.kill();
@@ -91,12 +91,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await second.leads();
         expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
         await allBoundOnce(names);
-        const third = ground.start();
+        const third = fixture.start();
         await expect.poll(() => third.output(), wait).toContain('waits to lead');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
         await third.leads();
-        // The Lease was given back: nobody waits until it has run out.
+        // The Lease was released, so the next leader didn't wait for it to expire.
         expect(performance.now() - stoppedAt).toBeLessThan(givenBackMs);
         await allGone(names);
       },
@@ -104,30 +104,30 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'a leader that is suspended in the middle of its work keeps its locks while another one leads',
+      'keeps its locks when it is suspended, while another one leads',
       async () => {
-        let first = ground.start();
+        let first = fixture.start();
         await first.leads();
         for (let round = 0; ; round++) {
           const names = named(`suspended-${round}`, 100);
-          await ground.create(names);
+          await fixture.create(names);
           await allBoundOnce(names);
-          await ground.remove(names);
+          await fixture.remove(names);
           const mark = await suspendWithLock(first);
-          // It was too fast: everything is deleted already.
+          // The deletion completed before the suspend.
           if (mark === undefined) continue;
-          const second = ground.start();
+          const second = fixture.start();
           await second.leads();
           const held = locksOf(mark);
-          // It does all the rest. What the first one has locked is left to it: it lives.
-          await expect.poll(async () => (await ground.volumes()).length, wait).toBeLessThanOrEqual(held.length);
+          // The second one deletes all other volumes. It leaves the locked ones alone, because the holder is alive.
+          await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
-          // It may have had no time to release its locks. The second one has begun before its end, and waits for them.
-          await expect.poll(() => ground.left(), { ...wait, timeout: 200_000 }).toEqual([]);
+          // The first may have had no time to release its locks. The second one started before the first one ended, and waits for them.
+          await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
-          // The server had got the call by which the last lock was released.
+          // The server had received the release of the last lock.
           first = second;
         }
       },
@@ -135,15 +135,15 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     const locksOf = (mark: number): readonly string[] =>
-      [...ground.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
+      [...fixture.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
 
-    /** Stops a controller that alone works on the store, while it holds a lock. Gives its mark, or nothing if no volume is left. */
+    /** Suspends the only controller on the store while it holds a lock. Returns its mark, or undefined if no volume is left. */
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
-      const isDone = (): boolean => ground.onStore().length === 0;
+      const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
-        await expect.poll(() => ground.heldLocks().size > 0 || isDone(), { ...wait, interval: 1 }).toBe(true);
+        await expect.poll(() => fixture.heldLocks().size > 0 || isDone(), { ...wait, interval: 1 }).toBe(true);
         await controller.suspend();
-        const [mark] = ground.heldLocks().values();
+        const [mark] = fixture.heldLocks().values();
         if (mark !== undefined) return mark;
         controller.resume();
       }
@@ -151,27 +151,27 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
 
     test(
-      'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',
+      'waits for an API server that is down for half a minute; it ends once and starts again once',
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
-        // What was not asked for in time is asked for afterwards.
-        const creating = ground.create(names).catch(() => undefined);
+        // Requests that failed are sent again afterwards.
+        const creating = fixture.create(names).catch(() => undefined);
         await made(10);
         const stoppedAt = performance.now();
-        await ground.cluster.apiServer.stop();
+        await fixture.cluster.apiServer.stop();
         await creating;
-        // As a kubelet does with a container that ends.
+        // The kubelet restarts a container that ends.
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
-        const second = ground.start();
+        const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
         await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
-        await ground.cluster.apiServer.start();
+        await fixture.cluster.apiServer.start();
         await second.leads();
-        const there = new Set((await ground.claims()).map(({ metadata }) => metadata.name));
-        await ground.create(names.filter((name) => !there.has(name)));
+        const there = new Set((await fixture.claims()).map(({ metadata }) => metadata.name));
+        await fixture.create(names.filter((name) => !there.has(name)));
         await allBoundOnce(names);
         await allGone(names);
       },
@@ -179,22 +179,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'a leader that an API server does not answer ends in bounded time, and whoever comes next finishes its work',
+      'ends in bounded time when the API server does not answer, and the next leader finishes its work',
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
-        const first = ground.start();
+        const first = fixture.start();
         await first.leads();
-        await ground.create(names);
+        await fixture.create(names);
         const frozenAt = performance.now();
-        await ground.cluster.apiServer.freeze();
+        await fixture.cluster.apiServer.freeze();
         try {
           expect(await first.ended()).toBe(1);
           expect(performance.now() - frozenAt, first.output()).toBeLessThan(givesUpMs);
         } finally {
-          ground.cluster.apiServer.thaw();
+          fixture.cluster.apiServer.thaw();
         }
         expect(first.output()).toContain('another may lead by now');
-        await ground.start().leads();
+        await fixture.start().leads();
         await allBoundOnce(names);
         await allGone(names);
       },
@@ -202,41 +202,41 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'claims that are deleted while their volumes are made leave nothing',
+      'leaves nothing behind when claims are deleted while it creates their volumes',
       async () => {
         const names = named('brief', sized({ usual: 40, long: 100 }));
-        await ground.start().leads();
-        const creating = ground.create(names);
+        await fixture.start().leads();
+        const creating = fixture.create(names);
         await made(1);
-        // Some are not there yet, some have a volume and no object, some are bound.
-        await ground.remove(names);
+        // Some claims have no volume yet, some have a volume without a PV, and some are bound.
+        await fixture.remove(names);
         await creating;
-        await ground.remove(names);
-        await expect.poll(() => ground.left(), wait).toEqual([]);
+        await fixture.remove(names);
+        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
       long,
     );
 
     test(
-      'volumes whose server is away stay, with what to do about it on their objects, until it is back',
+      'keeps volumes whose server is down until it is back, with Events that say what to do',
       async () => {
         const names = named('behind', 5);
-        await ground.start().leads();
-        await ground.create(names);
+        await fixture.start().leads();
+        await fixture.create(names);
         await allBoundOnce(names);
-        await ground.nfs.stop();
+        await fixture.nfs.stop();
         try {
-          await ground.remove(names);
-          const phases = async () => (await ground.volumes()).map(({ status }) => status?.phase);
+          await fixture.remove(names);
+          const phases = async () => (await fixture.volumes()).map(({ status }) => status?.phase);
           await expect.poll(phases, wait).toEqual(names.map(() => 'Released'));
-          for (const { metadata } of await ground.volumes())
-            await expect.poll(() => ground.notes(metadata.name ?? ''), wait).toContain('kubectl get stores');
-          expect(await ground.volumes()).toHaveLength(names.length);
-          expect(ground.onStore()).toHaveLength(names.length);
+          for (const { metadata } of await fixture.volumes())
+            await expect.poll(() => fixture.notes(metadata.name ?? ''), wait).toContain('kubectl get stores');
+          expect(await fixture.volumes()).toHaveLength(names.length);
+          expect(fixture.volumesOnStore()).toHaveLength(names.length);
         } finally {
-          await ground.nfs.restart();
+          await fixture.nfs.restart();
         }
-        await expect.poll(() => ground.left(), { ...wait, timeout: 120_000 }).toEqual([]);
+        await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 120_000 }).toEqual([]);
       },
       long,
     );

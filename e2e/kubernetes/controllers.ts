@@ -6,20 +6,20 @@ import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { suspend } from '#testing/suspend.ts';
 import { program } from '../stowage.ts';
 
-/** `stowage controller` in a process of its own. */
+/** `stowage controller` in its own process. */
 export interface RunningController {
   readonly pid: number;
   readonly output: () => string;
-  /** Resolves when it leads; rejects when it ends before. */
+  /** Resolves when it leads; rejects if it ends before. */
   leads(): Promise<void>;
-  /** At once. */
+  /** Sends SIGKILL. */
   kill(): Promise<void>;
-  /** As a machine does that suspends its processes. */
+  /** Sends SIGSTOP, as when a machine suspends its processes. */
   suspend(): Promise<void>;
   resume(): void;
-  /** Resolves when it has ended by itself, with its exit status. */
+  /** Resolves with the exit status when it has ended by itself. */
   ended(): Promise<number | null>;
-  /** SIGTERM; gives the exit status. */
+  /** Sends SIGTERM; returns the exit status. */
   stop(): Promise<number | null>;
 }
 
@@ -62,8 +62,8 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
 }
 
 /**
- * Takes the Lease away from whoever holds it, so that the next controller leads without waiting until it has expired. What is recorded on it stays: a
- * controller that finds no record of the one before it waits for the locks that are left.
+ * Takes the Lease from its holder, so the next controller leads without waiting until it expires. The records on the Lease stay: a
+ * controller that finds no record of its predecessor waits for the locks that are left.
  */
 export async function freeLease(cluster: Cluster, namespace = 'default'): Promise<void> {
   const at = ['--namespace', namespace];

@@ -1,26 +1,26 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { loseMounts } from './chart-ground.ts';
-import { components, type HealthGround, long, startHealthGround, wait } from './health-ground.ts';
+import { killMountHolders } from './chart-fixture.ts';
+import { components, type HealthFixture, longTimeoutMs, pollOptions, startHealthFixture } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 
-describe.skipIf(needs(...components))('a volume that is ill', () => {
-  let ground: HealthGround;
-  let kubectl: HealthGround['cluster']['kubectl'];
+describe.skipIf(needs(...components))('an unhealthy volume', () => {
+  let fixture: HealthFixture;
+  let kubectl: HealthFixture['cluster']['kubectl'];
 
   beforeAll(async () => {
-    ground = await startHealthGround(signal);
-    ({ kubectl } = ground.cluster);
+    fixture = await startHealthFixture(signal);
+    ({ kubectl } = fixture.cluster);
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
   const condition = (kind: string, name: string, type: string): Promise<string> => {
     const chosen = `{.status.conditions[?(@.type=="${type}")]`;
     return kubectl('get', kind, name, `--output=jsonpath=${chosen}.status} ${chosen}.reason}`);
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
-  /** On which nodes, as the next leader reads it. */
+  /** The recorded nodes, which the next leader reads. */
   const noted = (): Promise<string> => {
     const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
     return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
@@ -29,67 +29,69 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   const podOf = (name: string): Promise<string> =>
     kubectl('get', 'pods', `--selector=app=${name}`, '--output=jsonpath={.items[0].metadata.name}');
   test(
-    'is said so on the store, the claim and the pod, and that it is well again',
+    'is reported on the store, the claim and the pod, and so is its recovery',
     async () => {
-      await ground.application('quiet', 0);
-      await ground.filer.freeze();
+      await fixture.application('quiet', 0);
+      await fixture.filer.freeze();
       try {
-        await expect.poll(() => ofClaim('quiet'), wait).toBe('False StoreSilent');
-        await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('False StoreSilent');
+        await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('False StoreSilent');
+        await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('False StoreSilent');
         expect(await noted()).toBe('node-1');
         expect(await ofStore()).toBe('["node-1"]');
         const note = "Warning VolumeConditionAbnormal: On node-1: the server of store 'files' does not answer.";
-        await expect.poll(() => ground.told('quiet'), wait).toContain(note);
+        await expect.poll(() => fixture.eventsOf('quiet'), pollOptions).toContain(note);
         const pod = await podOf('quiet');
         await expect
-          .poll(() => ground.told(pod), wait)
+          .poll(() => fixture.eventsOf(pod), pollOptions)
           .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is ill on node-1");
       } finally {
-        ground.filer.thaw();
+        fixture.filer.thaw();
       }
-      await expect.poll(() => ofClaim('quiet'), wait).toBe('True Well');
-      await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('True Well');
+      await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('True Well');
+      await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('True Well');
       expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
-      await expect.poll(() => ground.told('quiet'), wait).toContain('Normal VolumeConditionNormal: The volume is well');
-      expect(await ground.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
-    },
-    long,
-  );
-
-  test(
-    'and whose mount was lost is well for a new pod, which is made only where the claim asks for it',
-    async () => {
-      await ground.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
-      await ground.application('silent', 0);
-      for (const name of ['asking', 'silent']) await ground.exec(name, 'echo kept >/data/file; sync');
-      const before = { asking: await podOf('asking'), silent: await podOf('silent') };
-      await loseMounts(ground, 0);
-      await expect.poll(() => ofClaim('silent'), wait).toBe('False RestartNeeded');
       await expect
-        .poll(() => ground.told(before.asking), wait)
-        .toContain('Normal RestartedForVolume: Evicted: the mount of claim');
-      await expect.poll(() => ground.exec('asking', 'cat /data/file').catch(String), wait).toBe('kept');
-      expect(await podOf('asking')).not.toBe(before.asking);
-      await expect.poll(() => ofClaim('asking'), wait).toBe('True Well');
-      expect(await podOf('silent')).toBe(before.silent);
-      await expect(ground.exec('silent', 'cat /data/file')).rejects.toThrow(/endpoint is not connected|abort/);
-      await kubectl('delete', 'pod', before.silent);
-      await expect.poll(() => ground.exec('silent', 'cat /data/file').catch(String), wait).toBe('kept');
-      await expect.poll(() => ofClaim('silent'), wait).toBe('True Well');
+        .poll(() => fixture.eventsOf('quiet'), pollOptions)
+        .toContain('Normal VolumeConditionNormal: The volume is well');
+      expect(await fixture.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'figures are there for Prometheus, of the controller and of agents',
+    'whose mount was lost is healthy for a new pod, which is created only if the claim asks for it',
     async () => {
-      await ground.application('counted', 0);
+      await fixture.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
+      await fixture.application('silent', 0);
+      for (const name of ['asking', 'silent']) await fixture.exec(name, 'echo kept >/data/file; sync');
+      const before = { asking: await podOf('asking'), silent: await podOf('silent') };
+      await killMountHolders(fixture, 0);
+      await expect.poll(() => ofClaim('silent'), pollOptions).toBe('False RestartNeeded');
+      await expect
+        .poll(() => fixture.eventsOf(before.asking), pollOptions)
+        .toContain('Normal RestartedForVolume: Evicted: the mount of claim');
+      await expect.poll(() => fixture.exec('asking', 'cat /data/file').catch(String), pollOptions).toBe('kept');
+      expect(await podOf('asking')).not.toBe(before.asking);
+      await expect.poll(() => ofClaim('asking'), pollOptions).toBe('True Well');
+      expect(await podOf('silent')).toBe(before.silent);
+      await expect(fixture.exec('silent', 'cat /data/file')).rejects.toThrow(/endpoint is not connected|abort/);
+      await kubectl('delete', 'pod', before.silent);
+      await expect.poll(() => fixture.exec('silent', 'cat /data/file').catch(String), pollOptions).toBe('kept');
+      await expect.poll(() => ofClaim('silent'), pollOptions).toBe('True Well');
+    },
+    longTimeoutMs,
+  );
+
+  test(
+    'shows in the Prometheus metrics of the controller and of agents',
+    async () => {
+      await fixture.application('counted', 0);
       const about = '--output=jsonpath={.spec.template.spec.containers[0].args}';
-      const args = await ground.own('get', 'daemonset', 'stowage-agent', about);
+      const args = await fixture.own('get', 'daemonset', 'stowage-agent', about);
       const [, address = ''] = /--health=([\d.:]+)/.exec(args) ?? [];
       const ask = async (where: string): Promise<string> => {
         const script = `fetch('http://${where}/metrics').then((it) => it.text()).then(console.log)`;
-        return (await ground.cluster.nodes[0]?.inside(process.execPath, '--eval', script)) ?? '';
+        return (await fixture.cluster.nodes[0]?.inside(process.execPath, '--eval', script)) ?? '';
       };
       const agent = await ask(address);
       expect(agent).toMatch(
@@ -100,7 +102,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       const chosen = '--selector=app.kubernetes.io/component=controller';
       const port = '{.spec.containers[0].ports[?(@.name=="health")].containerPort}';
       const each = `--output=jsonpath={range .items[*]}{.status.podIP}:${port}{"\\n"}{end}`;
-      const places = (await ground.own('get', 'pods', chosen, each)).split('\n');
+      const places = (await fixture.own('get', 'pods', chosen, each)).split('\n');
       const controllers = (await Promise.all(places.map(ask))).join('');
       expect(controllers.match(/^stowage_controller_leading 1$/gm)).toHaveLength(1);
       expect(controllers).toMatch(/^stowage_controller_agents 2$/m);
@@ -108,6 +110,6 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
         /^stowage_controller_events_total\{type="Normal",reason="ProvisioningSucceeded"\} [1-9]/m,
       );
     },
-    long,
+    longTimeoutMs,
   );
 });

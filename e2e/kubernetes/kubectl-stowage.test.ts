@@ -1,8 +1,13 @@
 import { mkdirSync, readdirSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { rightsOf, rightsOfRole, titleOf, without } from './chart-rights.ts';
-import { bound, type Ground, namespace, startGround } from './kubectl-stowage-ground.ts';
+import { rightsOf, rightsOfRole, roleWithout, titleOf } from './chart-rights.ts';
+import {
+  type KubectlStowageFixture,
+  namespace,
+  roleBinding,
+  startKubectlStowageFixture,
+} from './kubectl-stowage-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 200, timeout: 60_000 };
@@ -10,13 +15,13 @@ const wait = { interval: 200, timeout: 60_000 };
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the API of a real cluster',
   () => {
-    let ground: Ground;
+    let fixture: KubectlStowageFixture;
     let alice: string;
     let stranger: string;
 
     beforeAll(async () => {
-      ground = await startGround(signal);
-      const { cluster, filer } = ground;
+      fixture = await startKubectlStowageFixture(signal);
+      const { cluster, filer } = fixture;
       const uri = new URL(filer.uri);
       const options = Object.fromEntries(uri.searchParams);
       uri.search = '';
@@ -39,24 +44,28 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           metadata: { name: 'maker' },
           rules: [{ apiGroups: ['stowage.dev'], resources: ['volumes'], verbs: ['create'] }],
         },
-        bound('maker', 'maker', 'default'),
+        roleBinding('maker', 'maker', 'default'),
         { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: { uri: `${uri}`, options } },
       );
-      [alice, stranger] = await Promise.all([ground.kubeconfigOf('alice'), ground.kubeconfigOf('stranger')]);
+      [alice, stranger] = await Promise.all([fixture.kubeconfigOf('alice'), fixture.kubeconfigOf('stranger')]);
     }, 200_000);
-    afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+    afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
     const bearer = async (account: string, audience?: string) => ({
-      authorization: `Bearer ${await ground.token(account, audience)}`,
+      authorization: `Bearer ${await fixture.token(account, audience)}`,
     });
 
-    test('who may create volumes does so with a token of their own, and nothing else', async () => {
+    test('lets a user who may create volumes do so with their own token, and nothing else', async () => {
       const headers = await bearer('maker', 'stowage.dev');
       const create = () =>
-        ground.door('POST', '/v1/volumes', headers, { name: 'photos', store: 'silver', bytes: '1073741824' });
+        fixture.callController('POST', '/v1/volumes', headers, {
+          name: 'photos',
+          store: 'silver',
+          bytes: '1073741824',
+        });
       await expect.poll(create, wait).toMatchObject({ status: 201, body: { store: 'silver', name: 'photos' } });
-      expect(readdirSync(ground.filer.exported)).toContain('photos');
-      expect(await ground.door('DELETE', '/v1/volumes/silver..photos', headers)).toMatchObject({
+      expect(readdirSync(fixture.filer.exported)).toContain('photos');
+      expect(await fixture.callController('DELETE', '/v1/volumes/silver..photos', headers)).toMatchObject({
         status: 403,
         body: {
           reason: 'rule-missing',
@@ -66,28 +75,30 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('a token for the API server, for another audience, and none are refused', async () => {
+    test('refuses a token for the API server, a token for another audience, and no token', async () => {
       const refused = { status: 401, body: { code: 'unauthenticated', reason: 'token-refused' } };
-      expect(await ground.door('GET', '/v1/volumes', await bearer('maker'))).toMatchObject(refused);
+      expect(await fixture.callController('GET', '/v1/volumes', await bearer('maker'))).toMatchObject(refused);
       const agents = await bearer('maker', 'stowage.dev/controller');
-      expect(await ground.door('GET', '/v1/volumes', agents)).toMatchObject(refused);
-      expect(await ground.door('GET', '/v1/volumes', { authorization: 'Bearer nonsense' })).toMatchObject(refused);
-      expect(await ground.door('GET', '/v1/volumes', {})).toMatchObject({
+      expect(await fixture.callController('GET', '/v1/volumes', agents)).toMatchObject(refused);
+      expect(await fixture.callController('GET', '/v1/volumes', { authorization: 'Bearer nonsense' })).toMatchObject(
+        refused,
+      );
+      expect(await fixture.callController('GET', '/v1/volumes', {})).toMatchObject({
         status: 401,
         body: { reason: 'token-missing' },
       });
       const both = { ...(await bearer('maker', 'stowage.dev')), 'stowage-authorization': 'Bearer x' };
-      expect(await ground.door('POST', '/v1/volumes', both)).toMatchObject({
+      expect(await fixture.callController('POST', '/v1/volumes', both)).toMatchObject({
         status: 401,
         body: { reason: 'token-ambiguous' },
       });
     });
 
-    test('a right that is given counts soon, and for the named volume only', async () => {
+    test('honours a new right soon, and for the named volume only', async () => {
       const headers = await bearer('stranger', 'stowage.dev');
-      const get = (name: string) => ground.door('GET', `/v1/volumes/silver..${name}`, headers);
+      const get = (name: string) => fixture.callController('GET', `/v1/volumes/silver..${name}`, headers);
       expect(await get('photos')).toMatchObject({ status: 403 });
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         {
           apiVersion: 'rbac.authorization.k8s.io/v1',
           kind: 'ClusterRole',
@@ -96,36 +107,36 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
             { apiGroups: ['stowage.dev'], resources: ['volumes'], verbs: ['get'], resourceNames: ['silver..photos'] },
           ],
         },
-        bound('one', 'stranger', 'default'),
+        roleBinding('one', 'stranger', 'default'),
       );
       await expect.poll(() => get('photos'), wait).toMatchObject({ status: 200, body: { name: 'photos' } });
       expect(await get('other')).toMatchObject({ status: 403 });
-      await ground.cluster.kubectl('delete', 'clusterrole', 'one');
+      await fixture.cluster.kubectl('delete', 'clusterrole', 'one');
       await expect.poll(async () => (await get('photos')).status, wait).toBe(403);
     });
 
-    test('kubectl stowage shows what there is to who may ask for the token of the viewer', async () => {
-      const volumes = await ground.stowage(alice, 'volume', 'list');
+    test('shows everything to users who may request the viewer’s token', async () => {
+      const volumes = await fixture.stowage(alice, 'volume', 'list');
       expect(volumes).toMatchObject({
         status: 0,
         stdout: expect.stringMatching(/^VOLUME +SIZE.*\nsilver\/photos +1GiB/),
       });
       // No agent is connected yet.
       expect(volumes.stderr).toContain('note: node node-1 could not be asked, its own volumes are missing');
-      const stores = await ground.stowage(alice, 'store', 'list');
+      const stores = await fixture.stowage(alice, 'store', 'list');
       expect(stores.stdout).toMatch(/silver +yes +nfs +open +1 /);
-      expect((await ground.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have an agent that is connected/);
-      expect(await ground.stowage(alice, 'mounts')).toMatchObject({ status: 0, stdout: '' });
+      expect((await fixture.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have an agent that is connected/);
+      expect(await fixture.stowage(alice, 'mounts')).toMatchObject({ status: 0, stdout: '' });
     });
 
     test('and does not let them change anything', async () => {
-      const change = (kubeconfig: string) => ground.stowage(kubeconfig, 'volume', 'delete', 'silver/photos');
+      const change = (kubeconfig: string) => fixture.stowage(kubeconfig, 'volume', 'delete', 'silver/photos');
       expect(await change(alice)).toMatchObject({
         status: 3,
         stderr: expect.stringContaining('cannot delete resource "services/proxy"'),
       });
-      // Who may everything, by the viewer's rights.
-      const { status, stderr } = await change(ground.cluster.kubeconfig);
+      // A cluster admin has the viewer's rights only.
+      const { status, stderr } = await change(fixture.cluster.kubeconfig);
       expect({ status, stderr }).toMatchObject({
         status: 3,
         stderr: expect.stringContaining('system:serviceaccount:stowage-system:stowage-viewer may not'),
@@ -133,22 +144,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(stderr).toContain('verbs: ["delete"]');
     });
 
-    test('who may not ask for it is told what is missing', async () => {
-      const { status, stderr } = await ground.stowage(stranger, 'volume', 'list');
+    test('tells other users which right is missing', async () => {
+      const { status, stderr } = await fixture.stowage(stranger, 'volume', 'list');
       expect(status).toBe(3);
       expect(stderr).toContain(
         'error: you may not ask for a token of the service account stowage-system/stowage-viewer',
       );
       expect(stderr).toContain('bind you to the Role stowage-viewers in stowage-system');
-      const elsewhere = await ground.stowage(ground.cluster.kubeconfig, '--namespace', 'default', 'volume', 'list');
+      const elsewhere = await fixture.stowage(fixture.cluster.kubeconfig, '--namespace', 'default', 'volume', 'list');
       expect(elsewhere).toMatchObject({
         status: 4,
         stderr: expect.stringContaining('Stowage is not installed in the namespace default'),
       });
     });
 
-    test('what nodes have is asked of their agents', async () => {
-      const { cluster, filer } = ground;
+    test('asks the agents for what nodes have', async () => {
+      const { cluster, filer } = fixture;
       const place = `${filer.exported}-local`;
       mkdirSync(place);
       await cluster.apply({
@@ -157,19 +168,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         metadata: { name: 'disks' },
         spec: { uri: `local://${place}` },
       });
-      const agent = await ground.startAgent();
+      const agent = await fixture.startAgent();
       const made = (): Promise<number> =>
         agent.stowage('volume', 'create', 'disks/scratch').then(({ status }) => status);
       await expect.poll(made, wait).toBe(0);
-      const list = await ground.stowage(alice, 'volume', 'list');
+      const list = await fixture.stowage(alice, 'volume', 'list');
       expect(list.stdout).toMatch(/^VOLUME +NODE .*\nsilver\/photos +- .*\ndisks\/scratch +node-1 /);
-      const shown = await ground.stowage(alice, 'volume', 'show', 'disks/scratch');
+      const shown = await fixture.stowage(alice, 'volume', 'show', 'disks/scratch');
       expect(shown.stdout).toMatch(/node +node-1\n/);
-      expect((await ground.stowage(alice, 'store', 'list')).stdout).toMatch(/disks +- +local +open +1 +1 /);
-      expect((await ground.stowage(alice, 'doctor')).stdout).toContain('node-1: ');
+      expect((await fixture.stowage(alice, 'store', 'list')).stdout).toMatch(/disks +- +local +open +1 +1 /);
+      expect((await fixture.stowage(alice, 'doctor')).stdout).toContain('node-1: ');
     }, 150_000);
 
-    /** What each right of an account is for; `{id}`: that of an operation. */
+    /** The requests that need each right of an account; `{id}`: the id of an operation. */
     const uses: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
       'stowage-viewer': {
         'get status': ['status'],
@@ -193,23 +204,23 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         'update operations': ['--account', 'stowage-adopter', 'operations', 'cancel', '{id}'],
       },
     };
-    // The one goes on until somebody ends it, and of the other there is nothing left that could be cancelled.
+    // The event stream doesn't end by itself, and there is no operation left to cancel.
     const endless = ['watch events', 'update operations'];
 
     test.each(Object.entries(uses))(
-      'every right of %s is needed, and enough',
+      'needs every right of %s, and no other',
       async (account, all) => {
         const rights = rightsOf(account);
         expect(rights.map(titleOf).sort()).toEqual(Object.keys(all).sort());
-        const [id = ''] = (await ground.stowage(alice, 'operations', '--quiet')).stdout.split('\n');
+        const [id = ''] = (await fixture.stowage(alice, 'operations', '--quiet')).stdout.split('\n');
         const run = (words: readonly string[]) =>
-          ground.stowage(
-            account === 'stowage-viewer' ? alice : ground.cluster.kubeconfig,
+          fixture.stowage(
+            account === 'stowage-viewer' ? alice : fixture.cluster.kubeconfig,
             ...words.map((word) => (word === '{id}' ? id : word)),
           );
         for (const [title, words] of Object.entries(all))
           if (!endless.includes(title)) expect([title, await run(words)]).toMatchObject([title, { status: 0 }]);
-        await using _taken = await without(ground.cluster, rights);
+        await using _taken = await roleWithout(fixture.cluster, rights);
         for (const [title, words] of Object.entries(all)) {
           const [verb, resource = ''] = title.split(' ');
           const what = resource.replace(/^[^/]*/, '$&.stowage.dev');
@@ -227,18 +238,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     ])('who may look needs the right: %s', async (title, why) => {
       const all = rightsOfRole('stowage-viewers');
       expect(all.length).toBe(2);
-      const look = () => ground.stowage(alice, 'store', 'list');
+      const look = () => fixture.stowage(alice, 'store', 'list');
       await expect.poll(look, wait).toMatchObject({ status: 0 });
-      await using _taken = await without(
-        ground.cluster,
+      await using _taken = await roleWithout(
+        fixture.cluster,
         all.filter((right) => titleOf(right) === title),
       );
       await expect.poll(look, wait).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
     });
 
-    test('who may view a cluster sees its stores by the role for that, and needs all of it', async () => {
-      const { cluster } = ground;
-      await cluster.apply(bound('view', 'stranger', 'default'));
+    test('lets users who may view the cluster see its stores by the aggregated role, which is complete and minimal', async () => {
+      const { cluster } = fixture;
+      await cluster.apply(roleBinding('view', 'stranger', 'default'));
       const as = '--as=system:serviceaccount:default:stranger';
       const said = (...words: readonly string[]): Promise<string> => cluster.kubectl(as, ...words).catch(String);
       const watched = '/apis/stowage.dev/v1/stores?watch=true&timeoutSeconds=1';
@@ -250,14 +261,14 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const rights = rightsOfRole('stowage-stores-view');
       expect(rights.map(titleOf).sort()).toEqual(looks.map(([title]) => title).sort());
       for (const [, words] of looks) await expect.poll(() => said(...words), wait).toMatch(/silver/);
-      await using _taken = await without(cluster, rights);
+      await using _taken = await roleWithout(cluster, rights);
       for (const [title, words] of looks)
         await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);
 
-    test('without a leader it says so', async () => {
-      await ground.stopController();
-      expect(await ground.stowage(alice, 'status')).toMatchObject({
+    test('says so when there is no leader', async () => {
+      await fixture.stopController();
+      expect(await fixture.stowage(alice, 'status')).toMatchObject({
         status: 10,
         stderr: expect.stringContaining(
           'error: no controller of Stowage can be reached in the namespace stowage-system',

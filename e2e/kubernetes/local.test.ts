@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type UsingPod, usingPod } from './agent-objects.ts';
-import { type ChartGround, chart, startChartGround } from './chart-ground.ts';
+import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -31,11 +31,11 @@ interface Listed {
 }
 
 describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
-  let ground: ChartGround;
-  let kubectl: ChartGround['cluster']['kubectl'];
+  let fixture: ChartFixture;
+  let kubectl: ChartFixture['cluster']['kubectl'];
   let names: readonly string[];
 
-  /** `small` has room for one, `quick` does not wait for pods, `disk` is on one that is mounted nowhere. */
+  /** `small` has room for one volume, `quick` binds immediately, the disk of `disk` is not mounted. */
   const stores = [
     { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
     { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
@@ -43,17 +43,17 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   ];
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    ({ kubectl } = ground.cluster);
-    names = ground.cluster.nodes.map(({ name }) => name);
+    fixture = await startChartFixture(signal);
+    ({ kubectl } = fixture.cluster);
+    names = fixture.cluster.nodes.map(({ name }) => name);
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`];
-    await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+    await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
     for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
-      await ground.own('rollout', 'status', one, '--timeout=120s');
+      await fixture.own('rollout', 'status', one, '--timeout=120s');
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
   afterEach(async () => {
-    // What a test that failed has left is no other's trouble.
+    // Deletes what a failed test left, so that the next test starts clean.
     await kubectl('delete', 'statefulset,pod,pvc', '--all', '--wait', '--timeout=90s');
   }, 120_000);
 
@@ -69,7 +69,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     usingPod({
       name,
       volume: name,
-      image: ground.busybox,
+      image: fixture.busybox,
       node: '',
       script: 'echo "$HOSTNAME" >>/data/who; sleep 100000',
       ...more,
@@ -79,7 +79,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     kubectl('wait', '--for=condition=Ready', '--timeout=110s', ...pods.map((name) => `pod/${name}`));
   const nodeOfPod = (name: string): Promise<string> =>
     kubectl('get', 'pod', name, '--output=jsonpath={.spec.nodeName}');
-  /** By the name of the claim. */
+  /** The node of each volume, by the name of its claim. */
   const nodesOfVolumes = async (): Promise<Readonly<Record<string, string | undefined>>> =>
     Object.fromEntries(
       (await list('pv')).map(({ spec: { claimRef, nodeAffinity } }) => [
@@ -88,10 +88,10 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       ]),
     );
   const phase = (name: string): Promise<string> => kubectl('get', 'pvc', name, '--output=jsonpath={.status.phase}');
-  /** What lies in the stores of each node, without their own records. */
+  /** The number of entries in the stores of each node, without the stores' own records. */
   const onNodes = async (): Promise<readonly number[]> =>
     await Promise.all(
-      ground.cluster.nodes.map(async (node) => {
+      fixture.cluster.nodes.map(async (node) => {
         const found = await node.inside('sh', '-c', `find ${place}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`);
         return found.split('\n').filter((line) => line !== '').length;
       }),
@@ -112,7 +112,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     kubectl('get', 'store', name, '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
 
   test(
-    'a store says on how many nodes it is, and classes how much room there is on each',
+    'a store reports its number of nodes, and its classes report the capacity on each',
     async () => {
       await expect.poll(() => readiness('small'), wait).toBe('Open on 2 of 2 nodes');
       const capacities = async (): Promise<readonly string[]> =>
@@ -129,9 +129,9 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a store whose disk is not mounted is begun nowhere else, is there as soon as the disk is, and goes on from a copy on another',
+    'a store on an unmounted disk is not created elsewhere, opens when the disk is mounted, and works from a copy on another disk',
     async () => {
-      const [first] = ground.cluster.nodes;
+      const [first] = fixture.cluster.nodes;
       if (first === undefined) throw new Error('no node');
       await expect.poll(() => readiness('disk'), wait).toMatch(/^Open on 0 of 2 nodes; .*volumes does not exist/);
       expect(await first.inside('ls', disk)).toBe('');
@@ -139,11 +139,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       try {
         await first.inside('mkdir', `${disk}/volumes`);
         await expect.poll(() => readiness('disk'), wait).toMatch(/^Open on 1 of 2 nodes; /);
-        await ground.cluster.apply(claim('on-disk', 'disk'), pod('on-disk', { node: first.name }));
+        await fixture.cluster.apply(claim('on-disk', 'disk'), pod('on-disk', { node: first.name }));
         await ready('on-disk');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
         await kubectl('delete', 'pod', 'on-disk', '--wait', '--timeout=90s');
-        // As docs/kubernetes-operations.md moves a store to another disk. A kubelet lets go of a volume after its pod is gone.
+        // Moves a store to another disk as docs/kubernetes-operations.md says. The kubelet unstages a volume after its pod is gone.
         const mounted = (): Promise<string> =>
           first.inside('grep', '-c', '/var/lib/stowage/mounts/', '/proc/self/mountinfo').catch(() => '0');
         await expect.poll(mounted, wait).toBe('0');
@@ -153,13 +153,13 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await first.inside('umount', '--lazy', disk);
         await first.inside('mount', '--bind', `${disk}-new`, disk);
         const agent = ['--selector=app.kubernetes.io/component=agent', `--field-selector=spec.nodeName=${first.name}`];
-        await ground.own('delete', 'pod', ...agent, '--wait', '--timeout=90s');
-        await ground.own('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
-        await ground.cluster.apply(pod('again', { node: first.name, volume: 'on-disk' }));
+        await fixture.own('delete', 'pod', ...agent, '--wait', '--timeout=90s');
+        await fixture.own('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
+        await fixture.cluster.apply(pod('again', { node: first.name, volume: 'on-disk' }));
         await ready('again');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk\nagain');
-        const name = await ground.own('get', 'pods', ...agent, '--output=jsonpath={.items[0].metadata.name}');
-        expect(await ground.own('exec', name, '--', 'stowage', 'store', 'check', 'disk')).toContain('room');
+        const name = await fixture.own('get', 'pods', ...agent, '--output=jsonpath={.items[0].metadata.name}');
+        expect(await fixture.own('exec', name, '--', 'stowage', 'store', 'check', 'disk')).toContain('room');
         await kubectl('delete', 'pod', 'again', '--wait', '--timeout=90s');
         await kubectl('delete', 'pvc', 'on-disk');
         await nothingLeft();
@@ -171,10 +171,10 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a store that would be in the containers of agents is refused, with what to do',
+    'a store inside the agents’ containers is refused, with what to do',
     async () => {
       const spec = { uri: 'local:///tmp/volumes' };
-      await ground.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
+      await fixture.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
       await expect
         .poll(() => readiness('lost'), wait)
         .toMatch(
@@ -186,19 +186,19 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim that waits for its pod gets its volume on that node, grows there, and leaves nothing',
+    'a claim that waits for its pod gets its volume on the pod’s node, grows there, and leaves nothing behind',
     async () => {
-      await ground.cluster.apply(claim('data', 'local'));
-      await ground.cluster.apply(pod('data', { node: names[1] ?? '' }));
+      await fixture.cluster.apply(claim('data', 'local'));
+      await fixture.cluster.apply(pod('data', { node: names[1] ?? '' }));
       await ready('data');
       expect(await nodesOfVolumes()).toEqual({ data: names[1] });
       expect(await onNodes()).toEqual([0, 1]);
       await kubectl('patch', 'pvc', 'data', '--patch={"spec":{"resources":{"requests":{"storage":"1Gi"}}}}');
       const size = (): Promise<string> => kubectl('get', 'pvc', 'data', '--output=jsonpath={.status.capacity.storage}');
       await expect.poll(size, wait).toBe('1Gi');
-      // The next pod has to go where the volume is, and finds what the first one wrote.
+      // The next pod must be scheduled to the volume's node, and finds the data of the first one.
       await kubectl('delete', 'pod', 'data', '--wait', '--timeout=90s');
-      await ground.cluster.apply(pod('second', { volume: 'data', ...anywhere() }));
+      await fixture.cluster.apply(pod('second', { volume: 'data', ...anywhere() }));
       await ready('second');
       expect(await nodeOfPod('second')).toBe(names[1]);
       expect(await kubectl('exec', 'second', '--', 'cat', '/data/who')).toBe('data\nsecond');
@@ -210,11 +210,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim that does not wait gets its volume at once, and its pod goes there',
+    'a claim that binds immediately gets its volume at once, and its pod is scheduled there',
     async () => {
-      await ground.cluster.apply(claim('at-once', 'quick'));
+      await fixture.cluster.apply(claim('at-once', 'quick'));
       await expect.poll(() => phase('at-once'), wait).toBe('Bound');
-      await ground.cluster.apply(pod('at-once', anywhere()));
+      await fixture.cluster.apply(pod('at-once', anywhere()));
       await ready('at-once');
       expect(await nodesOfVolumes()).toEqual({ 'at-once': await nodeOfPod('at-once') });
       await kubectl('delete', 'pod', 'at-once', '--wait', '--timeout=90s');
@@ -225,7 +225,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a StatefulSet of three has three volumes on two nodes, each where its pod is',
+    'a StatefulSet of three has three volumes on two nodes, each on the node of its pod',
     async () => {
       const labels = { app: 'trio' };
       const { spec } = pod('trio') as { readonly spec: { readonly containers: readonly object[] } };
@@ -238,7 +238,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         },
       ];
       const { spec: wanted } = claim('data', 'local') as { readonly spec: object };
-      await ground.cluster.apply({
+      await fixture.cluster.apply({
         apiVersion: 'apps/v1',
         kind: 'StatefulSet',
         metadata: { name: 'trio', namespace: 'default' },
@@ -271,9 +271,9 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a pod whose node is full goes to another',
+    'a pod whose node is full is scheduled to another one',
     async () => {
-      await ground.cluster.apply(claim('first', 'small'), pod('first', { node: names[0] ?? '' }));
+      await fixture.cluster.apply(claim('first', 'small'), pod('first', { node: names[0] ?? '' }));
       await ready('first');
       const rather = [
         {
@@ -282,7 +282,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         },
       ];
       const affinity = { nodeAffinity: { preferredDuringSchedulingIgnoredDuringExecution: rather } };
-      await ground.cluster.apply(claim('next', 'small'), pod('next', anywhere(affinity)));
+      await fixture.cluster.apply(claim('next', 'small'), pod('next', anywhere(affinity)));
       await ready('next');
       expect(await nodesOfVolumes()).toEqual({ first: names[0], next: names[1] });
       expect(await onNodes()).toEqual([1, 1]);
@@ -294,22 +294,22 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a claim waits for the agent of its node, says so, and has its volume as soon as that is there',
+    'a claim waits for the agent of its node, says so, and gets its volume when the agent is back',
     async () => {
       const only = (node: string | null): string =>
         JSON.stringify({ spec: { template: { spec: { nodeSelector: { 'kubernetes.io/hostname': node } } } } });
-      await ground.own('patch', 'daemonset', 'stowage-agent', '--patch', only(names[1] ?? ''));
+      await fixture.own('patch', 'daemonset', 'stowage-agent', '--patch', only(names[1] ?? ''));
       const agents = async (): Promise<string> =>
-        await ground.own(
+        await fixture.own(
           'get',
           'pods',
           '--selector=app.kubernetes.io/component=agent',
           '--output=jsonpath={.items[*].spec.nodeName}',
         );
       await expect.poll(agents, wait).toBe(names[1]);
-      await ground.cluster.apply(claim('late', 'local'), pod('late', { node: names[0] ?? '' }));
+      await fixture.cluster.apply(claim('late', 'local'), pod('late', { node: names[0] ?? '' }));
       await expect.poll(() => eventsOf('late'), wait).toMatch(/agent of node \S+ is not connected/);
-      await ground.own('patch', 'daemonset', 'stowage-agent', '--patch', only(null));
+      await fixture.own('patch', 'daemonset', 'stowage-agent', '--patch', only(null));
       await ready('late');
       expect(await nodesOfVolumes()).toEqual({ late: names[0] });
       await kubectl('delete', 'pod', 'late', '--wait', '--timeout=90s');
@@ -320,7 +320,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'controllers that are killed among claims make each volume once',
+    'controllers that are killed while claims wait create each volume once',
     async () => {
       const count = 40;
       const all = Array.from({ length: count }, (_, at) => `many-${at}`);
@@ -328,9 +328,9 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         (await kubectl('get', 'pvc', '--output=jsonpath={.items[*].status.phase}'))
           .split(' ')
           .filter((one) => one === 'Bound').length;
-      await ground.cluster.apply(...all.map((name) => claim(name, 'quick', '1Mi')));
+      await fixture.cluster.apply(...all.map((name) => claim(name, 'quick', '1Mi')));
       await expect.poll(bound, { ...wait, interval: 20 }).toBeGreaterThan(0);
-      await ground.own(
+      await fixture.own(
         'delete',
         'pods',
         '--selector=app.kubernetes.io/component=controller',

@@ -1,15 +1,15 @@
-// Asks an NFS server for directories by their paths, and prints what came of each: node nfs-caller.ts WISH, as JSON.
+// Looks up directories by path on an NFS server, and prints the result of each: node nfs-caller.ts CALL, as JSON.
 import { systemClock } from '#base/clock.ts';
 import { createRpcClient, MountError, mnt, mountProgram, mountVersion, RpcError } from '#wire/nfs3/index.ts';
 
-export interface NfsWish {
+export interface NfsCall {
   readonly host: string;
   readonly paths: readonly string[];
   /** Undefined: without TLS. */
   readonly tls?: { readonly servername: string; readonly ca: string; readonly cert?: string; readonly key?: string };
 }
 
-async function ask({ host, paths, tls }: NfsWish): Promise<Readonly<Record<string, string>>> {
+async function ask({ host, paths, tls }: NfsCall): Promise<Readonly<Record<string, string>>> {
   using rpc = createRpcClient({
     clock: systemClock(),
     addresses: [{ host, port: 2049 }],

@@ -6,16 +6,16 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 import { certificate } from '#testing/certificate.ts';
 import { program } from '../stowage.ts';
 
-/** An NFS server that nodes reach, and that speaks only to those who show a certificate. */
+/** An NFS server that nodes can reach, and that requires client certificates. */
 export interface PrivateFiler extends AsyncDisposable {
-  /** What a Store of it has. */
+  /** The spec of a Store on it. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
   readonly secretName: string;
-  /** The certificates, as an object of a namespace. */
+  /** The certificates, as a Secret in a namespace. */
   secret(namespace: string): object;
-  /** A part of what is secret. */
+  /** A part of the private key. */
   readonly clue: string;
-  /** Of the files of that name, one in each volume. */
+  /** The contents of all files with that name, one in each volume. */
   contentsOf(name: string): Promise<readonly string[]>;
 }
 

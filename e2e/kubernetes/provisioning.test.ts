@@ -7,7 +7,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { freeLease, type RunningController, startController } from './controllers.ts';
 
@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     let nfs: NfsServer;
     let folder: string;
     let exported: string;
-    /** Exported, and not to this machine. */
+    /** An export that this machine may not mount. */
     let denied: string;
     let running: RunningController[];
 
@@ -93,7 +93,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const list = async (kind: string): Promise<Listed['items']> =>
       (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as Listed).items;
     const phases = async (): Promise<readonly string[]> => (await list('pvc')).map(({ status }) => status.phase ?? '');
-    /** Records too, but not the store's own, nor what a check of it tries out. */
+    /** Includes the volumes' records, but not the store's own files or those of a store check. */
     const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
     const onStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
     const left = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
@@ -106,7 +106,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         '--output=jsonpath={.items[*].message}',
       );
 
-    test('a store says how it is, and has its class', async () => {
+    test('a store reports its state, and has its class', async () => {
       await start('one').leads();
       await expect
         .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect(cluster.apply(store('wrong', spec({ uri })))).rejects.toThrow(why);
     });
 
-    test('a claim of a store whose server denies access is told that it is a permission, and whom to ask', async () => {
+    test('a claim of a store whose server denies access gets an Event that says that it is a permission, and whom to ask', async () => {
       await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
       await start('one').leads();
@@ -152,7 +152,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       );
     });
 
-    test('a claim is bound, grows, and leaves nothing', async () => {
+    test('a claim is bound, grows, and leaves nothing behind', async () => {
       const controller = start('one', '--health', '127.0.0.1:0');
       await controller.leads();
       await cluster.apply(claim('cart'));
@@ -174,7 +174,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(left, wait).toEqual(nothing);
     });
 
-    test('a claim of a class that waits is bound when a pod wants it, and with Retain keeps its data', async () => {
+    test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and with Retain keeps its data', async () => {
       await start('one').leads();
       await cluster.apply(
         {
@@ -212,7 +212,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       for (const name of entries()) rmSync(join(exported, name), { recursive: true });
     });
 
-    test('a class with parameters that are not known is told on the claim, which waits and leaves nothing', async () => {
+    test('a claim of a class with unknown parameters gets an Event, waits and leaves nothing behind', async () => {
       await start('one').leads();
       await cluster.apply(
         {
@@ -233,13 +233,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(left, wait).toEqual(nothing);
     });
 
-    test('a volume that a node uses outlives its claim until the node is said to be out of service', async () => {
+    test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
       await start('one').leads();
       await cluster.apply(claim('used'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
       const [made] = await list('pv');
       const [name = ''] = onStore();
-      // As an agent of that node does.
+      // As an agent on that node does.
       const { host, nfsPort, mountPort } = nfs;
       const given = { port: String(nfsPort), mountport: String(mountPort) };
       const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: given, instance: 'host-1' });

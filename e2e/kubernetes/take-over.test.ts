@@ -14,7 +14,7 @@ import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { needs, toolPath } from '#testbed/needs.ts';
 import {
-  type Foreign,
+  type ForeignDriver,
   foreignClaim,
   foreignClass,
   foreignClasses,
@@ -24,7 +24,7 @@ import {
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, claim, startChartGround } from './chart-ground.ts';
+import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -42,20 +42,20 @@ function commandsIn(title: string): readonly (readonly string[])[] {
   );
 }
 
-describe.skipIf(needs(...components))('as the page about Kubernetes says', () => {
-  let ground: ChartGround;
+describe.skipIf(needs(...components))('the documentation page about Kubernetes', () => {
+  let fixture: ChartFixture;
   let filer: Filer;
-  let kubectl: ChartGround['cluster']['kubectl'];
+  let kubectl: ChartFixture['cluster']['kubectl'];
   let at: { readonly server: string; readonly path: string };
   let env: Readonly<Record<string, string>>;
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
-    const { cluster } = ground;
+    fixture = await startChartFixture(signal);
+    const { cluster } = fixture;
     ({ kubectl } = cluster);
     filer = await startFiler(cluster, signal);
     at = { server: addresses.controlPlane, path: filer.exported };
-    // What whoever reads it has in a registry.
+    // The image that a reader of the page has in a registry.
     await cluster.importImage(await buildImage(signal), 'docker.io/library/stowage:0.1.0');
     const named = { importImage: (tar: string) => cluster.importImage(tar, 'docker.io/library/busybox:latest') };
     await importBusybox(named, signal);
@@ -64,10 +64,10 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
-    await ground?.[Symbol.asyncDispose]();
+    await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
-  /** As it is written, in a clone. */
+  /** Runs a command as it is written, in a clone of the repository. */
   const shell = async (command: string): Promise<string> =>
     (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 330_000 })).stdout;
   const all = async (commands: readonly string[]): Promise<void> => {
@@ -80,18 +80,18 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   const volumes = async (): Promise<readonly string[]> =>
     (await kubectl('get', 'pv', '--output=jsonpath={.items[*].metadata.name}')).split(' ');
 
-  /** Controller and agents get certificates by the upgrade, so Kubernetes replaces their pods. */
+  /** The upgrade gives the controller and agents certificates, so Kubernetes replaces their pods. */
   async function untilReplaced(): Promise<void> {
     for (const what of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
-      await ground.own('rollout', 'status', what, '--timeout=180s');
+      await fixture.own('rollout', 'status', what, '--timeout=180s');
     const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
-    await expect.poll(() => ground.own('get', 'pods', ending), wait).toBe('');
-    // Until the new controller leads, none can be reached.
+    await expect.poll(() => fixture.own('get', 'pods', ending), wait).toBe('');
+    // No controller can be reached until the new one leads.
     await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
   }
 
   test(
-    'the quick start works',
+    'has a quick start that works',
     async () => {
       const [install = [], upgrade = []] = commandsIn('Quick start');
       expect(install).toHaveLength(5);
@@ -102,7 +102,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
       await all(upgrade);
       await untilReplaced();
-      // The controller makes it, once it has looked at the new store.
+      // The controller creates it after it has opened the new store.
       const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
       await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
     },
@@ -110,7 +110,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'kubectl stowage has everything that is shown',
+    'has kubectl stowage commands that all exist',
     async () => {
       const [shown = []] = commandsIn('kubectl stowage');
       expect(shown.length).toBeGreaterThan(4);
@@ -120,15 +120,15 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'two pods on two nodes share a volume',
+    'shares a volume between two pods on two nodes',
     async () => {
       const [, , share = []] = commandsIn('Quick start');
       const [apply = '', ready = '', logs = ''] = share;
-      await ground.tellDns();
+      await fixture.registerInDns();
       await shell(apply);
       await shell(ready).catch(async (cause: Error) => {
         const about = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
-        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await ground.own('get', 'pods,pvc')}`, {
+        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await fixture.own('get', 'pods,pvc')}`, {
           cause,
         });
       });
@@ -142,7 +142,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'whoever makes a mistake is told what it is, and what to do',
+    'says what is wrong and what to do for each mistake',
     async () => {
       const [host, path] = [new URL('nfs://filer.exmaple.invalid/export'), new URL(filer.spec.uri)];
       path.pathname += '-other';
@@ -155,7 +155,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       });
       const parameters = { store: 'small', onDelete: 'archive' };
       await mkdir(`${filer.exported}/small`);
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         store('wrong-host', host.href),
         store('wrong-path', path.href),
         store('small', `${filer.spec.uri}/small`, { options: { ...options, maxBytes: '1G' }, storageClass: {} }),
@@ -189,8 +189,11 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     long,
   );
 
-  /** A claim that one of the two has made a volume for, as far as Kubernetes and the server know. */
-  async function provision(kind: Foreign, name: string): Promise<{ readonly volume: string; readonly folder: string }> {
+  /** A claim with a volume of another driver, as Kubernetes and the server know it. */
+  async function provision(
+    kind: ForeignDriver,
+    name: string,
+  ): Promise<{ readonly volume: string; readonly folder: string }> {
     const there = await expect
       .poll(() => claimOf(name), wait)
       .toBeDefined()
@@ -199,7 +202,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     await mkdir(folder, { mode: 0o777 });
     await writeFile(join(folder, 'old'), `of ${name}\n`);
     const made = foreignVolume(kind, there, at);
-    await ground.cluster.apply(made);
+    await fixture.cluster.apply(made);
     await expect.poll(async () => (await claimOf(name)).status?.phase, wait).toBe('Bound');
     return { volume: made.metadata.name ?? '', folder };
   }
@@ -214,23 +217,23 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     [folder, join(folder, 'old')].map((path) => statSync(path).ino);
 
   test(
-    'claims of others are found, with those who use them',
+    'finds claims of other drivers, with the pods that use them',
     async () => {
-      await ground.cluster.apply(
+      await fixture.cluster.apply(
         { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'shop' } },
         foreignClass('csi', at),
         foreignClass('subdir', at),
         foreignClaim('csi', 'shop', 'films'),
-        statefulSet(ground.busybox),
+        statefulSet(fixture.busybox),
       );
       db = await provision('subdir', 'data-db-0');
       films = await provision('csi', 'films');
       await mkdir(join(filer.exported, 'films'), { mode: 0o777 });
       await writeFile(join(filer.exported, 'films', 'old'), 'by hand\n');
       inodes = inodesOf(db.folder);
-      // Only now: the server remembers for a while what was in a directory that it has shown.
+      // Only now, because the server caches the entries of a directory for a while after it was listed.
       const store = { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: filer.spec };
-      await ground.cluster.apply(store);
+      await fixture.cluster.apply(store);
       await kubectl('wait', '--for=condition=Ready', 'store/silver', '--timeout=90s');
       const found = await shell(look.join('\n'));
       expect(found).toMatch(
@@ -245,21 +248,21 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'a directory becomes a volume by hand',
+    'turns a directory into a volume by hand',
     async () => {
       const section = sectionOf('Use existing directories');
       const [adopt = []] = commandsIn('Use existing directories');
       expect(adopt).toHaveLength(1);
       await all(adopt);
       const objects = /^```yaml\n(.*?)^```/ms.exec(section)?.[1] ?? '';
-      const file = join(ground.cluster.folder, 'films.yaml');
+      const file = join(fixture.cluster.folder, 'films.yaml');
       await writeFile(file, objects);
-      await ground.cluster.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'video' } });
+      await fixture.cluster.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'video' } });
       await shell(`kubectl apply -f ${file}`);
       const script = 'cat /data/old && exec sleep 100000';
-      const node = ground.cluster.nodes[0]?.name ?? '';
-      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: ground.busybox });
-      await ground.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
+      const node = fixture.cluster.nodes[0]?.name ?? '';
+      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: fixture.busybox });
+      await fixture.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
       const own = ['--namespace=video', '--timeout=90s'];
       await kubectl('wait', '--for=condition=Ready', 'pod/films', ...own);
       expect(await kubectl('logs', 'films', '--namespace=video')).toBe('by hand');
@@ -281,18 +284,18 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
     await kubectl('wait', '--for=condition=Ready', 'pod/db-0', '--namespace=shop', '--timeout=120s');
     expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
     await kubectl('exec', 'db-0', '--namespace=shop', '--', 'sh', '-c', 'date >>/data/new && sync /data/new');
-    // What the pod writes is there, in the same directory as before.
+    // The pod's files are in the same directory as before.
     expect(readdirSync(db.folder).sort()).toEqual(['new', 'old']);
     expect(inodesOf(db.folder)).toEqual(inodes);
   };
 
   test(
-    'a claim is taken over, and its pod has its data',
+    'takes over a claim, and its pod has its data',
     async () => {
       expect(take).toHaveLength(5);
       await all(take);
       await isTaken();
-      // Once more does nothing.
+      // A second run changes nothing.
       const uid = (await claimOf('data-db-0')).metadata.uid;
       expect(await shell('kubectl stowage take-over silver shop/data-db-0')).toBe('');
       expect((await claimOf('data-db-0')).metadata.uid).toBe(uid);
@@ -301,7 +304,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'and given back, and taken over again',
+    'gives the claim back, and takes it over again',
     async () => {
       const wrote = await readFile(join(db.folder, 'new'), 'utf8');
       expect(undo).toHaveLength(3);
@@ -321,9 +324,9 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'killed in the middle, it goes on where it was',
+    'continues an interrupted take-over where it was killed',
     async () => {
-      // Told at once, and not asked for: what comes after it takes Kubernetes some tenths of a second, and no more.
+      // A watch, and no polling: Kubernetes takes the next step within some tenths of a second.
       const watch = spawn('kubectl', ['get', 'pv', '--watch', '--output=name'], {
         env,
         stdio: ['ignore', 'pipe', 'ignore'],
@@ -355,20 +358,20 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   );
 
   test(
-    'at the end everything is as if Stowage had made it',
+    'leaves everything as if Stowage had created it',
     async () => {
       await all(finish);
-      // Its provisioner sees that it is to be kept, and lets it go.
+      // The old provisioner sees that the PV is to be retained, and removes its finalizer.
       await kubectl('patch', 'pv', films.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
       await expect.poll(volumes, wait).not.toContain(films.volume);
       await expect.poll(volumes, wait).not.toContain(db.volume);
       expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
       await all(rename);
       const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
-      await ground.cluster.apply(fresh);
+      await fixture.cluster.apply(fresh);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
       expect(existsSync(films.folder)).toBe(true);
-      // What csi-driver-nfs would have done, nobody knows: it stays, until somebody says otherwise.
+      // Nobody knows what csi-driver-nfs would have done: the data stay until an administrator decides otherwise.
       const mayGo = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
       await kubectl('patch', 'pv', `${films.volume}-stowage`, '--type=merge', '-p', mayGo);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
@@ -386,7 +389,7 @@ function killGroup({ pid }: ChildProcess): void {
 
 const largeClaim = { accessModes: ['ReadWriteMany'], resources: { requests: { storage: '5Ti' } } };
 
-/** An application that brings its own claims. */
+/** An application with volumeClaimTemplates. */
 const statefulSet = (image: string): object => ({
   apiVersion: 'apps/v1',
   kind: 'StatefulSet',

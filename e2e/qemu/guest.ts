@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that old-kernel.ts starts: mounts an export of our own server, and kills and upgrades the
- * data path while files and names are changed and compared. Arguments: the folder of the bundles. Its last line is the result.
+ * Runs inside the virtual machine that old-kernel.ts starts. Mounts an export of our own server, and kills and upgrades the
+ * data path while it changes and compares files and names. Argument: the folder of the bundles. The last line is the result.
  */
 
 import { spawn } from 'node:child_process';
@@ -9,19 +9,19 @@ import { release } from 'node:os';
 import { join } from 'node:path';
 import process from 'node:process';
 import { block, blockSize } from '#testing/block-writer.ts';
-import { disturbed, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
-import { modelled, run } from '#testing/workloads.ts';
+import { type KeeperMounts, runWithFaults, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
+import { run, runModelWorkload } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
 const port = 2049;
-/** Emulated, on a busy machine, a data path takes up to half a minute to start. */
+/** Under emulation on a busy machine, a data path takes up to half a minute to start. */
 const limitMs = 3 * 60_000;
-/** On a host that is so busy, keepers also take slow data paths for hung, so that the work is disturbed more often. */
+/** On a very busy host, keepers also mistake slow data paths for hung ones, which causes more take-overs. */
 const work = { timeout: 10 * 60_000 } as const;
 const exported = '/srv/exported';
 const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
 
-/** Our own, as people start it. Resolves when it listens. */
+/** Starts our own NFS server as users do. Resolves when it listens. */
 async function serve(): Promise<void> {
   mkdirSync(exported, { recursive: true });
   const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(port), '--squash', 'none'];
@@ -35,12 +35,12 @@ async function serve(): Promise<void> {
 async function trial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
   const file = join(at, `file ${what}`);
   const blocks = 64;
-  await disturbed(often, disturb, async (round) => {
+  await runWithFaults(often, disturb, async (round) => {
     const names = join(at, `names ${what} ${round}`);
     await run('mkdir', [names], work);
     await run('truncate', ['--size=0', file], work);
     await Promise.all([
-      modelled(names, round, 300, work),
+      runModelWorkload(names, round, 300, work),
       run(process.execPath, [writer, file, '0', `${blocks}`], work),
     ]);
     const found = readFileSync(join(exported, `file ${what}`));
@@ -51,7 +51,7 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
   console.log(`${what}: ${often} times, no error, no difference`);
 }
 
-async function main(mounts: KeptMounts): Promise<void> {
+async function main(mounts: KeeperMounts): Promise<void> {
   const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
   const { at } = await mounts.mount(await sourceOf(served, '/export'));
   await trial('killed', 12, at, () => mounts.killDataPath());
@@ -63,7 +63,7 @@ async function main(mounts: KeptMounts): Promise<void> {
 console.log(`kernel ${release()}`);
 try {
   await serve();
-  await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
+  await using mounts = await startKeeperMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
   await main(mounts).catch((cause: unknown) => {
     console.log(mounts.log().slice(-20_000));
     throw cause;

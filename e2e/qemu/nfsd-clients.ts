@@ -5,14 +5,14 @@ import { promisify } from 'node:util';
 import { systemClock } from '#base/clock.ts';
 import { openExport, user } from '#testing/nfs-export.ts';
 import { type Disturbance, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
-import type { Nodes } from '#testing/resend-mutations.ts';
+import type { ResendNodes } from '#testing/resend-mutations.ts';
 import { procedureOf } from '#testing/rpc-records.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { createRpcClient, type RpcClientOptions } from '#wire/rpc/client.ts';
 import type { Address } from '#wire/rpc/connection.ts';
-import { pick } from '../crash/chance.ts';
+import { pick } from '../crash/seeded-random.ts';
 
-/** Clients of the guest's nfsd, and proxies to it. */
+/** Clients of the guest's nfsd, and proxies in front of it. */
 
 export const nfsd = { host: '127.0.0.1', port: 2049 } as const;
 export const mountPort = 20_048;
@@ -30,15 +30,15 @@ export async function restartNfsd(): Promise<void> {
 export interface WorkplaceOptions {
   readonly stallMs?: number;
   readonly connections?: number;
-  /** More addresses of the server, for node A. */
+  /** More addresses of the server for node A. */
   readonly more?: readonly Address[];
 }
 
-/** A new directory of an export, and its two nodes. */
+/** A new directory of an export, and the two nodes that use it. */
 export async function openWorkplace(
   exported: string,
   { more = [], ...options }: WorkplaceOptions = {},
-): Promise<Nodes & Disposable> {
+): Promise<ResendNodes & Disposable> {
   using opened = new DisposableStack();
   const { nfs: b, root } = opened.use(await openExport({ ...nfsd, nfsPort: nfsd.port, mountPort }, exported));
   const name = `work-${randomUUID()}`;
@@ -71,7 +71,7 @@ export interface Disturbances extends ReplayingProxyOptions {
   readonly counts: Readonly<Record<Exclude<Disturbance, 'none'>, number>>;
 }
 
-/** Disturbs about one in eight calls that change something, and some others. */
+/** Disturbs about one in eight calls that change something, and some other calls. */
 export function disturbances(random: () => number, { late }: { readonly late: boolean }): Disturbances {
   const counts = { 'cut before the call': 0, 'lose the reply': 0, 'run the first copy late': 0 };
   const kinds = ['cut before the call', 'lose the reply', late ? 'run the first copy late' : 'lose the reply'] as const;

@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that linux-nfsd.ts starts, beside nfsd. Arguments: the seed. Its last line is the result; before it, a
- * table of everything that was run.
+ * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a table of all runs;
+ * the last line is the result.
  */
 
 import { AssertionError } from 'node:assert/strict';
@@ -13,8 +13,14 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { stripVTControlCharacters } from 'node:util';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import * as cases from '#testing/resend-cases.ts';
-import { changingData, type Mutation, makingNames, mutations, takingNames } from '#testing/resend-mutations.ts';
-import { chance } from '../crash/chance.ts';
+import {
+  creatingMutations,
+  dataMutations,
+  type Mutation,
+  mutations,
+  removingMutations,
+} from '#testing/resend-mutations.ts';
+import { seededRandom } from '../crash/seeded-random.ts';
 import { connect, type Disturbances, disturbances, nfsd, openWorkplace, restartNfsd, second } from './nfsd-clients.ts';
 import { holdByTurns, releaseAcrossFailOver } from './nfsd-locks.ts';
 import { runWorkload } from './nfsd-workload.ts';
@@ -22,9 +28,9 @@ import { runWorkload } from './nfsd-workload.ts';
 const seed = Number(process.argv[2] ?? 1);
 const shortHandles = '/srv/ext4';
 const longHandles = '/srv/xfs/below';
-/** nfsd does not remember its replies to CREATE and SYMLINK there. */
+/** nfsd does not cache its replies to CREATE and SYMLINK there. */
 const longestHandles = '/srv/xfs/checked';
-/** Of one sequence. Resent calls that the server works on are repeated after 5, 10, 20 s. */
+/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server works on it. */
 const trialMs = 5 * 60_000;
 
 /** nfsd restarts after so many changes. */
@@ -32,7 +38,7 @@ const changesOfRun = 100;
 
 interface Row {
   readonly what: string;
-  /** `window`: a sequence of which the design says that it breaks the rule, and it did. */
+  /** `window`: the design document says that this sequence breaks the rule, and it did. */
   readonly result: 'passed' | 'FAILED' | 'window';
   readonly seconds: string;
   readonly detail: string;
@@ -97,7 +103,7 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
 }
 
 async function refusals(): Promise<void> {
-  for (const mutation of makingNames)
+  for (const mutation of creatingMutations)
     await trial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.refuseExisting(nodes, mutation);
@@ -105,12 +111,12 @@ async function refusals(): Promise<void> {
 }
 
 async function restarts(): Promise<void> {
-  for (const mutation of takingNames.slice(0, 1))
+  for (const mutation of removingMutations.slice(0, 1))
     await trial('the question whether nfsd restarted changes nothing', async () => {
       using nodes = await openWorkplace(shortHandles);
-      await cases.askUnnoticed(nodes, mutation);
+      await cases.restartProbeHasNoEffect(nodes, mutation);
     });
-  for (const mutation of takingNames) {
+  for (const mutation of removingMutations) {
     await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartAfter(nodes, mutation, restartNfsd);
@@ -135,7 +141,7 @@ async function restarts(): Promise<void> {
 }
 
 async function otherAddresses(): Promise<void> {
-  for (const mutation of takingNames) {
+  for (const mutation of removingMutations) {
     await trial(`${mutation.name}: node B goes on before node A fails over`, async () => {
       using other = await startReplayingProxy(nfsd, second);
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000, more: [other] });
@@ -148,9 +154,9 @@ async function otherAddresses(): Promise<void> {
   }
 }
 
-/** The windows of docs/designs/nfs-resends.md that can be shown. They do not decide the result. */
+/** The windows of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
 async function windows(): Promise<void> {
-  for (const mutation of [...changingData, ...makingNames])
+  for (const mutation of [...dataMutations, ...creatingMutations])
     await trial(
       `${mutation.name}: node B goes on before node A fails over`,
       async () => {
@@ -173,14 +179,21 @@ async function workload(
 ): Promise<string> {
   using nodes = await openWorkplace(shortHandles);
   using opened = new DisposableStack();
-  const all = [0, 1].map((i) => disturbances(chance(seed + i), { late }));
+  const all = [0, 1].map((i) => disturbances(seededRandom(seed + i), { late }));
   const clients = [];
   for (const [i, disturbed] of all.entries()) {
     const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${20 + i}` }));
     clients.push(opened.use(connect({ addresses: [proxy] })));
   }
   const { directory, folder } = nodes;
-  await runWorkload({ clients, directory, folder, steps, random: chance(seed + 2), ...(onChange && { onChange }) });
+  await runWorkload({
+    clients,
+    directory,
+    folder,
+    steps,
+    random: seededRandom(seed + 2),
+    ...(onChange && { onChange }),
+  });
   return `${steps} changes; ${summed(all.map(({ counts }) => counts))}`;
 }
 

@@ -15,19 +15,19 @@ import { openNfsStoreRoot } from '#stores/nfs/open-store-root.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { remove, setattr } from '#wire/nfs3/procedures.ts';
-import { chance } from '../crash/chance.ts';
+import { seededRandom } from '../crash/seeded-random.ts';
 import { type Disturbances, disturbances, mountPort, nfsd, second } from './nfsd-clients.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
-/** A host that has a store on the export open. */
+/** A host with an open store on the export. */
 interface Host extends AsyncDisposable {
   readonly others: HostLocks;
 }
 
 async function openHost(hosts: readonly string[], port: number, folder: string, instance: string): Promise<Host> {
   const clock = systemClock();
-  // One process stands for several hosts: each has its own marks and connections.
+  // One process simulates several hosts, each with its own process mark and connections.
   const marks = { own: randomInt(2, 2 ** 29), dead: [] };
   const parts = {
     options: parseOptions(`nfs://${hosts.join(',')}${folder}`, { port: `${port}`, mountport: `${mountPort}` }),
@@ -50,7 +50,7 @@ export interface LockRun {
   readonly cuts: readonly Disturbances['counts'][];
 }
 
-/** Hosts whose connections are cut take one lock by turns. What only its holder may do is done right. */
+/** Hosts take one lock in turn while their connections are cut. The holder's actions must be correct. */
 export async function holdByTurns(folder: string, seed: number, turns: number): Promise<LockRun> {
   await using opened = new AsyncDisposableStack();
   mkdirSync(folder);
@@ -71,7 +71,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
         inside--;
         turn++;
       } catch (cause) {
-        // Nothing else may fail, and it is to be tried again: `volume-locked-elsewhere`, or a call without an answer.
+        // Only temporary errors are allowed: `volume-locked-elsewhere`, or a call without an answer.
         if (!isTemporary(cause)) throw cause;
         refused++;
       }
@@ -79,7 +79,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
   }
   const hosts: HostLocks[] = [];
   for (const i of [0, 1, 2]) {
-    const disturbed = disturbances(chance(seed + i), { late: true });
+    const disturbed = disturbances(seededRandom(seed + i), { late: true });
     cuts.push(disturbed.counts);
     const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${10 + i}` }));
     hosts.push(opened.use(await openHost([proxy.host], proxy.port, folder, `host-${i}`)).others);
@@ -93,7 +93,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
 const isTemporary = (cause: unknown): boolean =>
   cause instanceof StowageError || isErrno(cause, 'ETIMEDOUT', 'EIO', 'ECONNRESET');
 
-/** A host releases its lock and fails over before it is answered, while the next host holds the lock. */
+/** A host releases its lock and fails over before the answer, while the next host already holds the lock. */
 export async function releaseAcrossFailOver(folder: string): Promise<void> {
   await using opened = new AsyncDisposableStack();
   mkdirSync(folder);
@@ -109,7 +109,7 @@ export async function releaseAcrossFailOver(folder: string): Promise<void> {
   await stalled;
   const next = await two.others.hold([id], scope.signal);
   await released;
-  // Calls that wait make it fail over.
+  // Waiting calls trigger its fail-over.
   await one.others.holderOf(id).catch(() => undefined);
   ok(other.ports.length > 0, 'the host did not fail over');
   ok((await three.others.holderOf(id)) !== 'nobody', 'the lock of the second host is gone');

@@ -3,11 +3,11 @@ import { lstatSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
-import { pick } from '../crash/chance.ts';
+import { pick } from '../crash/seeded-random.ts';
 
 /**
- * Two clients change names and data in one directory by turns. Each change is compared with a model, on the server's disk. What a
- * client has changed is soon changed by the other, so a copy of a call that runs twice or late is seen.
+ * Two clients take turns at changing names and data in one directory. The test compares each change with a model, on the server's disk.
+ * Each client soon changes what the other one changed, so the effect of a call that runs twice or late is visible.
  */
 export interface WorkloadParts {
   readonly clients: readonly NfsClient[];
@@ -15,7 +15,7 @@ export interface WorkloadParts {
   readonly folder: string;
   readonly steps: number;
   readonly random: () => number;
-  /** Called before each change, with how many are left. */
+  /** Called before each change with the number of changes left. */
   readonly onChange?: (left: number) => void;
 }
 
@@ -56,7 +56,7 @@ async function writeAt({ client, slot, random }: Change, offset: number): Promis
     const how = isStable ? stability.fileSync : stability.unstable;
     const { count, verifier } = await client.write(handle, offset, bytes, how, hard);
     equal(count, bytes.length);
-    // Another verifier: the server restarted, and may have lost the data.
+    // The verifier changed: the server restarted, and may have lost the data.
     if (isStable || (await client.commit(handle, 0, 0, hard)).verifier === verifier) break;
   }
   const data = Buffer.alloc(Math.max(before.length, offset + bytes.length));

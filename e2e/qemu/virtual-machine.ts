@@ -11,13 +11,13 @@ import { rootfs } from '#testbed/rootfs.ts';
 export const kernelPackage = 'linux-image-cloud-amd64';
 
 export interface GuestParts {
-  /** Debian packages, besides the kernel and what every guest has. */
+  /** Debian packages besides the kernel and those of every guest. */
   readonly packages?: readonly string[];
   /** Kernel modules, as globs below the module folder's `kernel`. */
   readonly modules: readonly string[];
-  /** The script that the kernel starts. */
+  /** The script that runs as init. */
   readonly init: string;
-  /** Changes the guest's files: its root folder, and where the sources of Stowage are in it. */
+  /** Changes the guest's files. Gets its root folder, and the folder of Stowage's sources in it. */
   readonly finish?: (root: string, ours: string) => Promise<void>;
 }
 
@@ -38,7 +38,7 @@ async function unpacked(packages: readonly string[], into: string, run: Run): Pr
   await run('tar', ['-xf', tar, '-C', into, '--numeric-owner']);
 }
 
-/** Leaves only the modules that were asked for: all of them would not fit into the guest's memory. */
+/** Keeps only the requested modules: all of them would not fit into the guest's memory. */
 async function selectModules(root: string, wanted: readonly string[], run: Run): Promise<void> {
   const [folder] = globSync(join(root, 'usr/lib/modules/*'));
   if (folder === undefined) throw new Error(`${kernelPackage} has no modules`);
@@ -54,7 +54,7 @@ async function selectModules(root: string, wanted: readonly string[], run: Run):
   await run('chroot', [root, 'depmod', folder.slice(folder.lastIndexOf('/') + 1)]);
 }
 
-/** The kernel, and everything that the guest has, in its memory from the beginning. */
+/** The kernel, and an initramfs with all files of the guest. */
 export async function makeGuest(work: string, parts: GuestParts, run: Run): Promise<Guest> {
   const root = join(work, 'guest');
   const { packages = [], modules, init, finish } = parts;
@@ -76,14 +76,14 @@ export async function makeGuest(work: string, parts: GuestParts, run: Run): Prom
   await writeFile(join(root, 'init'), init);
   await chmod(join(root, 'init'), 0o755);
   const memory = join(work, 'memory');
-  // By the guest's own cpio, which comes with its kernel.
+  // With the guest's cpio, which is a dependency of its kernel package.
   const pack = 'set -e; find . -xdev >"$1.list"; chroot . cpio --quiet -o -H newc <"$1.list" >"$1"';
   await run('sh', ['-c', pack, 'sh', memory], { cwd: root });
   await rm(root, { recursive: true });
   return { kernel: join(work, 'kernel'), memory };
 }
 
-/** The one that is installed, or one from Debian's packages. */
+/** The installed QEMU, or one from Debian's packages. */
 export async function findMachine(work: string, run: Run): Promise<Machine> {
   const installed = onPath('qemu-system-x86_64');
   if (installed !== undefined) return { program: installed, env: process.env, firmware: [] };
@@ -99,7 +99,7 @@ export async function findMachine(work: string, run: Run): Promise<Machine> {
   };
 }
 
-/** Runs the guest until it switches itself off. Returns what it printed. */
+/** Runs the guest until it powers off. Returns its output. */
 export async function boot(
   { program, env, firmware }: Machine,
   { kernel, memory }: Guest,

@@ -10,7 +10,7 @@ export function cannotInstall(): string | undefined {
   return process.getuid?.() === 0 ? undefined : 'installing Debian packages needs root';
 }
 
-/** One call for all packages, and an update of the lists only when they do not know enough. */
+/** Installs all packages in one call. Updates the package lists only if that is necessary. */
 export async function install(wanted: readonly string[], run: Run): Promise<readonly string[]> {
   const apt = (...args: readonly string[]): Promise<string> =>
     run('apt-get', ['-o', 'DPkg::Lock::Timeout=300', ...args]);
@@ -34,7 +34,7 @@ export async function install(wanted: readonly string[], run: Run): Promise<read
   try {
     await attempt();
   } catch (cause) {
-    // Lists that are too old name versions that the mirror no longer has.
+    // Stale lists refer to versions that the mirror no longer has.
     if (fresh) throw cause;
     await update();
     await attempt();
@@ -44,7 +44,7 @@ export async function install(wanted: readonly string[], run: Run): Promise<read
 
 function daemonsStayDown(): Disposable {
   const before = textOf(policyFile);
-  // An administrator's own policy stays; one that a killed run left behind is taken over.
+  // Keeps an administrator's own policy, but replaces one that a killed run left behind.
   if (before !== undefined && before !== policy) return { [Symbol.dispose]: () => undefined };
   writeFileSync(policyFile, policy, { mode: 0o755 });
   return { [Symbol.dispose]: () => rmSync(policyFile, { force: true }) };

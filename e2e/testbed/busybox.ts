@@ -2,7 +2,7 @@ import { closeSync, existsSync, openSync, readFileSync, readSync } from 'node:fs
 import { copyFile, cp, mkdir, mkdtempDisposable, rename, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, cacheFolder, onPath } from './component.ts';
+import { type Component, cacheFolder, onPath, testbedCommand } from './component.ts';
 import type { TestEngine } from './engine-machine.ts';
 import { pack } from './pack-image.ts';
 import { digest } from './rootfs.ts';
@@ -15,19 +15,19 @@ export const busybox: Component = {
     if (program === undefined) return 'not found: busybox';
     return needsLinker(program) ? `${program} needs libraries` : undefined;
   },
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => ['busybox-static'],
 };
 
 export const busyboxImage = 'busybox:testbed';
 
-/** Loads it, and gives the name to run it by. In it is also an ordinary user, `user`, 1000. */
+/** Loads the image and returns its name. It has an ordinary user, `user`, with id 1000. */
 export async function loadBusybox(engine: Pick<TestEngine, 'run'>, signal: AbortSignal): Promise<string> {
   await engine.run('load', '--quiet', '--input', await busyboxTar(signal));
   return busyboxImage;
 }
 
-/** Counted up when the way of making changes. */
+/** Increased when the build of the image changes. */
 const format = 1;
 
 async function busyboxTar(signal: AbortSignal): Promise<string> {
@@ -54,7 +54,7 @@ async function busyboxTar(signal: AbortSignal): Promise<string> {
   return tar;
 }
 
-/** By its own table of segments: one of them (PT_INTERP) names the linker. */
+/** Reads the ELF program headers: PT_INTERP names a dynamic linker. */
 function needsLinker(path: string): boolean {
   const head = Buffer.alloc(4096);
   const file = openSync(path, 'r');

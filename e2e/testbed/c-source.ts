@@ -1,13 +1,13 @@
 import { mkdir, mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { builtByCargo, type Component, kept, missingPrograms } from './component.ts';
+import { builtByCargo, type Component, cachedBuild, missingPrograms } from './component.ts';
 
-/** A Rust crate that brings the C sources of bzip2, with their Makefile and their tests. */
+/** A Rust crate that contains the C sources of bzip2 with their Makefile and tests. */
 const [crate, version] = ['bzip2-sys', '0.1.13'] as const;
-const place = kept('c-source', `${crate}-${version}`, 'bzip2-1.0.8.tar');
+const place = cachedBuild('c-source', `${crate}-${version}`, 'bzip2-1.0.8.tar');
 
-/** A real package to unpack and compile, as people do on a volume. */
+/** A real package to unpack and compile on a volume. */
 export const cSource: Component = {
   what: `the sources of bzip2, from the crate ${crate}@${version}, and what compiles them`,
   ...builtByCargo(place),

@@ -3,15 +3,15 @@ import { accessSync, constants, existsSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { delimiter, dirname, join } from 'node:path';
 
-/** Something real that a test needs and a machine may lack. */
+/** A real program or feature that a test needs and a machine may lack. */
 export interface Component {
-  /** One line for people. */
+  /** A description in one line. */
   readonly what: string;
-  /** Undefined: it is here. Otherwise why not. Quick: every test file that needs it asks once. */
+  /** Returns undefined if it is available, and the reason otherwise. Must be quick: every test file that needs it calls it once. */
   readonly probe: () => string | undefined;
-  /** What a person types to get it. */
+  /** The command that provides it. */
   readonly command: string;
-  /** Debian packages that bring it, asked when it is missing. With '?' at its end: only where Debian has such a package. */
+  /** Debian packages that contain it, called if it is missing. A '?' at the end: only if Debian has such a package. */
   readonly packages?: () => readonly string[];
   /** Puts it into the cache folder. Called after the packages are installed. */
   readonly make?: (run: Run) => Promise<void>;
@@ -19,13 +19,13 @@ export interface Component {
   readonly tool?: () => string;
 }
 
-/** Runs a program and gives its standard output; rejects with both outputs unless it exits with 0. */
+/** Runs a program and returns its standard output. Rejects with both outputs unless it exits with 0. */
 export type Run = (file: string, args: readonly string[], options?: { readonly cwd?: string }) => Promise<string>;
 
-export const byTestbed = 'npm run testbed';
+export const testbedCommand = 'npm run testbed';
 export const repository = dirname(dirname(import.meta.dirname));
 
-/** Where `npm run testbed` keeps what it downloads and builds. */
+/** The folder where `npm run testbed` keeps downloads and builds. */
 export function cacheFolder(): string {
   const own = process.env['STOWAGE_TESTBED_CACHE'];
   if (own !== undefined && own !== '') return own;
@@ -56,8 +56,8 @@ export function missingPrograms(...programs: readonly string[]): string | undefi
   return missing.length === 0 ? undefined : `not found: ${missing.join(', ')}`;
 }
 
-/** Undefined when the program ran and exited with 0 within the deadline, else the first line of what it said. */
-export function fails(
+/** Undefined if the program exited with 0 within the deadline, otherwise the first line of its output. */
+export function commandFailure(
   file: string,
   args: readonly string[],
   options: { readonly cwd?: string } = {},
@@ -71,16 +71,16 @@ export function fails(
   }
 }
 
-/** Something of a fixed version in the cache folder. The marker is written last: a half-made one is made again. */
-export interface Kept {
+/** A build of a fixed version in the cache folder. The marker is written last, so an incomplete one is built again. */
+export interface CachedBuild {
   readonly folder: () => string;
   readonly marker: () => string;
   readonly tool: () => string;
   readonly probe: () => string | undefined;
 }
 
-/** What is built from Rust crates into its place of the cache folder. */
-export const builtByCargo = (place: Kept): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
+/** A component that cargo builds into its cache folder. */
+export const builtByCargo = (place: CachedBuild): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
   probe: () => {
     const why = place.probe();
     const lacking = missingPrograms('cargo', 'gcc');
@@ -91,7 +91,7 @@ export const builtByCargo = (place: Kept): Pick<Component, 'probe' | 'tool' | 'c
   packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
 });
 
-export function kept(name: string, version: string, program: string): Kept {
+export function cachedBuild(name: string, version: string, program: string): CachedBuild {
   const folder = (): string => join(cacheFolder(), `${name}-${version}`);
   const marker = (): string => join(folder(), '.complete');
   const tool = (): string => join(folder(), program);

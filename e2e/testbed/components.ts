@@ -3,7 +3,7 @@ import { networkInterfaces, release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { busybox } from './busybox.ts';
 import { cSource } from './c-source.ts';
-import { byTestbed, type Component, fails, missingPrograms, onPath, repository } from './component.ts';
+import { type Component, commandFailure, missingPrograms, onPath, repository, testbedCommand } from './component.ts';
 import { compose } from './compose.ts';
 import { ganesha } from './ganesha.ts';
 import { goNfs } from './go-nfs.ts';
@@ -21,7 +21,7 @@ import { sshfs } from './sshfs.ts';
 
 const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'nsenter', 'ip', 'findmnt'];
 
-/** Everything a test can ask for. One more is one more entry; a long one is a file of its own beside this one. */
+/** All components that tests can require. Add an entry for a new one, with its own file beside this one if it is long. */
 export const components = {
   linux: {
     what: 'a Linux kernel',
@@ -61,13 +61,13 @@ export const components = {
   xfs: {
     what: 'the XFS file system and its tools',
     probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs', 'xfs_io') ?? notInKernel('xfs'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['xfsprogs'],
   },
   ext4: {
     what: 'the ext4 file system and its tools',
     probe: () => missingPrograms('mkfs.ext4', 'resize2fs', 'e2fsck') ?? notInKernel('ext4'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['e2fsprogs'],
   },
   'ordinary-user': {
@@ -75,7 +75,7 @@ export const components = {
     probe: () => {
       if (process.platform === 'win32') return 'this is win32';
       const [file, args] = asOrdinaryUser([process.execPath, '--version']);
-      return fails(file, args, { cwd: repository });
+      return commandFailure(file, args, { cwd: repository });
     },
     command: 'npm test as an ordinary user, or with a checkout that every user can read',
     packages: () => unlessOnPath(['setpriv'], ['util-linux']),
@@ -84,7 +84,7 @@ export const components = {
     what: 'a Docker engine that tests start for themselves (dockerd, containerd, runc, docker)',
     probe: () => missingPrograms(...engine) ?? cannotMount(),
     command: 'npm run testbed, as root',
-    // Debian 13 moved the client into a package of its own.
+    // Debian 13 has the client in a separate package.
     packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
   },
   compose,
@@ -105,55 +105,55 @@ export const components = {
   fio: {
     what: 'fio, which writes, reads back and compares',
     probe: () => missingPrograms('fio'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['fio'],
   },
   'stress-ng': {
     what: 'stress-ng, whose stressors do odd things to files and check what comes of it',
     probe: () => missingPrograms('stress-ng'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['stress-ng'],
   },
   git: {
     what: 'git, as people use it on a volume',
     probe: () => missingPrograms('git'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['git'],
   },
   jq: {
     what: 'jq, as people use it on --json output',
     probe: () => missingPrograms('jq'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['jq'],
   },
   python3: {
     what: 'Python 3, by whose standard library tests make system calls that no program makes',
     probe: () => missingPrograms('python3'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['python3'],
   },
   perl: {
     what: 'Perl, for the same',
     probe: () => missingPrograms('perl'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['perl-base'],
   },
   zsh: {
     what: 'zsh, to try its completion script',
     probe: () => missingPrograms('zsh'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['zsh'],
   },
   fish: {
     what: 'fish, to try its completion script',
     probe: () => missingPrograms('fish'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['fish'],
   },
   openssl: {
     what: 'openssl, to make certificates for tests',
     probe: () => missingPrograms('openssl'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['openssl'],
   },
   schemathesis,
@@ -163,7 +163,7 @@ export const components = {
   libnfs: {
     what: 'libnfs: nfs-ls, nfs-cp and nfs-cat, and what C programs are built with',
     probe: () => missingPrograms('nfs-ls', 'nfs-cp', 'nfs-cat', 'gcc') ?? cannotOpen('/usr/include/nfsc/libnfs.h', 'r'),
-    command: byTestbed,
+    command: testbedCommand,
     packages: () => ['libnfs-utils', 'libnfs-dev', ...unlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
   },
   'libnfs-bench': libnfsBench,
@@ -183,12 +183,12 @@ export type ComponentName = keyof typeof components;
 export const component = (name: ComponentName): Component => components[name];
 export const componentNames = Object.keys(components) as readonly ComponentName[];
 
-/** Nothing to install when only the permission is missing. */
+/** No packages if only the permission is missing. */
 function unlessOnPath(programs: readonly string[], packages: readonly string[]): readonly string[] {
   return missingPrograms(...programs) === undefined ? [] : packages;
 }
 
-/** Tries it: the capability bits alone do not tell what a container's profile forbids. */
+/** Tries a mount, because capability bits do not show what a container's security profile forbids. */
 function cannotMount(): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   const lacking = missingPrograms('mount', 'umount', 'unshare');
@@ -199,22 +199,22 @@ function cannotMount(): string | undefined {
   if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
   const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
-    // In a mount namespace of its own: it ends with the process, whatever happens.
-    return fails('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
+    // In its own mount namespace, which ends with the process.
+    return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
   } finally {
     rmdirSync(at);
   }
 }
 
-/** In a namespace of its own, with which it ends. */
+/** Tries it in its own namespace, which ends with the process. */
 function cannotConnectNetworks(): string | undefined {
   const cable = ['link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b'];
-  return fails('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
+  return commandFailure('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
 }
 
 function cannotFilter(): string | undefined {
   const rule = ['-A', 'OUTPUT', '-p', 'tcp', '-j', 'REJECT', '--reject-with', 'tcp-reset'];
-  return fails('unshare', ['--net', onPath('iptables') ?? 'iptables', ...rule]);
+  return commandFailure('unshare', ['--net', onPath('iptables') ?? 'iptables', ...rule]);
 }
 
 function cannotOpen(path: string, how = 'r+'): string | undefined {
@@ -226,7 +226,7 @@ function cannotOpen(path: string, how = 'r+'): string | undefined {
   }
 }
 
-/** Built in or loaded, or a module that the first mount loads. */
+/** The file system must be built in, loaded, or a module that the first mount loads. */
 function notInKernel(filesystem: string): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   if (new RegExp(`\\t${filesystem}$`, 'm').test(readFileSync('/proc/filesystems', 'utf8'))) return undefined;
@@ -234,7 +234,7 @@ function notInKernel(filesystem: string): string | undefined {
     const modules = readFileSync(`/lib/modules/${release()}/modules.dep`, 'utf8');
     if (modules.includes(`/${filesystem}.ko`)) return undefined;
   } catch {
-    // No modules at all: only what is built in counts.
+    // The kernel has no module folder, so only built-in file systems count.
   }
   return `this kernel has no ${filesystem}`;
 }

@@ -3,17 +3,17 @@ import { readFileSync } from 'node:fs';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, onPath } from './component.ts';
 import type { Engine } from './dockerd.ts';
 import { digest } from './rootfs.ts';
 
 const version = '2.40.3';
 const source = join(import.meta.dirname, 'compose');
 const sources = ['go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
+const place = cachedBuild('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
 const commandDeadline = 180_000;
 
-/** What Debian calls docker-compose is an older program, which people no longer have. */
+/** Debian's docker-compose package is the older program, which users no longer have. */
 export const compose: Component = {
   what: `Docker Compose ${version}, a plugin of the docker command`,
   probe: () => {
@@ -27,7 +27,7 @@ export const compose: Component = {
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(dirname(place.tool()), { recursive: true });
-    // A Go that is older than what the sources ask for brings that one, as it does any other module.
+    // A Go that is too old downloads the required toolchain like any other module.
     const env = ['CGO_ENABLED=0', 'GOTOOLCHAIN=auto', 'go'];
     const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', '-s -w', '-o', place.tool()];
     await run('env', [...env, 'build', ...flags, 'github.com/docker/compose/v2/cmd'], { cwd: source });
@@ -36,12 +36,12 @@ export const compose: Component = {
 };
 
 export interface ComposeOptions {
-  /** What a person would have in front of the command, or in `.env`. */
+  /** The environment of the command, or the contents of `.env`. */
   readonly env?: Readonly<Record<string, string>>;
   readonly signal: AbortSignal;
 }
 
-/** Runs `docker compose` in a folder; gives what it printed, its progress too. */
+/** Runs `docker compose` in a folder. Returns its output, including its progress. */
 export async function dockerCompose(
   { socket }: Pick<Engine, 'socket'>,
   folder: string,
@@ -50,7 +50,7 @@ export async function dockerCompose(
 ): Promise<string> {
   const docker = onPath('docker') ?? 'docker';
   const { stdout, stderr } = await promisify(execFile)(docker, ['--host', `unix://${socket}`, 'compose', ...words], {
-    // The client looks for its plugins where its configuration is.
+    // The client searches its plugins in its configuration folder.
     env: { ...env, PATH: process.env['PATH'], DOCKER_CONFIG: place.folder() },
     cwd: folder,
     signal,

@@ -6,21 +6,21 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { isStopped } from '#testing/suspend.ts';
 import { onPath } from './component.ts';
 
-/** Below the two minutes that a hook of a test has. */
+/** Less than the two minutes of a test hook. */
 const startDeadline = 100_000;
 const stopDeadline = 20_000;
-/** How much of a failed program's output is worth showing. */
+/** How much of a failed program's output an error shows. */
 const shown = 2_000;
 
-/** A program that a test runs beside itself. It ends by its process id, and with the test process even when that is killed. */
+/** A background program of a test. It is killed by pid, and also ends when the test process is killed. */
 export interface Daemon {
   readonly pid: number;
-  /** Resolves when it has, in whatever way. */
+  /** Resolves when it has ended for any reason. */
   readonly ended: Promise<void>;
-  /** Returns when every thread of it stands still. Connections are still taken by the kernel, nobody answers on them. */
+  /** Resolves when all its threads have stopped. The kernel still accepts connections, but nothing answers them. */
   freeze(): Promise<void>;
   thaw(): void;
-  /** Tells it to end, and kills it when it does not. */
+  /** Sends SIGTERM, and SIGKILL if it does not end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
 }
@@ -28,9 +28,9 @@ export interface Daemon {
 export interface DaemonOptions {
   readonly command: readonly [string, ...string[]];
   readonly env?: Readonly<Record<string, string>>;
-  /** Where its output goes, begun anew. */
+  /** The file for its output. It is truncated at the start. */
   readonly logFile: string;
-  /** Given the log so far. */
+  /** Called with the log so far. */
   readonly isReady: (log: string) => boolean;
   readonly signal: AbortSignal;
 }
@@ -47,7 +47,7 @@ export async function startDaemon(options: DaemonOptions): Promise<Daemon> {
   const daemon = control(child.pid, ended);
   const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
   const early = ended.then(([code, by]) => Promise.reject(new Error(`it ended with ${code ?? by}`)));
-  // Later, it may end whenever it likes.
+  // After the start it may end at any time.
   early.catch(() => undefined);
   const ready = async (): Promise<void> => {
     while (!isReady(readFileSync(logFile, 'utf8'))) await delay(20, undefined, { signal: limit });
@@ -72,7 +72,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
     },
   );
   const tell = (name: NodeJS.Signals): void => {
-    // Once it has ended, its number may be somebody else's.
+    // After its end the pid may have been reused.
     if (pid !== undefined && !isOver) process.kill(pid, name);
   };
   const kill = async (): Promise<void> => {
@@ -100,7 +100,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
   };
 }
 
-/** One of the sixteen million addresses of loopback: on one that nobody else uses, a free port stays free. */
+/** One of the 16 million loopback addresses. A free port stays free on an address that no other program uses. */
 export function loopbackAddress(): string {
   const byte = (): number => 1 + Math.floor(Math.random() * 254);
   return `127.${byte()}.${byte()}.${byte()}`;

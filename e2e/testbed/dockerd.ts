@@ -5,37 +5,37 @@ import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
 import { onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
-import { type Inmate, startInside, startMachine } from './machine.ts';
+import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { removeCgroups } from './own-cgroups.ts';
 import { sharedFolder } from './shared-folder.ts';
 
 const commandDeadline = 120_000;
 
-/** A Docker engine of the test's own. */
+/** A separate Docker engine for a test. */
 export interface Engine extends TestEngine {
   docker(...args: readonly string[]): Promise<string>;
 }
 
 export interface EngineOptions extends TestEngineOptions {
-  /** Further words for dockerd. */
+  /** More arguments for dockerd. */
   readonly args?: readonly string[];
 }
 
 const withoutBridges = ['--bridge', 'none', '--iptables=false', '--ip6tables=false', '--ip-forward=false'];
 
 export async function startDockerd(signal: AbortSignal, options: EngineOptions = {}): Promise<Engine> {
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
-  // An engine that remaps users has others than root go through it.
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
+  // With user remapping, other users than root must be able to traverse the folder.
   await chmod(folder, 0o711);
   for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
-  for (const shared of options.shared ?? []) ground.use(await sharedFolder(shared, signal));
-  ground.defer(() => removeCgroups(basename(folder)));
+  for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
+  stack.defer(() => removeCgroups(basename(folder)));
   const more = ['mkdir -p /run/docker/plugins', 'mount --bind "$1/plugins" /run/docker/plugins'];
-  const machine = ground.use(await startMachine({ folder, more }, signal));
+  const machine = stack.use(await startMachine({ folder, more }, signal));
   const socket = join(folder, 'docker.sock');
-  let inmate: Inmate | undefined;
+  let inmate: MachineProcess | undefined;
   const start = async (): Promise<void> => {
     inmate = await startInside(machine, {
       command: [
@@ -43,7 +43,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
         ...(options.bridges === true ? [] : withoutBridges),
         ...(options.args ?? []),
       ],
-      // An engine that finds its containerd slow to answer has it write down its stacks among the temporary files.
+      // An engine whose containerd is slow makes it write its stacks to the temporary folder.
       env: { TMPDIR: join(folder, 'tmp') },
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('API listen on'),
@@ -51,9 +51,9 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
     });
   };
   await start();
-  // First as the engine wants it, so that containers end in order.
-  ground.defer(async () => await inmate?.stop());
-  const all = ground.move();
+  // First a normal stop of the engine, so containers end in order.
+  stack.defer(async () => await inmate?.stop());
+  const all = stack.move();
   const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
   const { inside, beside } = machine;
   return {
@@ -88,7 +88,7 @@ const dockerd = (folder: string, socket: string): readonly string[] => [
 
 async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {
   const { stdout } = await promisify(execFile)(onPath('docker') ?? 'docker', ['--host', `unix://${socket}`, ...words], {
-    // Without the person's own contexts and credentials.
+    // Without the user's own contexts and credentials.
     env: { PATH: process.env['PATH'], DOCKER_CONFIG: join(folder, 'client') },
     maxBuffer: 16 * 1024 * 1024,
     signal,

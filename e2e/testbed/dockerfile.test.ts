@@ -4,7 +4,7 @@ import { expect, test } from 'vitest';
 import { repository } from './component.ts';
 import { lastStage } from './dockerfile.ts';
 
-test('the Dockerfile for users is understood', () => {
+test('parses the Dockerfile for users', () => {
   const stage = lastStage(readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8'));
   expect(stage.packages).toEqual(['e2fsprogs', 'mount', 'util-linux', 'xfsprogs']);
   expect(stage.config).toMatchObject({
@@ -16,11 +16,11 @@ test('the Dockerfile for users is understood', () => {
     Healthcheck: { Test: ['CMD', 'stowage', 'status'], Interval: 30e9, Timeout: 10e9, StartPeriod: 15e9 },
   });
   expect(stage.config.Env).toContain('XDG_STATE_HOME=/var/lib');
-  // All bundles, and what they load for the processor of the image.
+  // All bundles with their native modules for the CPU of the image.
   expect(stage.steps).toContainEqual({ kind: 'copy', from: 'dist', to: '/usr/local/lib/stowage/dist' });
 });
 
-test('only the last stage counts', () => {
+test('uses the last stage only', () => {
   const stage = lastStage('FROM a AS b\nRUN one\nFROM c\n# remark\nRUN two \\\n && three\nENTRYPOINT ["x"]\nCMD []\n');
   expect(stage.steps).toEqual([{ kind: 'run', command: 'two   && three' }]);
 });

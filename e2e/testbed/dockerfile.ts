@@ -1,10 +1,10 @@
-/** What the last stage of a Dockerfile says, as far as the test bed can do it without a registry. */
+/** The last stage of a Dockerfile, limited to what the test bed can build without a registry. */
 export interface Stage {
   /** Debian packages of its `apt-get install`. */
   readonly packages: readonly string[];
-  /** In order. */
+  /** The steps in order. */
   readonly steps: readonly Step[];
-  /** The `config` of the image, as the OCI image specification has it. */
+  /** The `config` of the image, as in the OCI image specification. */
   readonly config: ImageConfig;
 }
 
@@ -31,7 +31,7 @@ export interface ImageConfig {
 const path = 'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 const nanoseconds = (text: string | undefined): number => Number.parseInt(text ?? '0', 10) * 1e9;
 
-/** Refuses what it does not know: the image of the test bed must not silently differ from the one users build. */
+/** Fails on unknown instructions: the image of the test bed must not differ silently from the one that users build. */
 export function lastStage(text: string): Stage {
   const instructions = text
     .replaceAll(/^\s*#.*\n/gm, '')

@@ -21,7 +21,7 @@ const kinds = [
   { kind: 'podman', start: startPodman },
 ] as const;
 
-/** What of a machine is still here. */
+/** The remains of a machine on this one. */
 const leftOf = (folder: string): readonly string[] => [
   ...globSync(folder),
   ...globSync(`/sys/fs/cgroup/{,*/}${basename(folder)}`),
@@ -41,7 +41,7 @@ const processesOf = (folder: string): readonly string[] =>
   });
 
 describe.each(kinds)('a $kind', ({ kind, start }) => {
-  describe.skipIf(needs('root', 'mount', kind, 'busybox'))('of the test’s own', () => {
+  describe.skipIf(needs('root', 'mount', kind, 'busybox'))('in the test bed', () => {
     let shared: string;
     let engine: TestEngine;
     let image: string;
@@ -61,7 +61,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
     const contained = (...words: readonly string[]): Promise<string> =>
       engine.run('run', '--rm', '--network', 'none', '--volume', `${shared}:/shared`, image, ...words);
 
-    test('sees what is mounted here after it was started, and no longer what is not', async () => {
+    test('sees later mounts of this machine, and later unmounts', async () => {
       const at = join(shared, 'here');
       await run('mount', ['-t', 'tmpfs', 'stowage-test', at]);
       try {
@@ -75,7 +75,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       expect(await contained('ls', '/shared/here')).toBe('');
     });
 
-    test('is a machine on which programs run beside it, in its network, under process ids of this machine', async () => {
+    test('runs programs in its network and mount namespace under pids of this machine', async () => {
       const at = join(shared, 'there');
       const [file, ...words] = engine.beside;
       const script =
@@ -88,14 +88,14 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       expect(globSync(join(at, '*'))).toEqual([]);
       child.stdin.end();
       expect(await ended).toEqual([0, null]);
-      // The mount is the machine's, not the program's.
+      // The mount belongs to the engine's machine, and not to the program.
       expect(await contained('cat', '/shared/there/file')).toBe('from there');
       const [enter, ...inside] = engine.inside;
       await run(enter, [...inside, 'umount', at]);
       expect(await contained('ls', '/shared/there')).toBe('');
     });
 
-    test.each(['stop', 'kill'] as const)('goes on, after a %s, with the containers and volumes it had', async (how) => {
+    test.each(['stop', 'kill'] as const)('keeps its containers and volumes over a %s and a start', async (how) => {
       const name = `kept-${how}`;
       const volume = ['--volume', `${name}:/data`, '--network', 'none'];
       await engine.run(
@@ -120,7 +120,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       await engine.run('rm', '--force', name);
     });
 
-    test('knows nothing of another one beside it', async () => {
+    test('does not see another engine that runs in parallel', async () => {
       await engine.run('create', '--name', 'mine', image);
       const other = await start(signal);
       try {
@@ -135,7 +135,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       await engine.run('rm', 'mine');
     });
 
-    test('ends with the test process, and with it its containers', async () => {
+    test('ends with the test process, together with its containers', async () => {
       const program = `
         import { loadBusybox } from '#testbed/busybox.ts';
         import { startDockerd } from '#testbed/dockerd.ts';
@@ -162,8 +162,8 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
   });
 });
 
-describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a docker with bridges', () => {
-  test('has networks that do not reach each other, and are not this machine’s', async () => {
+describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a Docker engine with bridge networks', () => {
+  test('has networks that are isolated from each other and from this machine', async () => {
     await using engine = await startDockerd(signal, { bridges: true });
     const image = await loadBusybox(engine, signal);
     for (const name of ['silver', 'gold']) await engine.docker('network', 'create', name);
@@ -175,12 +175,12 @@ describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a dock
       '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}',
       'server',
     );
-    // Not as the first process, which could not be ended from inside.
+    // Not as process 1, which can't be killed from inside its namespace.
     const ask = `timeout 3 wget -q -O - http://${address}; exit $?`;
     const get = (network: string): Promise<string> =>
       engine.docker('run', '--rm', '--network', network, image, 'sh', '-c', ask);
     await expect.poll(() => get('silver').catch(() => '')).toBe('hello');
-    // 143: it was still trying.
+    // 143: SIGTERM while it was still trying.
     await expect(get('gold')).rejects.toMatchObject({ code: 143 });
     expect(await readFile('/proc/net/dev', 'utf8')).not.toMatch(/docker0|br-/);
     const [file, ...words] = engine.beside;

@@ -2,16 +2,16 @@ import { globSync, readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, onPath } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
 
 const source = join(import.meta.dirname, 'ganesha', 'preload.c');
-const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so');
+const preload = cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so');
 const backEnd = '/usr/lib{,/*}/ganesha/libfsalvfs.so';
 
-/** The NFS server in user space that storage products ship. Its back end for local folders needs root. */
+/** The user-space NFS server of several storage products. Its back end for local folders needs root. */
 export const ganesha: Component = {
   what: 'nfs-ganesha with its back end for local folders',
   probe: () =>
@@ -33,13 +33,13 @@ export const ganesha: Component = {
 };
 
 export interface GaneshaExport {
-  /** Of a folder that is there. What is mounted below it is not exported. */
+  /** An existing folder. Mounts below it are not exported. */
   readonly path: string;
-  /** Another name to mount it by. */
+  /** An alias of the path for mounting. */
   readonly tag: string;
   readonly squash?: 'none' | 'root' | 'all';
   readonly readOnly?: boolean;
-  /** Calls from ports above 1023 are refused. */
+  /** Rejects calls from ports above 1023. */
   readonly privilegedPort?: boolean;
   /** The only host that may mount it. Read at each start. */
   readonly onlyFor?: string | undefined;
@@ -52,7 +52,7 @@ export interface GaneshaOptions {
   readonly signal: AbortSignal;
 }
 
-/** On a loopback address of its own, without rpcbind. Needs root. */
+/** Runs on its own loopback address, without rpcbind. Needs root. */
 export async function startGanesha({ exports, clockFile, signal }: GaneshaOptions): Promise<NfsServer> {
   const host = loopbackAddress();
   const [nfsPort = 0, mountPort = 0] = await freePorts(host, 2);
@@ -61,18 +61,18 @@ export async function startGanesha({ exports, clockFile, signal }: GaneshaOption
   const start = async () => {
     await writeFile(mounts, await mountsOf(exports.map(({ path }) => path)));
     const clock = clockFile === undefined ? {} : { STOWAGE_CLOCK: clockFile };
-    const env = { ...quiet(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts, ...clock };
+    const env = { ...quietEnvironment(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts, ...clock };
     return await ganeshaDaemon({ folder, exports, listen: { host, nfsPort, mountPort }, env, signal });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, () => rm(folder, { recursive: true, force: true }));
 }
 
 export interface GaneshaParts extends GaneshaOptions {
-  /** For its settings, log and state. */
+  /** The folder for its settings, log and state. */
   readonly folder: string;
   readonly listen: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>;
   readonly env: Readonly<Record<string, string>>;
-  /** Put before the command. */
+  /** A prefix of the command. */
   readonly inside?: readonly string[];
 }
 
@@ -91,8 +91,8 @@ export async function ganeshaDaemon({ folder, exports, listen, env, inside = [],
   });
 }
 
-/** What it would otherwise share with the machine: the system's message bus and the cache of block devices. */
-export const quiet = (folder: string): Record<string, string> => ({
+/** Keeps it away from the machine's D-Bus and its block device cache. */
+export const quietEnvironment = (folder: string): Record<string, string> => ({
   DBUS_SYSTEM_BUS_ADDRESS: `unix:path=${join(folder, 'no-bus')}`,
   BLKID_FILE: join(folder, 'blkid'),
 });
@@ -107,7 +107,7 @@ async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts[
       Path: `"${await realpath(what.path)}"`,
       Pseudo: `/${what.tag}`,
       Tag: what.tag,
-      // Of its own for each: otherwise two exports of one file system share their handles.
+      // Unique, because two exports with the same id share their handles.
       Filesystem_Id: `${i + 1}.${i + 1}`,
       Squash: squashes[what.squash ?? 'none'],
       Access_Type: what.onlyFor === undefined ? accessOf(what) : 'None',
@@ -141,12 +141,12 @@ function block(name: string, values: Readonly<Record<string, string | number | b
   return `${name} {\n${lines.join('')}}\n`;
 }
 
-/** The lines of the machine's table of mounts that the paths lie on, as a table of its own. */
+/** The mount table lines of the file systems that contain the paths. */
 async function mountsOf(paths: readonly string[]): Promise<string> {
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n').filter(Boolean);
   const points = lines.map((line) => plain(line.split(' ')[1] ?? ''));
   const found = await Promise.all(paths.map(async (path) => nearest(await realpath(path), points)));
-  // The last line for a mount point is the one on top.
+  // The last line of a mount point is the topmost mount.
   return [...new Set(found)].map((point) => `${lines[points.lastIndexOf(point)]}\n`).join('');
 }
 
@@ -154,6 +154,6 @@ function nearest(path: string, points: readonly string[]): string {
   for (let at = path; ; at = dirname(at)) if (points.includes(at) || at === '/') return at;
 }
 
-/** Spaces and the like are written as octal numbers there. */
+/** The mount table encodes spaces and similar characters in octal. */
 const plain = (text: string): string =>
   text.replace(/\\([0-7]{3})/g, (_, code: string) => String.fromCharCode(Number.parseInt(code, 8)));

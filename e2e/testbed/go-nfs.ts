@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, kept, missingPrograms } from './component.ts';
+import { type Component, cachedBuild, missingPrograms, testbedCommand } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -10,9 +10,9 @@ import { digest } from './rootfs.ts';
 const version = '0.0.4';
 const source = join(import.meta.dirname, 'go-nfs');
 const sources = ['main.go', 'go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
+const place = cachedBuild('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
 
-/** A library that others build NFS servers from; it does not follow the protocol in all things. */
+/** A library for building NFS servers. It deviates from the protocol in some points. */
 export const goNfs: Component = {
   what: `github.com/willscott/go-nfs ${version} as a server`,
   probe: () => {
@@ -21,7 +21,7 @@ export const goNfs: Component = {
     return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
   },
   tool: place.tool,
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
@@ -33,7 +33,7 @@ export const goNfs: Component = {
   },
 };
 
-/** Exports the folder under every name, to everybody, with MOUNT and NFS on one port. */
+/** Exports the folder under every name to every client, with MOUNT and NFS on one port. */
 export async function startGoNfs(options: { readonly path: string; readonly signal: AbortSignal }): Promise<NfsServer> {
   const host = loopbackAddress();
   const [port = 0] = await freePorts(host, 1);

@@ -9,17 +9,16 @@ import { pack } from './pack-image.ts';
 import { digest, rootfs } from './rootfs.ts';
 import { runner } from './run.ts';
 
-/** Counted up when the way of making changes. */
+/** Increased when the build changes. */
 const format = 1;
-/** A run beside this one may still be loading a younger one. */
+/** A parallel run may still be loading an image that is younger than this. */
 const inUseMs = 15 * 60_000;
 
 export const imageName = 'stowage:testbed';
 
 /**
- * The image that deploy/Dockerfile describes, built without a registry: its packages from Debian, this machine's Node,
- * its commands run in the new root. Gives a tar for `docker load`, `podman load` and `ctr images import`, kept in the
- * cache folder by its content.
+ * Builds the image of deploy/Dockerfile without a registry: packages from Debian, this machine's Node, and the Dockerfile's commands
+ * in the new root. Returns a tar for `docker load`, `podman load` and `ctr images import`, which is cached by its content.
  */
 export async function buildImage(signal: AbortSignal): Promise<string> {
   const run = runner(signal);
@@ -51,7 +50,7 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
 async function apply(step: Step, root: string, work: string, run: Run): Promise<void> {
   switch (step.kind) {
     case 'run': {
-      // A process namespace too: nothing that a command starts can stay.
+      // With a PID namespace, so no process of a command survives.
       const namespaces = [...slaveMounts, '--pid', '--fork', '--kill-child'];
       await run(onPath('unshare') ?? 'unshare', [...namespaces, 'chroot', root, '/bin/sh', '-ec', step.command]);
       return;
@@ -67,7 +66,7 @@ async function apply(step: Step, root: string, work: string, run: Run): Promise<
   }
 }
 
-/** Every change of the program makes another image of more than 200 MB. */
+/** Removes old images: every change of the program makes a new image of more than 200 MB. */
 async function forgetOld(): Promise<void> {
   const names = (await readdir(cacheFolder())).filter((name) => name.startsWith('image-'));
   for (const name of names) {

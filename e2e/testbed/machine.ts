@@ -7,28 +7,28 @@ import { promisify } from 'node:util';
 import { onPath } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
-import { enterOwn, joinOwn, showOwn } from './own-cgroups.ts';
+import { enterCgroupNamespace, joinCgroup, remountOwnCgroups } from './own-cgroups.ts';
 
 const stopDeadline = 20_000;
 const runDeadline = 60_000;
 
 /**
- * A machine within this one: mounts, network and processes are its own and end with it, even when the test process is
- * killed. What is mounted here, where mounts are shared, is seen there; what is mounted there is not seen here.
+ * A machine within this one, in its own mount, network and PID namespaces. It ends with the test process, even if that is
+ * killed. It sees mounts of this machine where mounts are shared; this machine does not see its mounts.
  */
 export interface Machine extends AsyncDisposable {
-  /** The words to put before a program so that it runs there. It is a child of the first word's process. */
+  /** A command prefix that runs a program in it, as a child of the prefix's process. */
   readonly inside: readonly [string, ...string[]];
   /**
-   * The same, but for its process id, which is one of this machine: the program is the process that was started, can be
-   * signalled, and does not end with the machine. Its mounts are seen inside.
+   * The same, but in the PID namespace of this machine: the program is the spawned process itself, can be signalled, and does not end
+   * with the machine. The machine sees its mounts.
    */
   readonly beside: readonly [string, ...string[]];
 }
 
-// /run is empty, and /etc and /var/lib are copy-on-write views, so that keys, plugin folders, locks and sockets that
-// programs insist on are not put on this machine. Slave and shared at once: it follows this machine, and containers that
-// ask for it get a shared folder.
+// /run is empty, and /etc and /var/lib are copy-on-write views, so the keys, plugin folders, locks and sockets of
+// programs do not end up on this machine. Mounts are slave and shared at once: they follow this machine, and containers can
+// request a shared folder.
 const setUp = [
   'set -e',
   'mount -t tmpfs -o mode=0755 stowage-run /run',
@@ -38,23 +38,23 @@ const setUp = [
   '  mkdir -p "$top/upper" "$top/work"',
   '  mount -t overlay -o "lowerdir=/$at,upperdir=$top/upper,workdir=$top/work" "stowage-overlay" "/$at"',
   'done',
-  // Of the view alone: a Stowage of this machine may run, and what changes below a view shows through it.
+  // Removes it from the view only. A Stowage on this machine may run, and its changes would show through the view.
   'rm -rf /var/lib/stowage',
   'ip link set lo up',
   'mount --make-rshared /',
 ];
-// The first process waits for all others: those whose parents ended are its children.
+// Process 1 adopts orphans and must wait for them.
 const hold = ['echo it is up', 'sleep infinity & wait'];
 
-// A process of outside has no entry in the process table that is mounted inside.
+// A process from outside is not in the mounted /proc of the PID namespace.
 const ownProc = 'mount --make-private /proc && mount -t proc proc /proc && exec "$@"';
 
 export interface MachineOptions {
-  /** Where it keeps what is its own, and that it is called by. */
+  /** The folder of its files. Its path also identifies the machine. */
   readonly folder: string;
-  /** What else its first process does, as lines of shell; `$1` is the folder. */
+  /** More shell lines for its process 1; `$1` is the folder. */
   readonly more?: readonly string[];
-  /** With control groups of its own, in which it sees nothing else. Whoever starts it removes them: `removeCgroups`. */
+  /** With its own cgroups, in which it sees no others. The caller removes them with `removeCgroups`. */
   readonly groups?: boolean;
 }
 
@@ -64,9 +64,9 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   await mkdir(own, { recursive: true });
   const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
   const last = [...more, ...hold];
-  // The namespace's top is where its first process is at that moment.
-  const script = groups ? [...setUp, ...joinOwn, 'exec unshare --cgroup sh -c "$2" sh "$1"'] : [...setUp, ...last];
-  const rest = groups ? [['set -e', ...showOwn, ...last].join('\n')] : [];
+  // The root of a cgroup namespace is the group of its first process at that moment.
+  const script = groups ? [...setUp, ...joinCgroup, 'exec unshare --cgroup sh -c "$2" sh "$1"'] : [...setUp, ...last];
+  const rest = groups ? [['set -e', ...remountOwnCgroups, ...last].join('\n')] : [];
   const outer = await startDaemon({
     command: [onPath('unshare') ?? 'unshare', ...namespaces, 'sh', '-c', script.join('\n'), 'sh', folder, ...rest],
     logFile: join(own, 'log'),
@@ -77,9 +77,9 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   if (first === undefined) throw new Error('the first process of the machine has ended');
   const enter = [onPath('nsenter') ?? 'nsenter', '--target', `${first}`, '--net', '--mount'] as const;
   return {
-    inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterOwn, 'sh'] : ['--'])],
+    inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterCgroupNamespace, 'sh'] : ['--'])],
     beside: [...enter, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', ownProc, 'sh'],
-    // The kernel ends all others before the first one is gone.
+    // The kernel kills all other processes before process 1 is gone.
     [Symbol.asyncDispose]: () => endOf(outer, first),
   };
 }
@@ -89,9 +89,9 @@ async function endOf(outer: Daemon, first: number): Promise<void> {
   await outer.ended;
 }
 
-/** A program inside, started from here, that tests stop, kill and start again. */
-export interface Inmate {
-  /** Tells it to end, and kills it when it does not. */
+/** A program inside that tests can stop, kill and restart. */
+export interface MachineProcess {
+  /** Sends SIGTERM, and SIGKILL if it does not end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
 }
@@ -99,7 +99,7 @@ export interface Inmate {
 export async function startInside(
   machine: Machine,
   options: Omit<Parameters<typeof startDaemon>[0], 'command'> & { readonly command: readonly string[] },
-): Promise<Inmate> {
+): Promise<MachineProcess> {
   const outer = await startDaemon({ ...options, command: [...machine.inside, ...options.command] });
   const tell = (name: NodeJS.Signals): void => {
     for (const pid of childrenOf(outer.pid)) process.kill(pid, name);
@@ -121,7 +121,7 @@ export async function startInside(
   };
 }
 
-/** Runs a program inside to its end; gives what it printed, without the last newline. */
+/** Runs a program inside to its end. Returns its output without the last newline. */
 export async function runInside({ inside }: Pick<Machine, 'inside'>, ...words: readonly string[]): Promise<string> {
   const [file, ...args] = inside;
   return (await promisify(execFile)(file, [...args, ...words], { timeout: runDeadline })).stdout.trimEnd();

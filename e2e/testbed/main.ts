@@ -9,7 +9,7 @@ const say = (mark: '✓' | '✗' | '·', name: string, text: string): void =>
   console.log(`${mark} ${name.padEnd(14)} ${text}`);
 const missing = (): readonly ComponentName[] => componentNames.filter((name) => component(name).probe() !== undefined);
 
-/** Undefined: done. Otherwise why nothing could be installed. */
+/** Returns undefined on success, otherwise why nothing could be installed. */
 async function installPackages(names: readonly ComponentName[], run: Run): Promise<string | undefined> {
   const wanted = [...new Set(names.flatMap((name) => component(name).packages?.() ?? []))];
   if (wanted.length === 0) return undefined;

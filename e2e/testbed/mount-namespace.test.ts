@@ -8,7 +8,7 @@ import { describe, expect, test } from 'vitest';
 import { ownMounts, slaveMounts } from './mount-namespace.ts';
 import { needs } from './needs.ts';
 
-// Mounts, and unmounts while another namespace is held that was made in between.
+// Mounts, then unmounts while a namespace that was created in between still exists.
 const holding = [
   'set -e',
   'theirs=$1 inner=$2; shift 2',
@@ -24,7 +24,7 @@ const holding = [
 const mountsOf = (pid: string | number): string => readFileSync(`/proc/${pid}/mountinfo`, 'utf8');
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a mount namespace of the test bed', () => {
-  test('lets go of what others unmount, and keeps its own mounts to itself', async () => {
+  test('follows unmounts of the machine, and does not propagate its own mounts', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-namespace-'));
     const [theirs, inner] = [join(folder.path, 'theirs'), join(folder.path, 'inner')];
     for (const path of [theirs, inner]) await mkdir(path);

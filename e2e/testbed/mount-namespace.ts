@@ -1,19 +1,19 @@
-import { fails, onPath } from './component.ts';
+import { commandFailure, onPath } from './component.ts';
 
 /**
- * For `unshare`: a mount namespace begins with a copy of every mount that there is, also of other tests. Being a slave,
- * it lets go of them when they are unmounted; otherwise it would keep their file systems, loop devices and images in use.
+ * Options for `unshare`. A new mount namespace is a copy of all mounts, including those of other tests. As a slave it follows their
+ * unmounts; otherwise it would keep their file systems, loop devices and images in use.
  */
 export const slaveMounts: readonly string[] = ['--mount', '--propagation', 'slave'];
 
 /**
- * The words to put before a program so that it runs, under the same process id, with mounts of its own that slaves of it
- * follow. What it mounts is not seen outside, and ends with it. Undefined where that is not to be had.
+ * A command prefix that runs a program as the same process in its own mount namespace, whose mounts propagate to its slaves.
+ * Its mounts are not visible outside, and end with it. Undefined if that is not possible.
  */
 export function ownMounts(): readonly [string, ...string[]] | undefined {
   const unshare = process.platform === 'linux' && process.getuid?.() === 0 ? onPath('unshare') : undefined;
   if (unshare === undefined) return undefined;
-  // Slave first, shared then: on a machine whose mounts are shared, shared alone would still be one with it.
+  // First slave, then shared: if the machine's mounts are shared, shared alone would stay in the same peer group.
   const words = [...slaveMounts, unshare, '--mount', '--propagation', 'shared'];
-  return fails(unshare, [...words, 'true']) === undefined ? [unshare, ...words] : undefined;
+  return commandFailure(unshare, [...words, 'true']) === undefined ? [unshare, ...words] : undefined;
 }

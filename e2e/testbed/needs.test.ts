@@ -9,7 +9,7 @@ import { needs, toolPath } from './needs.ts';
 const why = 'node26 26.10.0 is not in the cache folder';
 
 beforeEach(() => {
-  // Nothing is in an empty cache folder, on any machine.
+  // An empty cache folder, on any machine.
   vi.stubEnv('STOWAGE_TESTBED_CACHE', join(tmpdir(), 'stowage-no-such-folder'));
   vi.stubEnv('STOWAGE_REQUIRE', undefined);
   vi.stubEnv('STOWAGE_SKIPS', undefined);
@@ -41,7 +41,7 @@ test('STOWAGE_REQUIRE with other names leaves it a skip', () => {
   expect(needs('node26')).toBe(true);
 });
 
-test('a tool is in the cache folder, whoever asks', () => {
+test('a tool is in the cache folder', () => {
   vi.stubEnv('STOWAGE_TESTBED_CACHE', '/elsewhere');
   expect(toolPath('schemathesis')).toMatch(/^\/elsewhere\/schemathesis-[0-9.]+\/bin\/schemathesis$/);
   expect(() => toolPath('jq')).toThrow('jq is not a tool of the cache folder');
@@ -51,11 +51,11 @@ test.each(componentNames)('%s can be explained and provided', (name) => {
   const { what, command, packages, make } = component(name);
   expect(what).not.toBe('');
   expect(command).not.toBe('');
-  // What says `npm run testbed` must be something that it can provide.
+  // The test bed must be able to provide a component with this command.
   if (command === 'npm run testbed') expect(packages ?? make).toBeDefined();
 });
 
-/** Programs that machines may lack, and helpers of tests that run them. */
+/** Programs that machines may lack, and test helpers that run them. */
 const programs: readonly (readonly [ComponentName, RegExp])[] = [
   ...(['fio', 'git', 'jq', 'openssl', 'perl', 'python3', 'stress-ng'] as const).map(
     (name) => [name, new RegExp(`\\('${name}', \\[|\`${name} -`)] as const,
@@ -64,7 +64,7 @@ const programs: readonly (readonly [ComponentName, RegExp])[] = [
   ['python3', /testing\/file-user\.ts'/],
 ];
 
-test('a test that runs a program which a machine may lack says so', async () => {
+test('a test that runs a program which a machine may lack declares that', async () => {
   const undeclared = new Set<string>();
   for await (const path of glob('{src,e2e,scripts,bench}/**/*.test.ts', { cwd: repository })) {
     const text = await readFile(join(repository, path), 'utf8');

@@ -3,26 +3,26 @@ import { relative } from 'node:path';
 import { repository } from './component.ts';
 import { type ComponentName, component } from './components.ts';
 
-/** One line of the file that STOWAGE_SKIPS names; the summary of `npm test` is made of them. */
+/** One line of the file that STOWAGE_SKIPS names. The summary of `npm test` uses them. */
 export interface Skip {
   readonly component: ComponentName;
   readonly why: string;
   readonly command: string;
-  /** Relative to the repository; empty when it is not known. */
+  /** Relative to the repository; empty if unknown. */
   readonly file: string;
 }
 
-const asked = new Map<ComponentName, string | undefined>();
+const probed = new Map<ComponentName, string | undefined>();
 
-/** Why the component is missing on this machine; undefined when it is here. Asked once per process. */
+/** Why the component is missing on this machine; undefined if it is available. Probed once per process. */
 function missing(name: ComponentName): string | undefined {
-  if (!asked.has(name)) asked.set(name, component(name).probe());
-  return asked.get(name);
+  if (!probed.has(name)) probed.set(name, component(name).probe());
+  return probed.get(name);
 }
 
 /**
- * For `describe.skipIf(needs('mount', 'xfs'))`: true when something is missing, which the summary then lists. With
- * STOWAGE_REQUIRE=all, or a list of names, a missing component is an error instead, and with it the test file.
+ * For `describe.skipIf(needs('mount', 'xfs'))`: true if something is missing, which the summary then lists. With
+ * STOWAGE_REQUIRE=all, or a list of names, a missing component is an error of the test file instead.
  */
 export function needs(...names: readonly [ComponentName, ...ComponentName[]]): boolean {
   const lacking = names.flatMap((name) => {
@@ -37,7 +37,7 @@ export function needs(...names: readonly [ComponentName, ...ComponentName[]]): b
   return lacking.length > 0;
 }
 
-/** The program that `npm run testbed` put into the cache folder. */
+/** The program in the cache folder that `npm run testbed` built. */
 export function toolPath(name: ComponentName): string {
   const { tool } = component(name);
   if (tool === undefined) throw new Error(`${name} is not a tool of the cache folder`);

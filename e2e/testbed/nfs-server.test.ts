@@ -40,7 +40,7 @@ const isRunning = (pid: number): boolean => {
 };
 
 describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.entries(kinds))('%s', (_, start) => {
-  test('two run beside each other, and nothing is left of them', async () => {
+  test('runs twice in parallel, and leaves nothing behind', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-'));
     let pids: readonly number[];
     {
@@ -52,7 +52,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.e
     expect(pids.map(isRunning)).toEqual([false, false]);
   });
 
-  test('is frozen, killed and started again at the same place', async () => {
+  test('can be frozen, killed and restarted at the same address', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-'));
     await using server = await start(folder.path);
     const { pid, nfsPort } = server;
@@ -70,7 +70,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.e
 });
 
 describe.skipIf(needs('root', 'ganesha'))('a test process that is killed', () => {
-  test('takes its server with it', async () => {
+  test('ends its server, too', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-'));
     const script = [
       `const { startGanesha } = await import(${JSON.stringify(join(import.meta.dirname, 'ganesha.ts'))});`,
@@ -80,7 +80,7 @@ describe.skipIf(needs('root', 'ganesha'))('a test process that is killed', () =>
       'setInterval(() => undefined, 1000);',
     ].join('\n');
     const child = spawn(process.execPath, ['--input-type=module', '--eval', script], {
-      // Its server's folder is left behind: inside ours.
+      // The killed test leaves the folder of its server behind, inside of this folder.
       env: { ...process.env, TMPDIR: folder.path },
       stdio: ['ignore', 'pipe', 'inherit'],
     });

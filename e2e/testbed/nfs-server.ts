@@ -1,19 +1,19 @@
 import type { Daemon } from './daemon.ts';
 
-/** An NFS server that somebody else wrote, run by a test for itself on loopback. */
+/** A third-party NFS server that a test runs on loopback. */
 export interface NfsServer extends AsyncDisposable {
   readonly host: string;
   readonly nfsPort: number;
   readonly mountPort: number;
-  /** Another one after `restart`. */
+  /** Changes with a `restart`. */
   readonly pid: number;
-  /** Returns when it stands still: the kernel still takes connections, nobody answers on them. */
+  /** Resolves when it has stopped. The kernel still accepts connections, but nothing answers them. */
   freeze(): Promise<void>;
   thaw(): void;
-  /** Asks it to end, and waits until it has. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
-  /** Ends it if it runs, without asking, and starts it at the same address. */
+  /** Kills it if it runs, and starts it at the same address. */
   restart(): Promise<void>;
 }
 

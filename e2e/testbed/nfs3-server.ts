@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { cp, mkdir, mkdtemp, mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { builtByCargo, type Component, kept, type Run } from './component.ts';
+import { builtByCargo, type Component, cachedBuild, type Run } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -10,9 +10,9 @@ import { digest } from './rootfs.ts';
 const version = '0.11.1';
 const source = join(import.meta.dirname, 'nfs3-server');
 const sources = ['main.rs', 'Cargo.toml', 'crates.lock'].map((name) => readFileSync(join(source, name), 'utf8'));
-const place = kept('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
+const place = cachedBuild('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
 
-/** The Rust crate with its file system in memory. Debian 12 and 13 have no cargo that is new enough for it. */
+/** A Rust crate with a file system in memory. The cargo of Debian 12 and 13 is too old for it. */
 export const rustNfs: Component = {
   what: `the Rust crate nfs3_server ${version} as a server`,
   ...builtByCargo(place),
@@ -29,7 +29,7 @@ export const rustNfs: Component = {
   },
 };
 
-/** Our list of crates says which versions, with their checksums; from where they come is cargo's own to say. */
+/** Our lock file fixes versions and checksums of crates. cargo decides where to download them. */
 async function lock(build: string, run: Run): Promise<void> {
   const file = join(build, 'Cargo.lock');
   await run('cargo', ['generate-lockfile', '--manifest-path', join(build, 'Cargo.toml')]);
@@ -41,7 +41,7 @@ async function lock(build: string, run: Run): Promise<void> {
   );
 }
 
-/** Exports an empty folder in memory as `/`, with MOUNT and NFS on one port. What is in it ends with the process. */
+/** Exports an initially empty folder in memory as `/`, with MOUNT and NFS on one port. Its contents end with the process. */
 export async function startRustNfs(signal: AbortSignal): Promise<NfsServer> {
   const host = loopbackAddress();
   const [port = 0] = await freePorts(host, 1);

@@ -1,17 +1,17 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { arch } from 'node:os';
-import { byTestbed, type Component, kept } from './component.ts';
+import { type Component, cachedBuild, testbedCommand } from './component.ts';
 
 const version = '26.10.0';
 const npmPackage = `node-linux-${arch()}`;
-const place = kept('node26', version, `node_modules/${npmPackage}/bin/node`);
+const place = cachedBuild('node26', version, `node_modules/${npmPackage}/bin/node`);
 
-/** The next LTS: what `engines` promises beyond the one that npm scripts run on. */
+/** The next LTS release. `engines` allows it, besides the Node that npm scripts use. */
 export const node26: Component = {
   what: `Node ${version}`,
   probe: place.probe,
   tool: place.tool,
-  command: byTestbed,
+  command: testbedCommand,
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

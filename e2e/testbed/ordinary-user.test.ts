@@ -17,7 +17,7 @@ describe.skipIf(needs('ordinary-user'))('an ordinary user', () => {
 });
 
 describe.skipIf(needs('root', 'mount'))('a checkout in a folder that only root can enter', () => {
-  test('is seen by the ordinary user at the same path, and its neighbours are not', async () => {
+  test('is visible to the ordinary user at the same path, and its siblings are not', async () => {
     await using closed = await mkdtempDisposable(join(tmpdir(), 'stowage-closed-'));
     const checkout = join(closed.path, 'a', 'checkout');
     await mkdir(checkout, { recursive: true });

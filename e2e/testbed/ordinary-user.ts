@@ -3,10 +3,10 @@ import { dirname } from 'node:path';
 import { onPath, repository } from './component.ts';
 import { slaveMounts } from './mount-namespace.ts';
 
-/** Debian's nobody: every machine has it, nobody owns files with it. */
+/** Debian's nobody. Every machine has it, and it owns no files. */
 export const ordinaryUid = 65_534;
 
-// A checkout below /root or in a fresh temporary folder cannot be entered by other users. Where that is so, the
+// Other users can't traverse to a checkout below /root or in a new temporary folder. In that case the
 // program sees the same path through an open folder, in a mount namespace that ends with it.
 const openUp = [
   'set -e',
@@ -20,8 +20,8 @@ const openUp = [
 ].join('\n');
 
 /**
- * The program and arguments that run `command` as a user who is not root, under the process id that spawn reports.
- * Already an ordinary user: the command itself. Give it HOME and the XDG folders of its own through the environment.
+ * The program and arguments that run `command` as a user who is not root, as the process that spawn reports. Returns the command
+ * itself if this process already runs as an ordinary user. Set its HOME and XDG folders in the environment.
  */
 export function asOrdinaryUser(
   command: readonly string[],
@@ -38,7 +38,7 @@ export function asOrdinaryUser(
   return [onPath('unshare') ?? 'unshare', inside];
 }
 
-/** The outermost folder above the path that others may not enter. */
+/** The topmost folder of the path that others can't traverse. */
 function closedFolder(path: string): string | undefined {
   const parent = dirname(path);
   if (parent === path) return undefined;

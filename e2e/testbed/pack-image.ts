@@ -6,20 +6,20 @@ import { join } from 'node:path';
 import type { Run } from './component.ts';
 import type { ImageConfig } from './dockerfile.ts';
 
-export interface Packing {
+export interface ImageContents {
   /** The folder that becomes the image's only layer. */
   readonly root: string;
-  /** With its tag. */
+  /** The name with its tag. */
   readonly name: string;
-  /** As the OCI image specification has it. */
+  /** As in the OCI image specification. */
   readonly config: Partial<ImageConfig>;
-  /** Where there is room; the tar is left in it. */
+  /** A folder with enough space. The tar stays there. */
   readonly work: string;
   readonly run: Run;
 }
 
-/** One tar that is both an OCI image layout and what `docker save` writes. */
-export async function pack({ root, name, config, work, run }: Packing): Promise<string> {
+/** Makes one tar that is both an OCI image layout and the format of `docker save`. */
+export async function pack({ root, name, config, work, run }: ImageContents): Promise<string> {
   const layout = join(work, 'layout');
   const blobs = join(layout, 'blobs', 'sha256');
   await mkdir(blobs, { recursive: true });

@@ -3,9 +3,9 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, fails, missingPrograms, onPath } from './component.ts';
+import { type Component, commandFailure, missingPrograms, onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
-import { type Inmate, startInside, startMachine } from './machine.ts';
+import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { removeCgroups } from './own-cgroups.ts';
 import { sharedFolder } from './shared-folder.ts';
@@ -15,7 +15,7 @@ const programs = ['podman', 'conmon', 'runc', 'unshare', 'nsenter', 'ip', 'findm
 
 export const podman: Component = {
   what: 'a Podman engine that tests start for themselves (podman, conmon, runc)',
-  probe: () => missingPrograms(...programs) ?? fails('unshare', [...slaveMounts, 'true']),
+  probe: () => missingPrograms(...programs) ?? commandFailure('unshare', [...slaveMounts, 'true']),
   command: 'npm run testbed, as root',
   packages: () => (missingPrograms(...programs) === undefined ? [] : ['podman', 'runc', 'iproute2', 'util-linux']),
 };
@@ -24,7 +24,7 @@ export interface PodmanEngine extends TestEngine {
   podman(...args: readonly string[]): Promise<string>;
 }
 
-/** It knows plugins by name and place, not by a folder. */
+/** Podman knows plugins by name and path, and not by a folder. */
 const podmanPlugins = ['stowage', 'stowage-local'] as const;
 
 const containersConf = (plugins: string, bridges: boolean): string => `
@@ -48,17 +48,17 @@ runroot = "${join(folder, 'run')}"
 `;
 
 export async function startPodman(signal: AbortSignal, options: TestEngineOptions = {}): Promise<PodmanEngine> {
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-podman-'));
-  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  stack.defer(() => rm(folder, { recursive: true, force: true }));
   const plugins = join(folder, 'plugins');
   for (const name of ['plugins', 'tmp']) await mkdir(join(folder, name));
   await writeFile(join(folder, 'containers.conf'), containersConf(plugins, options.bridges === true));
   await writeFile(join(folder, 'storage.conf'), storageConf(folder));
-  for (const shared of options.shared ?? []) ground.use(await sharedFolder(shared, signal));
-  ground.defer(() => removeCgroups(basename(folder)));
-  // Podman puts its groups at the top, beside those of other engines, and leaves them there.
-  const machine = ground.use(await startMachine({ folder, groups: true }, signal));
+  for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
+  stack.defer(() => removeCgroups(basename(folder)));
+  // Podman creates its groups at the root, beside those of other engines, and leaves them there.
+  const machine = stack.use(await startMachine({ folder, groups: true }, signal));
   const socket = join(folder, 'podman.sock');
   const env = {
     CONTAINERS_CONF: join(folder, 'containers.conf'),
@@ -66,9 +66,9 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
     TMPDIR: join(folder, 'tmp'),
   };
   const program = onPath('podman') ?? 'podman';
-  let service: Inmate | undefined;
+  let service: MachineProcess | undefined;
   const start = async (): Promise<void> => {
-    // What a killed one left would look like one that listens.
+    // The socket of a killed Podman would look as if it still listened.
     await rm(socket, { force: true });
     service = await startInside(machine, {
       command: [program, '--log-level', 'info', 'system', 'service', '--time', '0', `unix://${socket}`],
@@ -79,7 +79,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
     });
   };
   await start();
-  ground.defer(async () => await service?.stop());
+  stack.defer(async () => await service?.stop());
   const run = async (...words: readonly string[]): Promise<string> => {
     const [file, ...enter] = machine.inside;
     const { stdout } = await promisify(execFile)(file, [...enter, program, ...words], {
@@ -91,7 +91,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
     return stdout.trimEnd();
   };
   const { inside, beside } = machine;
-  const all = ground.move();
+  const all = stack.move();
   return {
     kind: 'podman',
     socket,

@@ -1,12 +1,12 @@
 import { mkdir, mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { builtByCargo, type Component, kept } from './component.ts';
+import { builtByCargo, type Component, cachedBuild } from './component.ts';
 
 const crates = ['pjdfstest@0.2.2', 'fsx@0.3.2'] as const;
-const place = kept('posix-suites', crates.join('-').replaceAll('@', '-'), 'bin/pjdfstest');
+const place = cachedBuild('posix-suites', crates.join('-').replaceAll('@', '-'), 'bin/pjdfstest');
 
-/** What a POSIX file system must do, tried out: pjdfstest (names, rights, errors) and fsx (data). */
+/** Tests of POSIX file systems: pjdfstest (names, permissions, errors) and fsx (data). */
 export const posixSuites: Component = {
   what: `the Rust crates ${crates.join(' and ')}`,
   ...builtByCargo(place),
@@ -20,5 +20,5 @@ export const posixSuites: Component = {
   },
 };
 
-/** The other program. */
+/** The second program. */
 export const fsxPath = (): string => join(dirname(place.tool()), 'fsx');

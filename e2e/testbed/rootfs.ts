@@ -5,7 +5,7 @@ import { arch, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { cacheFolder, type Run } from './component.ts';
 
-/** What Debian's own slim image has, as far as programs here use it. */
+/** The part of Debian's slim image that programs here need. */
 const essential = [
   'base-files',
   'base-passwd',
@@ -21,14 +21,14 @@ const essential = [
   'sed',
 ];
 const forNode = ['libatomic1', 'libstdc++6'];
-/** Counted up when the way of making changes. */
+/** Increased when the build changes. */
 const format = 1;
 
 export function digest(...parts: readonly string[]): string {
   return createHash('sha256').update(JSON.stringify(parts)).digest('hex').slice(0, 16);
 }
 
-/** A tar of the packages' files and those of all they depend on; no maintainer script runs. Kept in the cache folder. */
+/** A tar of the files of packages and all their dependencies, without running maintainer scripts. Cached. */
 export async function rootfs(
   packages: readonly string[],
   run: Run,
@@ -40,7 +40,7 @@ export async function rootfs(
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-rootfs-'));
   const root = join(work.path, 'root');
   const debs = await download(wanted, work.path, run);
-  // Links first, so that packages that still say /lib end up in /usr/lib.
+  // Creates the links first, so packages that still install into /lib end up in /usr/lib.
   for (const name of ['bin', 'sbin', 'lib', 'lib64']) {
     await mkdir(join(root, 'usr', name), { recursive: true });
     await symlink(join('usr', name), join(root, name));
@@ -60,7 +60,7 @@ export async function rootfs(
   return { tar, key };
 }
 
-/** With an empty list of what is installed, apt fetches the whole closure, checked against the archive's signature. */
+/** With an empty list of installed packages, apt downloads all dependencies, and checks them against the archive's signature. */
 async function download(packages: readonly string[], work: string, run: Run): Promise<readonly string[]> {
   const archives = join(work, 'debs');
   await mkdir(join(archives, 'partial'), { recursive: true });
@@ -76,7 +76,7 @@ async function download(packages: readonly string[], work: string, run: Run): Pr
   return names.filter((name) => name.endsWith('.deb')).map((name) => join(archives, name));
 }
 
-/** What the packages' scripts would have done, as far as it matters. */
+/** The necessary part of the packages' scripts. */
 async function finish(root: string, run: Run): Promise<void> {
   for (const name of ['passwd', 'group']) {
     await copyFile(join(root, 'usr/share/base-passwd', `${name}.master`), join(root, 'etc', name));

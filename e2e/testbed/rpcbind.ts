@@ -4,31 +4,31 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { type Component, fails, missingPrograms } from './component.ts';
+import { type Component, commandFailure, missingPrograms } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
-import { type GaneshaOptions, ganeshaDaemon, quiet } from './ganesha.ts';
+import { type GaneshaOptions, ganeshaDaemon, quietEnvironment } from './ganesha.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 
 const programs = ['rpcbind', 'rpcinfo', 'ip', 'unshare', 'nsenter'];
 
-/** Listens on every address of the machine and knows only one set of services: it needs a network of its own. */
+/** Listens on every address and has only one set of services, so it needs its own network. */
 export const rpcbind: Component = {
   what: 'rpcbind, and a network of its own for it',
   probe: () =>
     missingPrograms(...programs) ??
-    fails('unshare', ['--net', 'ip', 'link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b']),
+    commandFailure('unshare', ['--net', 'ip', 'link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b']),
   command: 'npm run testbed, as root',
   packages: () => (missingPrograms(...programs) === undefined ? [] : ['rpcbind', 'iproute2', 'util-linux']),
 };
 
-// $1 names our end of the cable, $2 the process whose network gets it, $3 and $4 are the addresses there and here.
-// The shell stays: rpcbind changes its user, and would then no longer be told of our end.
+// $1 names our end of the veth pair, $2 is the process whose network gets it, $3 and $4 are the addresses there and here.
+// The shell stays, because rpcbind changes its user and would then not be notified of our end.
 const inside = [
   'set -e',
   'mount -t tmpfs -o mode=0755 stowage-run /run',
   'ip link set lo up',
-  // This shell is process 1 of its namespace.
+  // This shell is process 1 of its PID namespace.
   'nsenter "--net=/proc/$2/ns/net" ip link add "$1" type veth peer name eth0 netns 1',
   'ip address add "$4/30" dev eth0',
   'ip link set eth0 up',
@@ -40,7 +40,7 @@ const inside = [
   'wait',
 ].join('\n');
 
-/** Its host has an rpcbind on port 111, which knows where MOUNT and NFS are, as on a machine of its own. Needs root. */
+/** Its host has an rpcbind on port 111 that knows the ports of MOUNT and NFS, like a separate machine. Needs root. */
 export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOptions): Promise<NfsServer> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-rpcbind-'));
   const link = `stowage-${randomBytes(3).toString('hex')}`;
@@ -49,7 +49,7 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
   const namespaces = ['--net', '--pid', ...slaveMounts, '--fork', '--kill-child'];
   let network: Daemon | undefined;
   const cleanUp = async (): Promise<void> => {
-    // The kernel takes it away by itself, but not at once.
+    // The kernel removes it by itself, but with a delay.
     await promisify(execFile)('ip', ['link', 'delete', link], { timeout: 10_000 }).catch(() => undefined);
     await network?.kill();
     await rm(folder, { recursive: true, force: true });
@@ -68,12 +68,12 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
       exports,
       listen,
       signal,
-      env: quiet(folder),
+      env: quietEnvironment(folder),
       inside: ['nsenter', ...enter, '--'],
     });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, cleanUp);
 }
 
-/** Not the usual ones, so that whoever finds them has asked. */
+/** Not the default ports, so that a client must have asked rpcbind. */
 const [nfsPort, mountPort] = [20_490, 20_480];

@@ -3,10 +3,10 @@ import type { Run } from './component.ts';
 
 /** Long enough for the largest build on a slow machine. */
 const deadline = 30 * 60_000;
-/** How much of a failed program's output is worth showing. */
+/** How much of a failed program's output an error shows. */
 const shown = 4_000;
 
-/** Programs started through it end with the signal. Gives the standard output; an error shows what both outputs said. */
+/** Programs end when the signal is aborted. Returns the standard output; an error shows both outputs. */
 export function runner(signal: AbortSignal): Run {
   return async (file, args, options = {}) => {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };

@@ -1,18 +1,19 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { byTestbed, type Component, fails, kept } from './component.ts';
+import { type Component, cachedBuild, commandFailure, testbedCommand } from './component.ts';
 
 const version = '4.32.5';
-const place = kept('schemathesis', version, 'bin/schemathesis');
+const place = cachedBuild('schemathesis', version, 'bin/schemathesis');
 const requirements = join(import.meta.dirname, 'schemathesis.txt');
 
-/** Property tests from the OpenAPI document, in a virtual environment of its own. */
+/** Property tests from an OpenAPI document, in a Python virtual environment. */
 export const schemathesis: Component = {
   what: `schemathesis ${version}`,
   probe: place.probe,
   tool: place.tool,
-  command: byTestbed,
-  packages: () => (fails('python3', ['-c', 'import ensurepip, venv']) === undefined ? [] : ['python3', 'python3-venv']),
+  command: testbedCommand,
+  packages: () =>
+    commandFailure('python3', ['-c', 'import ensurepip, venv']) === undefined ? [] : ['python3', 'python3-venv'],
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

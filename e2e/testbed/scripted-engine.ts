@@ -6,16 +6,16 @@ import { join } from 'node:path';
 
 export type Script = (path: string, request: IncomingMessage, response: ServerResponse) => void;
 
-/** A container engine of which only the answers exist. */
+/** A fake container engine with scripted answers. */
 export interface ScriptedEngine extends AsyncDisposable {
   readonly socket: string;
-  /** What was asked for, as `METHOD /path?query`, without those for the version. */
-  readonly asked: readonly string[];
-  /** From now on. */
+  /** The requests as `METHOD /path?query`, except for those of the version. */
+  readonly requests: readonly string[];
+  /** Can be replaced at any time. */
   script: Script;
-  /** What it says to `GET /version`. */
+  /** The answer to `GET /version`. */
   version: object;
-  /** Hangs up on everybody, and is no longer there. */
+  /** Closes all connections and the socket. */
   stop(): Promise<void>;
   start(): Promise<void>;
 }
@@ -35,7 +35,7 @@ export async function startScriptedEngine(script: Script): Promise<ScriptedEngin
   };
   const engine: ScriptedEngine = {
     socket,
-    asked,
+    requests: asked,
     script,
     stop,
     version: { Version: '20.10.24', ApiVersion: '1.41', MinAPIVersion: '1.12' },

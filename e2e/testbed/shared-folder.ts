@@ -1,9 +1,9 @@
-import { fails, onPath } from './component.ts';
+import { commandFailure, onPath } from './component.ts';
 import { runner } from './run.ts';
 
 /**
- * Makes what is mounted in the folder from now on seen by machines that are started later. In `npm test` all mounts are
- * shared already, and nothing is done.
+ * Shares later mounts in the folder with machines that start afterwards. In `npm test` all mounts are shared already, so it
+ * does nothing.
  */
 export async function sharedFolder(folder: string, signal: AbortSignal): Promise<AsyncDisposable> {
   const run = runner(signal);
@@ -19,8 +19,8 @@ export async function sharedFolder(folder: string, signal: AbortSignal): Promise
   await run('mount', ['--make-rshared', folder]);
   return {
     [Symbol.asyncDispose]: async () => {
-      // By force only for this one: what a test left in it is to be found.
-      const why = fails('umount', [folder]);
+      // Unmounts only this mount, so that a mount that a test left inside is found.
+      const why = commandFailure('umount', [folder]);
       if (why !== undefined) throw new Error(`${folder} could not be unmounted: ${why}`);
     },
   };

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { connect } from 'node:net';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { needs } from './needs.ts';
 import { startSftpServer, startSshServer } from './sshfs.ts';
 
@@ -12,12 +12,12 @@ const run = promisify(execFile);
 
 const [init, version] = [1, 2];
 
-describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
-  test('gives each connection to a process that speaks its protocol', async () => {
+describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
+  test('starts a process for each connection that speaks SFTP', async () => {
     await using server = await startSftpServer();
     for (let i = 0; i < 2; i++) {
       const socket = connect(server.port, server.host);
-      // Length, kind, version 3.
+      // Length, type, version 3.
       socket.write(Buffer.from([0, 0, 0, 5, init, 0, 0, 0, 3]));
       const [answer] = (await once(socket, 'data')) as [Buffer];
       expect([...answer.subarray(4, 9)]).toEqual([version, 0, 0, 0, 3]);
@@ -25,11 +25,11 @@ describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
     }
   });
 
-  test.skipIf(needs('root'))('has ssh around it, if that is wanted', async () => {
-    using ground = createGround();
-    // sshd wants this folder. The server uses one of its own; a machine that runs sshd has it anyway.
+  test.skipIf(needs('root'))('can be started with ssh in front of it', async () => {
+    using scratch = createScratchFolder();
+    // sshd requires this folder. The server has its own one; a machine that runs sshd has it anyway.
     const hadFolder = existsSync('/run/sshd');
-    await using server = await startSshServer(ground.folder, async (file, args) => (await run(file, args)).stdout);
+    await using server = await startSshServer(scratch.folder, async (file, args) => (await run(file, args)).stdout);
     const options = server.options.map((option) => `-o${option}`);
     const { stdout } = await run('ssh', [...options, server.host, 'echo', 'hello'], { timeout: 20_000 });
     expect(stdout).toBe('hello\n');

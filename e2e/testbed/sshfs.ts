@@ -3,40 +3,40 @@ import { once } from 'node:events';
 import { globSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { byTestbed, type Component, missingPrograms, onPath, type Run } from './component.ts';
+import { type Component, missingPrograms, onPath, type Run, testbedCommand } from './component.ts';
 import { loopbackAddress } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
 
 const places = '/usr/{lib,libexec}{,/openssh,/ssh}/sftp-server';
 const program = (): string | undefined => globSync(places)[0];
 
-/** Files of another host without an NFS client: what people use instead of our mounts. Only benchmarks need it. */
+/** Files of another host without an NFS client: the alternative to our mounts. Only benchmarks need it. */
 export const sshfs: Component = {
   what: 'sshfs, and the server that it talks to',
   probe: () =>
     missingPrograms('sshfs', 'setpriv', 'ssh', 'sshd', 'ssh-keygen') ??
     (program() === undefined ? `not found: ${places}` : undefined),
-  command: byTestbed,
+  command: testbedCommand,
   packages: () => ['sshfs', 'openssh-client', 'openssh-server', 'openssh-sftp-server'],
 };
 
 export interface SftpServer extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
-  /** For sshfs, to reach it. */
+  /** Options for sshfs to connect. */
   readonly options: readonly string[];
 }
 
-/** Without ssh, so without encryption: for sshfs with `directport`. */
+/** Without ssh, so unencrypted: for sshfs with `directport`. */
 export async function startSftpServer(): Promise<SftpServer> {
   const server = await servedBy([sftpServer()]);
   return { ...server, options: [`directport=${server.port}`] };
 }
 
-// It insists on a folder that only its service makes. Nothing of that is seen outside.
+// sshd requires a folder that only its service creates. The tmpfs is not visible outside.
 const inside = 'mount -t tmpfs -o mode=0755 stowage-run /run && mkdir /run/sshd && exec "$@"';
 
-/** As people use it: encrypted. Keys and settings are in the folder; whoever has the key is root. */
+/** Encrypted, as users run it. Keys and settings are in the folder. The owner of the key is root on the server. */
 export async function startSshServer(folder: string, run: Run): Promise<SftpServer> {
   const [hostKey, ownKey, settings] = [join(folder, 'host'), join(folder, 'own'), join(folder, 'sshd_config')];
   for (const file of [hostKey, ownKey]) await run('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-f', file]);
@@ -59,21 +59,21 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
 
 function sftpServer(): string {
   const file = program();
-  if (file === undefined) throw new Error(`not found: ${places}. Get it: ${byTestbed}`);
+  if (file === undefined) throw new Error(`not found: ${places}. Get it: ${testbedCommand}`);
   return file;
 }
 
-/** Each connection is given to a process of its own. */
+/** Starts a process for each connection. */
 async function servedBy([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
   const host = loopbackAddress();
   const children = new Set<ChildProcess>();
-  // Nothing is read here: the first bytes are the other process's.
+  // Reads nothing, because the first bytes belong to the other process.
   const server = createServer({ pauseOnConnect: true }, (socket) => {
     socket.setNoDelay(true);
     const child = spawn(file, args, { stdio: [socket, socket, 'ignore'] });
     children.add(child);
     child.once('error', () => children.delete(child)).once('exit', () => children.delete(child));
-    // It has a descriptor of its own by now.
+    // The other process has its own descriptor by now.
     socket.destroy();
   });
   server.listen(0, host);

@@ -8,12 +8,12 @@ import type { TestEngine } from './engine-machine.ts';
 export interface PluginCall {
   /** `Mount`, `Unmount`, `Get` …; `Activate` for Plugin.Activate. */
   readonly method: string;
-  /** Empty where the call has none. */
+  /** Empty if the call has none. */
   readonly name: string;
   readonly id: string;
 }
 
-/** A volume plugin that does as little as engines let it: its volumes are folders. */
+/** A minimal volume plugin whose volumes are folders. */
 export interface TrivialPlugin extends AsyncDisposable {
   readonly calls: readonly PluginCall[];
 }

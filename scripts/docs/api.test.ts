@@ -7,7 +7,7 @@ interface Operation {
   readonly responses: Readonly<Record<string, { readonly content?: Readonly<Record<string, object>> }>>;
 }
 
-describe('the page of the API, made from a running server', () => {
+describe('the API page, generated from a running server', () => {
   let page: string;
   let operations: readonly { readonly heading: string; readonly operation: Operation }[];
 
@@ -26,13 +26,13 @@ describe('the page of the API, made from a running server', () => {
     return [...(rest.split(/^\| --- .*$/m)[1] ?? '').matchAll(/^\| `(\w+)` \|/gm)].map(([, name = '']) => name);
   };
 
-  test('lists the fields of what is sent, and which of them are required', () => {
+  test('lists the fields of requests, and which of them are required', () => {
     const create = section('POST /v1/volumes');
     expect(create).toMatch(/^\| `name` \| string \| yes \| .+ \|$/m);
     expect(create).toMatch(/^\| `bytes` \| string \| {2}\| Bytes, as a decimal string \|$/m);
   });
 
-  test('lists the fields of what is answered, also where one thing is made of others', () => {
+  test('lists the fields of answers, including combined schemas', () => {
     expect(fieldsAfter('Answers', section('GET /v1/volumes'))).toEqual(
       expect.arrayContaining(['id', 'store', 'name', 'bytes', 'revision']),
     );
@@ -57,7 +57,7 @@ describe('the page of the API, made from a running server', () => {
     }
   });
 
-  test('promises Prefer: respond-async exactly where 202 is answered', () => {
+  test('documents Prefer: respond-async exactly where 202 is a documented answer', () => {
     const promised = operations.filter(({ heading }) => section(heading).includes('Takes `Prefer: respond-async`.'));
     expect(promised).toEqual(operations.filter(({ operation }) => '202' in operation.responses));
     expect(promised.map(({ heading }) => heading)).toContain('DELETE /v1/volumes/{volume}');
@@ -73,7 +73,7 @@ describe('a document', () => {
     components,
   });
 
-  test('that refers to nothing is refused, and a schema that holds itself has an end', () => {
+  test('with a dangling reference is refused, and a recursive schema terminates', () => {
     const schema = { $ref: '#/components/schemas/Node' };
     expect(() => apiPage(answering(schema, {}))).toThrow('#/components/schemas/Node');
     const node = { type: 'object', properties: { name: { type: 'string' }, below: schema } };

@@ -10,7 +10,7 @@ const entries = (value: unknown): readonly (readonly [string, Json])[] =>
 const text = (value: unknown): string => (typeof value === 'string' ? value : '');
 const list = (value: unknown): readonly Json[] => (Array.isArray(value) ? value.filter(isJson) : []);
 
-/** The value with each `$ref` replaced by what it refers to; `around` are those it stands in, for a schema may hold itself. */
+/** Replaces each `$ref` by its target. `around`: the enclosing references, because a schema may be recursive. */
 function resolved(value: unknown, document: unknown, around: readonly string[] = []): unknown {
   if (Array.isArray(value)) return value.map((part) => resolved(part, document, around));
   if (!isJson(value)) return value;
@@ -23,7 +23,7 @@ function resolved(value: unknown, document: unknown, around: readonly string[] =
   return resolved(found, document, [...around, to]);
 }
 
-/** A schema in a few words. */
+/** A short description of a schema. */
 function typeOf(schema: unknown): string {
   if (!isJson(schema)) return 'anything';
   const union = list(schema['anyOf']);
@@ -60,7 +60,7 @@ function fieldRows(schema: unknown): readonly (readonly [name: string, type: str
   ]);
 }
 
-/** The same table twice helps nobody: the second one is a link to the first. */
+/** Tables by content. A table that repeats becomes a link to the first one. */
 type Seen = Map<string, string>;
 
 function answerLines(operation: Json, heading: string, seen: Seen): readonly string[] {
@@ -80,7 +80,7 @@ function answerLines(operation: Json, heading: string, seen: Seen): readonly str
   return [said, '', ...rows, ''];
 }
 
-/** What they mean is said once, at the top. */
+/** Headers that are explained once at the top. */
 const everywhere = ['Idempotency-Key', 'Prefer'];
 
 function aboutLine(operation: Json): string {
@@ -120,7 +120,7 @@ function operationLines(path: string, method: string, operation: Json, seen: See
   ];
 }
 
-/** One section per tag, in the order in which the routes are given. */
+/** One section per tag, in the order of the routes. */
 export function apiPage(document: unknown): string {
   const operations = entries(resolved(within(document, 'paths'), document)).flatMap(([path, methods]) =>
     entries(methods).map(([method, operation]) => ({ path, method, operation })),

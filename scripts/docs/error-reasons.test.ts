@@ -7,11 +7,11 @@ import { errorReasons } from '#core/error-reasons.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 
-// The table of reasons agrees with the sources, and who may read a message fits what the message says.
+// The table of reasons agrees with the sources, and the readers of a message are allowed to see its contents.
 
 const words = (text: string): string[] => text.trim().split(/\s+/);
 
-/** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
+/** Harmless placeholders: input of the caller, names that the caller may see, numbers and states. */
 const filledIn = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
@@ -19,7 +19,7 @@ const filledIn = words(`
   anywhere knownOptions onMany from place mountFlags nameTemplate value`);
 
 let failures: readonly Failure[];
-/** Those that stores give. */
+/** The reasons that stores use. */
 let ofStores: readonly Failure[];
 
 beforeAll(async () => {
@@ -36,7 +36,7 @@ const table = Object.entries<ErrorReason>(errorReasons);
 const reasonsThat = (fits: (about: ErrorReason) => boolean): string[] =>
   table.flatMap(([reason, about]) => (fits(about) ? [reason] : []));
 
-test('the table has every reason that the sources give, with the same codes, and no other', () => {
+test('the table has every reason of the sources with the same codes, and no other', () => {
   const listed = table.flatMap(([reason, { code }]) =>
     (code === codeOfCause ? [`<${code}>`] : [code].flat()).map((one) => `${reason}: ${one}`),
   );
@@ -59,9 +59,9 @@ test('no message about NFS is for everybody', () => {
   );
 });
 
-test('every reason with which a store denies access is known to be a permission problem, whatever its code becomes', () => {
+test('every reason with which a store denies access is classified as a permission problem, whatever its code', () => {
   const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
-  // Stowage does not trust the server, or something is read-only or in the way: nobody denies Stowage access. Users get a text of its own.
+  // These mean that Stowage distrusts the server, or that something is read-only or in the way. Stowage is not denied access, and users get other texts.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
   const noAnswer = ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'];
   const inShort = reasonsThat(({ short }) => short !== undefined);
@@ -74,12 +74,12 @@ test('every reason with which a store denies access is known to be a permission 
   expect(reasonsThat(({ denial }) => denial !== undefined).sort()).toEqual([...expected].sort());
 });
 
-test('what is for everybody is filled in with nothing that tells of a place', () => {
+test('messages for everybody contain no placeholder that reveals a location', () => {
   const harmless = failures.filter(({ reason }) => isForEverybody(reason));
   const used = harmless.flatMap(({ reason, message, action }) =>
     Array.from(`${message} ${action}`.matchAll(/<(?:folder of )?([^<>]+)>/g), ([, word = '']) => ({ reason, word })),
   );
-  // Two are about a path that the asker wrote.
+  // Two of them contain a path that the caller sent.
   const asked = ({ reason, word }: (typeof used)[number]): boolean =>
     word === 'path' && ['path-invalid', 'path-relative'].includes(reason);
   expect(used.length).toBeGreaterThan(50);

@@ -16,7 +16,7 @@ import {
   walk,
 } from './syntax.ts';
 
-/** One way in which an error can reach a reader. */
+/** One way in which a user can get an error. */
 export interface Failure {
   readonly reason: string;
   readonly code: string;
@@ -24,12 +24,12 @@ export interface Failure {
   readonly action: string;
 }
 
-/** One object in the sources that says what went wrong. */
+/** An object in the sources that describes an error. */
 interface Place {
   readonly source: Source;
   readonly around: readonly Syntax[];
   readonly message: Syntax | undefined;
-  /** What another place puts before it. */
+  /** The prefix that an enclosing place adds to the message. */
   readonly before: string;
   readonly code: Syntax | undefined;
   readonly reason: Syntax | undefined;
@@ -38,14 +38,14 @@ interface Place {
 
 const functions = ['FunctionDeclaration', 'FunctionExpression', 'ArrowFunctionExpression'];
 const nothing: Known = { ways: new Map(), given: new Map() };
-/** Callers of callers of callers. */
+/** The limit for callers of callers. */
 const deepest = 3;
 
 /** `new StowageError(message, …)` or `relayed(message, …)`. */
 const makesError = (part: Syntax | undefined): boolean =>
   part?.type === 'NewExpression' || (part?.type === 'CallExpression' && nameOf(partOf(part['callee'])) === 'relayed');
 
-/** Every object that has a code, a reason and an action: most are the second argument of `new StowageError`. */
+/** Every object with a code, a reason and an action. Most are the second argument of `new StowageError`. */
 function placesIn(source: Source): Place[] {
   const found: Place[] = [];
   for (const [part, around] of walk(source.program)) {
@@ -56,7 +56,7 @@ function placesIn(source: Source): Place[] {
     const made = makesError(around[0]) ? partsOf(around[0]?.['arguments'])[0] : undefined;
     const message = made ?? properties.get('message') ?? properties.get('why');
     const isWhy = message !== undefined && message === properties.get('why');
-    // `other ?? 'mine'`: the other one has its own place.
+    // `other ?? 'mine'`: the first one has its own place.
     const own = reason.type === 'LogicalExpression' ? partOf(reason['right']) : reason;
     found.push({ source, around, message, before: isWhy ? '<doing this> failed: ' : '', code, reason: own, action });
   }
@@ -69,7 +69,7 @@ interface Wrapper {
   readonly parameters: readonly { readonly name: string; readonly standard: Syntax | undefined }[];
 }
 
-/** The named function around something, if one of `parts` is nothing but a parameter of it. */
+/** The enclosing named function, if one of `parts` is one of its parameters. */
 function wrapperOf(
   source: Source,
   around: readonly Syntax[],
@@ -88,7 +88,7 @@ function wrapperOf(
   return name !== undefined && handedIn ? { name, source, parameters } : undefined;
 }
 
-/** Calls of that function in its own file and in those that import it from there. */
+/** Calls of that function in its own file and in files that import it. */
 function* callsOf(
   { name, source: own }: Wrapper,
   sources: readonly Source[],
@@ -104,7 +104,7 @@ function* callsOf(
   }
 }
 
-/** What each caller hands in, by the name of the parameter. Something that is not handed in further up has one: nothing. */
+/** The arguments of each caller by parameter name. A function without callers gets one empty set. */
 function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
   if (wrapper === undefined || depth > deepest) return [nothing.given];
   const found: Known['given'][] = [];
@@ -136,7 +136,7 @@ function waysOf({ source, code, reason }: Place): Known['ways'][] {
 
 const ofCause = '<that of the cause>';
 
-/** `const { code } = stowageError(cause)`: it is whatever the cause has. */
+/** `const { code } = stowageError(cause)`: the code is that of the cause. */
 function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean {
   const name = nameOf(code);
   const declared = around
@@ -168,7 +168,7 @@ const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
 const isFailure = ({ reason, code }: Failure): boolean => isReason(reason) && isCode(code);
 const isCode = (text: string): boolean => text === ofCause || Object.hasOwn(errorCodes, text);
 
-/** Everything that can go wrong, read from the sources. Throws when a reason stands there that was not understood. */
+/** All errors in the sources. Throws for a reason that it can't analyse. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {
   const found = new Map<string, Failure>();
   for (const failure of sources.flatMap(placesIn).flatMap((place) => failuresAt(place, sources))) {
@@ -181,7 +181,7 @@ export function failuresIn(sources: readonly Source[]): readonly Failure[] {
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
 
-/** The safety net: a plain search must not know more than the reading did. */
+/** A safety net: a text search must not find a reason that the analysis did not. */
 function refuseMissing(sources: readonly Source[], failures: readonly Failure[]): void {
   const known = new Set(failures.map((failure) => failure.reason));
   const missed: string[] = [];
@@ -196,7 +196,7 @@ function refuseMissing(sources: readonly Source[], failures: readonly Failure[])
     throw new Error(`reasons that scripts/docs/errors.ts does not understand:\n${missed.join('\n')}`);
 }
 
-/** The table of reasons, with the messages and actions of each reason as the sources have them. */
+/** The table of reasons, with the messages and actions of each reason in the sources. */
 export function errorPage(failures: readonly Failure[]): string {
   const cases = Map.groupBy(failures, (failure) => failure.reason);
   const codes = Object.entries(errorCodes).map(([name, { http, exit, retry, title, short }]) => [
@@ -242,7 +242,7 @@ export function errorPage(failures: readonly Failure[]): string {
 
 const reasons = Object.entries<ErrorReason>(errorReasons).sort(([a], [b]) => compare(a, b));
 
-/** Who reads something else than the message, and what. */
+/** Which readers get another text than the message, and the text. */
 function noteFor({ readers, short, denial }: ErrorReason): readonly string[] {
   if (readers === 'everybody') return [];
   if (readers === 'local') return ['Only the command line, or a server that fails to start, shows this error.'];

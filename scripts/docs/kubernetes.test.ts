@@ -29,7 +29,7 @@ function objectsIn(text: string): readonly Kubernetes[] {
   return documents.map((document) => document.toJS() as Kubernetes);
 }
 
-/** The lines of each block of a section. */
+/** The lines of each code block of a section. */
 function blocksIn(heading: string, path: string): readonly (readonly string[])[] {
   const [, after = ''] = read(path).split(`\n${heading}\n`);
   const [section = ''] = after.split('\n## ');
@@ -42,14 +42,14 @@ const valuePaths = (values: readonly ChartValue[]): readonly string[] =>
     ...valuePaths(inside),
     ...Object.keys(byDefault ?? {}).map((key) => [...path, key].join('.')),
   ]);
-/** Keys of Secrets, which look like values. */
+/** Keys of Secrets that look like chart values. */
 const notValues = ['tls.crt', 'tls.key'];
 
 describe('the quick start on Kubernetes', () => {
   const [commands = [], [enable = ''] = [], shared = []] = blocksIn('## Quick start', 'docs/kubernetes.md');
   const whole = commands.join('\n');
 
-  test('is five commands, whose files are there, for this version', () => {
+  test('is five commands whose files exist, for this version', () => {
     expect(commands.map((line) => line.split(' ').slice(0, 2).join(' '))).toEqual([
       'docker build',
       'helm install',
@@ -66,7 +66,7 @@ describe('the quick start on Kubernetes', () => {
     );
   });
 
-  test('ends with the pod of its example, whose claim is of a class that the chart makes by itself', () => {
+  test('ends with its example pod, whose claim uses a class that the chart creates by default', () => {
     const [, example = ''] = /kubectl apply -f (\S+)/.exec(whole) ?? [];
     const objects = objectsIn(read(example));
     const of = (kind: string): Kubernetes => objects.find((one) => one.kind === kind) ?? expect.fail(`no ${kind}`);
@@ -82,7 +82,7 @@ describe('the quick start on Kubernetes', () => {
     expect(read('docs/kubernetes.md')).toContain(`of the class \`${claim.spec.storageClassName}\``);
   });
 
-  test('goes on with two pods that share a volume, of the class of the embedded NFS server', () => {
+  test('continues with two pods that share a volume of the embedded NFS server’s class', () => {
     expect(enable).toContain(' --set embeddedNFS.enabled=true');
     const [apply = '', wait = '', logs = ''] = shared;
     const objects = objectsIn(read(apply.replace('kubectl apply -f ', '')));
@@ -96,14 +96,14 @@ describe('the quick start on Kubernetes', () => {
     expect(logs).toBe(`kubectl logs ${names.at(-1)}`);
   });
 
-  test('uses every example that there is', () => {
+  test('uses every example file', () => {
     const used = [...commands, ...shared].flatMap((line) => /kubectl apply -f (\S+)/.exec(line)?.[1] ?? []);
     const examples = readdirSync(join(repository, 'deploy/kubernetes/examples'));
     expect(used.toSorted()).toEqual(examples.toSorted().map((file) => `deploy/kubernetes/examples/${file}`));
   });
 });
 
-test('without Helm, the command gives every image a registry', async () => {
+test('without Helm, has a command that adds a registry to every image', async () => {
   const [[definitions = '', rest = ''] = []] = blocksIn('### Without Helm', 'docs/kubernetes-install.md');
   expect(existsSync(join(repository, definitions.split(' ').at(-1) ?? ''))).toBe(true);
   const [, program = '', path = ''] = /^sed '(.+)' (\S+) \| kubectl apply --server-side -f -$/.exec(rest) ?? [];
@@ -112,11 +112,11 @@ test('without Helm, the command gives every image a registry', async () => {
     ({ spec }) => spec?.template?.spec.containers.map(({ image }) => image) ?? [],
   );
   expect(images).toEqual(Array.from({ length: 3 }, () => `REGISTRY/stowage:${manifest.version}`));
-  // What the manifests say of themselves is the same.
+  // The comment in the manifests shows the same command.
   expect(readFileSync(files.manifests, 'utf8')).toContain(`#   sed '${program}' stowage.yaml | kubectl apply`);
 });
 
-test('values of the chart that pages name are there', async () => {
+test('names only chart values that exist', async () => {
   const known = new Set(valuePaths(chartValues()));
   const tops = new Set([...known].map((path) => path.split('.')[0]));
   const unknown: string[] = [];
@@ -134,7 +134,7 @@ test('values of the chart that pages name are there', async () => {
 describe('the guide for operating a cluster', () => {
   const page = read('docs/kubernetes-operations.md');
 
-  test('names metrics and labels that there are', () => {
+  test('names only metrics and labels that exist', () => {
     const reference = read('docs/reference/metrics.md');
     const named = Array.from(page.matchAll(/\b(stowage_[a-z_]+)(?:\{([a-z]+)[!=])?/g), ([, name = '', label]) => ({
       name,
@@ -147,7 +147,7 @@ describe('the guide for operating a cluster', () => {
     expect(named.filter((one) => !isKnown(one))).toEqual([]);
   });
 
-  test('names commands that there are in a cluster', () => {
+  test('names only commands that exist in a cluster', () => {
     const [, list = ''] = /It has the commands (.+?)\. What makes sense/.exec(read('docs/reference/cli.md')) ?? [];
     const known = Array.from(list.matchAll(/`([a-z -]+)`/g), ([, name = '']) => name);
     const used = Array.from(page.matchAll(/kubectl stowage ([a-z][a-z -]*[a-z])/g), ([, words = '']) => words);

@@ -8,16 +8,16 @@ import type { Events } from '#controllers/machinery/events.ts';
 import { createControllerMetrics } from '#controllers/metrics.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 
-/** What a running server says of itself; nothing can be more true. */
-export interface Told {
+/** What a running server reports, which can't be outdated. */
+export interface LiveAnswers {
   readonly openApi: unknown;
   readonly metrics: string;
 }
 
 const deadlineMs = 60_000;
 
-/** Starts a server with a folder of its own, does a little with it, so that every metric has been counted once, and asks. */
-export async function askServer(): Promise<Told> {
+/** Starts a server in a temporary folder, uses it so that every metric has a value, and queries it. */
+export async function askServer(): Promise<LiveAnswers> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-docs-'));
   const signal = AbortSignal.timeout(deadlineMs);
   const socket = join(folder.path, 'socket');
@@ -41,7 +41,7 @@ export async function askServer(): Promise<Told> {
   }
 }
 
-/** The figures of a controller, of which each has been counted once. */
+/** The metrics of a controller, each with a value. */
 export async function askController(): Promise<string> {
   const metrics = createControllerMetrics('', () => true);
   metrics.request({ verb: 'get', code: '200' });

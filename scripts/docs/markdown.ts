@@ -1,4 +1,4 @@
-/** Code in a line of Markdown, whatever is in it. */
+/** Inline code in Markdown, for any text. */
 export function code(text: string): string {
   const fence = text.includes('`') ? '``' : '`';
   const pad = text.startsWith('`') || text.endsWith('`') ? ' ' : '';
@@ -12,7 +12,7 @@ export function table(head: readonly string[], rows: readonly (readonly string[]
   return [row(head), row(head.map(() => '---')), ...rows.map(row)];
 }
 
-/** As GitHub makes one of a heading. */
+/** The anchor that GitHub generates for a heading. */
 export const anchor = (heading: string): string =>
   heading
     .toLowerCase()

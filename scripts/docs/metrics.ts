@@ -7,7 +7,7 @@ export interface Metric {
   readonly labels: readonly string[];
 }
 
-/** From the text that Prometheus reads. */
+/** Parses the Prometheus text format. */
 export function metricsIn(text: string): readonly Metric[] {
   const metrics = new Map<string, { name: string; type: string; help: string; labels: Set<string> }>();
   for (const line of text.split('\n')) {

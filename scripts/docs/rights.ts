@@ -15,7 +15,7 @@ const row = (request: string, { role, scope, effect }: Right): readonly string[]
   effect,
 ];
 
-/** Which token each request of the REST API needs, and what it can do. */
+/** The tokens that each request of the REST API needs, and what the request can do. */
 export function rightsTable(): string {
   const rows = allRoutes.flatMap((route) => {
     const request = code(`${route.method} ${route.path}`);

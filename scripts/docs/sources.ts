@@ -10,6 +10,6 @@ export async function programSources(): Promise<readonly Source[]> {
   const exclude = ['src/**/*.test.ts', 'src/testing/**', 'src/**/fixtures/**', 'src/cli/scripted-server.ts'];
   for await (const path of glob('src/**/*.ts', { cwd: repository, exclude }))
     sources.push(parse(path, await readFile(join(repository, path), 'utf8')));
-  // The order in which a file system lists files must not show in a page.
+  // Sorted, because the order of a directory listing must not change a page.
   return sources.sort((a, b) => (a.path < b.path ? -1 : 1));
 }

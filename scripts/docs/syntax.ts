@@ -1,6 +1,6 @@
 import { parseAst } from 'rolldown/parseAst';
 
-/** A part of a program, as the parser gives it. TypeScript 7 has no API of its own; the bundler brings a parser. */
+/** A node of the syntax tree. TypeScript 7 has no API, so this uses the bundler's parser. */
 export interface Syntax {
   readonly type: string;
   readonly start: number;
@@ -24,7 +24,7 @@ const isSyntax = (value: unknown): value is Syntax =>
 export const partsOf = (value: unknown): readonly Syntax[] => (Array.isArray(value) ? value.filter(isSyntax) : []);
 export const partOf = (value: unknown): Syntax | undefined => (isSyntax(value) ? value : undefined);
 
-/** Every part below, with those around it, the nearest first. */
+/** Every descendant with its ancestors, nearest first. */
 export function* walk(
   part: Syntax,
   around: readonly Syntax[] = [],
@@ -50,15 +50,15 @@ export function propertiesOf(object: Syntax): ReadonlyMap<string, Syntax> {
   return found;
 }
 
-/** Undefined: not a string that stands there as it is. */
+/** Undefined: not a plain string literal. */
 export const literal = (part: Syntax | undefined): string | undefined =>
   part?.type === 'Literal' && typeof part['value'] === 'string' ? part['value'] : undefined;
 
-/** What is known of an expression when it is shown. */
+/** What is known when an expression is rendered. */
 export interface Known {
-  /** Which way conditions went, by their text. */
+  /** The results of conditions, by their source text. */
   readonly ways: ReadonlyMap<string, boolean>;
-  /** What callers handed in, by the name of the parameter. */
+  /** The callers' arguments, by parameter name. */
   readonly given: ReadonlyMap<string, string>;
 }
 
@@ -67,7 +67,7 @@ export const testOf = (source: Source, part: Syntax): string => {
   return test === undefined ? '' : source.text.slice(test.start, test.end);
 };
 
-/** An expression as a reader may see its value: what is filled in at run time stands in <angle brackets>. */
+/** An expression as a reader may see its value: run-time values are in <angle brackets>. */
 export function rendered(source: Source, part: Syntax | undefined, known: Known): string {
   const of = (value: unknown): string => rendered(source, partOf(value), known);
   switch (part?.type) {
@@ -111,12 +111,12 @@ function either(one: string, other: string): string {
   return one === '' || other === '' ? `[${one}${other}]` : `[${one}|${other}]`;
 }
 
-/** `quoted(name)` puts quotes around it; other functions and methods leave the reader with what they were given. */
+/** `quoted(name)` adds quotes. For other functions and methods the result is shown as their argument. */
 function called(source: Source, call: Syntax, known: Known): string {
   const callee = partOf(call['callee']);
   const [first] = partsOf(call['arguments']);
   const owner = callee?.type === 'MemberExpression' ? partOf(callee['object']) : undefined;
-  // Math.round(x), String.raw(x): the owner says nothing.
+  // Math.round(x), String.raw(x): the owner is not a value.
   if (owner !== undefined && !/^[A-Z]/.test(nameOf(owner) ?? '')) return rendered(source, owner, known);
   const inner = first === undefined ? `<${nameOf(callee) ?? '…'}>` : rendered(source, first, known);
   if (nameOf(callee) === 'dirname') return `<folder of ${inner.replaceAll(/[<>]/g, '')}>`;

@@ -13,7 +13,7 @@ test('every code has an entry in the page for clusters', () => {
   expect(described.toSorted()).toEqual(Object.keys(errorCodes).toSorted());
 });
 
-/** What others say: Kubernetes, and the C library. */
+/** Messages of Kubernetes and of the C library. */
 const ofOthers = [
   'Disk quota exceeded',
   'Read-only file system',
@@ -29,7 +29,7 @@ const symptomsIn = (text: string): readonly string[] =>
     Array.from(bold.matchAll(/`([^`]+)`/g), ([, quoted = '']) => quoted),
   );
 
-/** An Event’s reason before it is looked for by itself. What is filled in may be anything: `…`, a name as 'x', NAME. */
+/** Also matches an Event's reason at the beginning. Placeholders match anything: `…`, a name as 'x', NAME. */
 function patternsOf(symptom: string): readonly RegExp[] {
   const [, reason, rest = symptom] = /^([A-Z][a-z]+[A-Z]\w+) … (.+)$/.exec(symptom) ?? [];
   const said = rest.replaceAll(/^… | …$/g, '');
@@ -42,12 +42,12 @@ async function sources(): Promise<readonly string[]> {
   const texts: string[] = [];
   for await (const path of glob('src/**/*.ts', { cwd: repository, exclude: ['src/**/*.test.ts', 'src/testing/**'] }))
     texts.push(await readFile(join(repository, path), 'utf8'));
-  // In code only: a comment is said to nobody.
+  // Comments are removed, because users do not see them.
   return texts.map((text) => text.replaceAll(/^\s*(?:\/\/|\/?\*).*$/gm, ''));
 }
 
-describe('the symptoms of the page for clusters', () => {
-  test('are words that the program says, or somebody else does', async () => {
+describe('the symptoms on the page for clusters', () => {
+  test('are texts of the program, of Kubernetes or of the C library', async () => {
     const all = await sources();
     const unsaid = symptomsIn(page)
       .filter((symptom) => !ofOthers.includes(symptom))
@@ -56,7 +56,7 @@ describe('the symptoms of the page for clusters', () => {
     expect(ofOthers.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
   });
 
-  test('are found where something is filled in, and not where a word is another', () => {
+  test('match with different placeholders, and do not match with a different word', () => {
     const isSaid = (symptom: string): boolean =>
       patternsOf(symptom).every((pattern) =>
         pattern.test("report('Failed'); throw f(`store '${name}' (${why}) is ill`)"),

@@ -22,7 +22,7 @@ export interface Budget {
   readonly atLeast: number;
 }
 
-export interface Bench {
+export interface TestBench {
   readonly tests: readonly string[];
   readonly budget: Budget;
   /** Measured ones are remembered in it. */
@@ -43,7 +43,7 @@ const laterBatch = 20;
 const unknownSeconds = 4;
 
 /** Runs the tests, the nearest first, until one notices the mutant or the budget is used up. */
-export async function judge(mutant: Mutant, original: string | undefined, bench: Bench): Promise<Verdict> {
+export async function judge(mutant: Mutant, original: string | undefined, bench: TestBench): Promise<Verdict> {
   const related = bench.tests.length;
   const changed = original === undefined ? undefined : mutated(original, mutant);
   if (original === undefined || changed === undefined) {
@@ -76,7 +76,7 @@ export async function judge(mutant: Mutant, original: string | undefined, bench:
   }
 }
 
-async function runMutated(bench: Bench, files: readonly string[], changed: string, original: string): Promise<Run> {
+async function runMutated(bench: TestBench, files: readonly string[], changed: string, original: string): Promise<Run> {
   await bench.write(changed);
   try {
     return await bench.run(files);
@@ -124,7 +124,7 @@ function suspectIn(run: Run, batch: readonly string[], passed: ReadonlySet<strin
 }
 
 /** Whether the files pass without the mutant. Those that do not are never run again. */
-async function isReliable(files: readonly string[], bench: Bench): Promise<boolean> {
+async function isReliable(files: readonly string[], bench: TestBench): Promise<boolean> {
   const unknown = files.filter((file) => !bench.reliable.has(file));
   if (unknown.length === 0) return true;
   const run = await bench.run(unknown);

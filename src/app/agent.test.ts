@@ -7,7 +7,7 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { UpOptions } from '#cli/io.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { needs } from '#testbed/needs.ts';
-import { eventually, paths } from '#testing/controlled.ts';
+import { eventually, paths } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createApi } from '#testing/server.ts';
 import { runAgent } from './agent.ts';
@@ -72,8 +72,8 @@ describe('the agent of a node', () => {
     for (const one of ['plugins/stowage.dev/local.sock', 'plugins_registry/local.stowage.dev-reg.sock'])
       expect(existsSync(join(folder, 'kubelet', one))).toBe(true);
     // The agent looks up the controller.
-    await eventually(() => api.asked.join()).toMatch(/namespaces\/storage\/configmaps/);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
+    await eventually(() => api.requests.join()).toMatch(/namespaces\/storage\/configmaps/);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([]);
     ending.abort();
     expect(await over).toBe(0);
     expect(existsSync(socket())).toBe(false);

@@ -6,8 +6,8 @@ import { systemClock } from '#base/clock.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { collectingLog } from '#testing/calls.ts';
-import { eventually, paths } from '#testing/controlled.ts';
+import { eventually, paths } from '#testing/controller-fixture.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { type ClusterStores, createClusterStores } from './cluster-stores.ts';
@@ -95,7 +95,7 @@ describe('the stores of a node in a cluster', () => {
     await eventually(names).toEqual(['disks', 'more']);
     api.remove(paths.stores, 'disks');
     await eventually(names).toEqual(['more']);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([]);
   });
 
   test('work although one object is invalid, or its directory is missing on this node', async () => {

@@ -9,10 +9,10 @@ import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { outcome } from '#testing/expected-errors.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
-import { outcome } from '#testing/refusals.ts';
+import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -135,7 +135,7 @@ describe('a controller', () => {
 });
 
 describe('on an NFS store', () => {
-  async function exported(): Promise<(marks: ControllerMarks, hook?: Hook) => Promise<Store>> {
+  async function exported(): Promise<(marks: ControllerMarks, hook?: CallInterceptor) => Promise<Store>> {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-marks-'));
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     const directory = join(folder, 'export');
@@ -152,7 +152,10 @@ describe('on an NFS store', () => {
     onTestFinished(() => server.close());
     const options = { port: String(server.port), mountport: String(server.port) };
     return async ({ marks }, hook = ({ make }) => make()) => {
-      const kind = createNfsStoreKind(impatient(systemClock()), tapped(createConnect(systemClock()), hook));
+      const kind = createNfsStoreKind(
+        shortWaitClock(systemClock()),
+        interceptCalls(createConnect(systemClock()), hook),
+      );
       const uri = `nfs://${server.host}/export`;
       const store = await openNfs({ uri, options, instance: 'cluster', kind, marks: marks() });
       onTestFinished(() => store.close());

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { aClaim, aClass, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, aClass, eventually, paths } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { events, leases, persistentVolumes } from '#wire/kube/resources.ts';

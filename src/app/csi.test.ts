@@ -5,7 +5,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { createMetrics } from '#front/rest/metrics.ts';
-import { collectingLog } from '#testing/calls.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { startServer } from '#testing/server.ts';
 import { Identity, Node } from '#wire/csi/generated/csi.ts';

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { collectingLog } from '#testing/calls.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startEmbeddedNfs } from './embedded-nfs.ts';
 import { prepareState } from './state-folder.ts';

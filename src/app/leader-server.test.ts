@@ -3,7 +3,7 @@ import { type AddressInfo, createServer } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { leaderServers, testNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
 import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
@@ -80,7 +80,7 @@ describe("the leader's server", () => {
     };
     const stop = new AbortController();
     const running = opened(anyPort).run(scopeOf(), stop.signal);
-    await eventually(() => it.api.asked.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
+    await eventually(() => it.api.requests.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
     stop.abort();
     await running;
     expect(await slice()).toBe('there is none');
@@ -97,6 +97,6 @@ describe("the leader's server", () => {
   test('does not run unless configured', async () => {
     const door = opened(undefined);
     await door.run(scopeOf(), signal);
-    expect([door.agents.nodes(), it.api.asked]).toEqual([[], []]);
+    expect([door.agents.nodes(), it.api.requests]).toEqual([[], []]);
   });
 });

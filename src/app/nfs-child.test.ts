@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { collectingLog } from '#testing/calls.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type NfsChild, startNfsChild } from './nfs-child.ts';
 

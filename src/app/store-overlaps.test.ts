@@ -6,8 +6,8 @@ import { storeName } from '#core/names.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { defaultPolicy as policy } from '#testing/default-policy.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { plainPolicy as policy } from '#testing/policy.ts';
 import { locateNfsStore, refuseOverlaps } from './store-overlaps.ts';
 
 // One server with two names, which the names do not reveal.

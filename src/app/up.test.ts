@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { aCall, collectingLog } from '#testing/calls.ts';
+import { aCall, collectingLog } from '#testing/core-calls.ts';
 import { createApi, firstToken, startServer } from '#testing/server.ts';
 import { parseListen } from './listen.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';

@@ -1,7 +1,7 @@
 import { truncateSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { parseSuperblock, readSuperblock } from './superblock.ts';
 
 function ext4(blockShift: number): Buffer {
@@ -37,9 +37,9 @@ describe('a superblock', () => {
 });
 
 describe.skipIf(needs('linux', 'xfs', 'ext4'))('a fresh image', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
   });
   afterEach(() => ground[Symbol.dispose]());
 

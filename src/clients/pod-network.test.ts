@@ -14,7 +14,7 @@ import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { onPath } from '#testbed/component.ts';
 import { needs } from '#testbed/needs.ts';
-import { plainPolicy } from '#testing/policy.ts';
+import { defaultPolicy } from '#testing/default-policy.ts';
 import { localAddresses, withPodNetworks } from './pod-network.ts';
 
 const { signal } = new AbortController();
@@ -72,7 +72,7 @@ test('a store check fails at its first step if agents cannot see the network nam
   const kind = createNfsStoreKind(clock, connect(), connect);
   const config = parseStoreConfig('silver', 'nfs://192.0.2.1/export', 'file', new Map([[kind.scheme, kind]]));
   const scope = { signal, log: silentLog() };
-  expect(await kind.probe?.(config, plainPolicy, scope, 'pod-address:192.0.2.7')).toMatchObject({
+  expect(await kind.probe?.(config, defaultPolicy, scope, 'pod-address:192.0.2.7')).toMatchObject({
     ok: false,
     steps: [{ step: 'network', ok: false, reason: 'pod-networks-hidden' }],
   });

@@ -2,13 +2,13 @@ import { readdirSync, writeFileSync } from 'node:fs';
 import type { ServerResponse } from 'node:http';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
-import type { Thing } from '#testing/fakes/kube-objects.ts';
+import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import type { AnyObject } from '#testing/fakes/kube-objects.ts';
 import { events, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const made = () => it.list(persistentVolumes);
 
 describe('a claim', () => {
@@ -46,7 +46,7 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
     return controller;
   }
-  const looks = (): number => it.api.asked.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
+  const looks = (): number => it.api.requests.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
 
   test.each([
     ['id', 'as the cache knows'],
@@ -118,7 +118,9 @@ describe('a claim', () => {
     await eventually(() => refused).toBeGreaterThan(0);
     isGone = true;
     it.api.remove(paths.claims, 'cart');
-    await eventually(() => it.api.asked.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(0);
+    await eventually(() => it.api.requests.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(
+      0,
+    );
     await eventually(() => controller.counts().running).toBe(0);
     expect(await it.volumes()).toHaveLength(1);
   });
@@ -144,7 +146,7 @@ describe('a claim', () => {
 });
 
 describe('a claim of the same name as one that is gone', () => {
-  const second = (): Thing => aClaim('cart', {}, { uid: 'uid-of-second' });
+  const second = (): AnyObject => aClaim('cart', {}, { uid: 'uid-of-second' });
   const failed = async (): Promise<readonly (string | undefined)[]> =>
     (await it.list(events))
       .filter(({ reason }) => reason === 'ProvisioningFailed')

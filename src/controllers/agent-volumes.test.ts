@@ -5,12 +5,12 @@ import { silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aCall } from '#testing/calls.ts';
-import { controlled } from '#testing/controlled.ts';
+import { controllerFixture } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { type AgentVolumes, createAgentVolumes } from './agent-volumes.ts';
 import { retainedLabel } from './provisioner.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const scope = { signal: new AbortController().signal, log: silentLog() };
 const gib = 1024n ** 3n;
 

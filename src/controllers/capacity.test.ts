@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { AgentRequest } from './agents.ts';
 import { type CapacityController, createCapacity } from './capacity.ts';
 import { createNodeStores } from './node-stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const mib = 1024n ** 2n;
 const drivers = '/apis/storage.k8s.io/v1/csidrivers';
 const objects = '/apis/storage.k8s.io/v1/namespaces/stowage-system/csistoragecapacities';
@@ -92,7 +92,7 @@ describe('how much room there is', () => {
     aLocalClass();
     const { counts, ...capacity } = begin();
     await eventually(said).toEqual(['fast node-1 500Mi']);
-    const asked = (): number => it.api.asked.filter((one) => one === `GET ${drivers}/local.stowage.dev`).length;
+    const asked = (): number => it.api.requests.filter((one) => one === `GET ${drivers}/local.stowage.dev`).length;
     const look = async (): Promise<void> => {
       const before = counts().again;
       capacity.add('fast');
@@ -139,9 +139,9 @@ describe('how much room there is', () => {
     const { clock, counts, ...capacity } = begin();
     await eventually(said).toEqual(['fast node-1 500Mi']);
     const look = async (): Promise<void> => {
-      const before = it.agents.asked.length;
+      const before = it.agents.requests.length;
       connect('node-1', () => free);
-      await eventually(() => it.agents.asked.length).toBeGreaterThanOrEqual(before + 2);
+      await eventually(() => it.agents.requests.length).toBeGreaterThanOrEqual(before + 2);
       const done = counts().again;
       capacity.add('fast');
       await eventually(() => counts().again).toBeGreaterThan(done);

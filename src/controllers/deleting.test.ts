@@ -1,20 +1,20 @@
 import { describe, expect, test } from 'vitest';
 import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
-import type { Thing } from '#testing/fakes/kube-objects.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
+import type { AnyObject } from '#testing/fakes/kube-objects.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
 import { storeIdentity } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
 async function aVolume(more: { readonly spec?: object; readonly metadata?: object; readonly phase?: string } = {}) {
   const spec = { store: 'silver', name: 'a', bytes: 1n << 20n, access: undefined, labels: {} };
   const volume = await it.core.volumes.create(spec, aCall());
-  const object: Thing = {
+  const object: AnyObject = {
     metadata: {
       name: 'pvc-1',
       finalizers: ['stowage.dev/volume'],
@@ -58,7 +58,10 @@ describe('a PersistentVolume', () => {
     const attributes = { volumeAttributes: { store: 'silver', name: 'a' } };
     const { id } = await aVolume();
     const [made] = await it.list(persistentVolumes);
-    it.api.put(paths.volumes, { ...made, spec: { ...made?.spec, csi: { ...made?.spec.csi, ...attributes } } } as Thing);
+    it.api.put(paths.volumes, {
+      ...made,
+      spec: { ...made?.spec, csi: { ...made?.spec.csi, ...attributes } },
+    } as AnyObject);
     const csi = { driver: 'file.stowage.dev', volumeHandle: handleFor(id) };
     const other = { spec: { persistentVolumeReclaimPolicy: 'Retain', csi }, status: { phase: 'Bound' } };
     it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, ...other });
@@ -82,7 +85,7 @@ describe('a PersistentVolume', () => {
     await aVolume();
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: 'a' };
-    it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
+    it.api.put(paths.volumes, { ...(object as unknown as AnyObject), spec: { ...object?.spec, csi } });
     it.start(createDeleting);
     await eventually(left).toEqual([1, 0]);
   });
@@ -222,7 +225,7 @@ describe('a PersistentVolume', () => {
     const { id } = await aVolume({ spec: {} });
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'gold' } };
-    it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
+    it.api.put(paths.volumes, { ...(object as unknown as AnyObject), spec: { ...object?.spec, csi } });
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
       "store 'gold' is not configured any more, and the volume may still be on it. Make its Store object again",

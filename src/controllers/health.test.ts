@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { claims, events } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
@@ -13,7 +13,7 @@ import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 import { keptNodes, notReported } from './unhealthy-nodes.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const podsAt = '/api/v1/namespaces/shop/pods';
 const volume = 'sv1-00000000-0000-4000-8000-000000000001';
 const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;
@@ -122,8 +122,8 @@ test.each([
     await eventually(() => told('Pod')).toEqual([
       `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
     ]);
-    const { length } = agents.asked;
-    await eventually(() => agents.asked.length).toBeGreaterThan(length + 5);
+    const { length } = agents.requests;
+    await eventually(() => agents.requests.length).toBeGreaterThan(length + 5);
     expect(await told('Pod')).toHaveLength(1);
     troubles.set('node-1', []);
     await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
@@ -185,7 +185,7 @@ test('what another leader called ill is called well only when the agents of its 
   calledIll('node-1 node-2');
   start();
   say('node-1');
-  await eventually(() => agents.asked.length).toBeGreaterThan(3);
+  await eventually(() => agents.requests.length).toBeGreaterThan(3);
   await eventually(() => health.counts().again).toBeGreaterThan(1);
   expect(await condition()).toMatchObject({ status: 'False' });
   it.api.remove(paths.nodes, 'node-2');
@@ -342,8 +342,8 @@ test('with the annotation, pods that only a restart helps are evicted, one after
   say('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), trouble('well'));
   await eventually(() => evicted).toHaveLength(1);
   const looked = async (): Promise<void> => {
-    const { length } = agents.asked;
-    await eventually(() => agents.asked.length).toBeGreaterThan(length + 3);
+    const { length } = agents.requests;
+    await eventually(() => agents.requests.length).toBeGreaterThan(length + 3);
   };
   await looked();
   expect(evicted).toHaveLength(1);
@@ -376,7 +376,7 @@ test('a budget that forbids it is asked again', async () => {
   say('node-1', repaired('one'));
   await eventually(() => {
     now += 5_000;
-    return it.api.asked.filter((one) => one.endsWith('/eviction')).length;
+    return it.api.requests.filter((one) => one.endsWith('/eviction')).length;
   }).toBeGreaterThan(1);
   refusal = undefined;
   await eventually(() => {
@@ -403,15 +403,15 @@ test('one that its budget kept until it was started again is left alone', async 
   refusal = 429;
   start();
   say('node-1', repaired('one'));
-  const tries = () => it.api.asked.filter((one) => one.endsWith('/eviction')).length;
+  const tries = () => it.api.requests.filter((one) => one.endsWith('/eviction')).length;
   await eventually(tries).toBeGreaterThan(0);
   putPod('one', 'node-1', '2026-01-01T12:00:05Z');
   await eventually(condition).toMatchObject({ status: 'True' });
   refusal = undefined;
-  const { length } = agents.asked;
+  const { length } = agents.requests;
   await eventually(() => {
     now += 5_000;
-    return agents.asked.length;
+    return agents.requests.length;
   }).toBeGreaterThan(length + 8);
   expect(evicted).toEqual([]);
 });
@@ -532,7 +532,7 @@ test('nonsense from an agent is ignored', async () => {
   ];
   for (const [index, items] of [nonsense, 'x', undefined].entries()) {
     agents.connect('node-1', () => ({ items }));
-    await eventually(() => agents.asked.length).toBeGreaterThan(3 * (index + 1));
+    await eventually(() => agents.requests.length).toBeGreaterThan(3 * (index + 1));
   }
   agents.connect('node-1', () => 'x');
   await eventually(() => looks.isKnown('node-1')).toBe(true);

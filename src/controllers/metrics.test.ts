@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeAgents } from '#testing/fakes/agents.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { namespaces, nodes } from '#wire/kube/resources.ts';
@@ -8,7 +8,7 @@ import { createController } from './machinery/controller.ts';
 import { done } from './machinery/outcome.ts';
 import { createControllerMetrics } from './metrics.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { signal } = new AbortController();
 
 test('says what a controller does, and nothing of what it does not do yet', async () => {

@@ -4,8 +4,8 @@ import { StowageError } from '#core/errors.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { claims } from '#wire/kube/resources.ts';
@@ -17,7 +17,7 @@ import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
 const gib = 1024n ** 3n;
 
@@ -71,7 +71,7 @@ describe('a claim whose node the scheduler chose', () => {
     const now = two.server.core.stores.view('disks').store?.identity;
     expect(before()).not.toBe(now);
     expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
-    expect(it.agents.asked.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
+    expect(it.agents.requests.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
   });
 
   test('gets the same volume from the next controller, whatever the claim says by then', async () => {
@@ -132,7 +132,7 @@ describe('a claim whose node the scheduler chose', () => {
     prepare(one);
     it.api.put(paths.classes, aLocalClass());
     lead();
-    const asked = (): number => it.agents.asked.filter((one) => one === 'node-1 GET /v1/stores').length;
+    const asked = (): number => it.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
     // Both were asked, and are left alone for now.
     await eventually(() => it.parts.nodeStores.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 2 });
     const before = asked();
@@ -389,9 +389,9 @@ describe('a claim that does not wait for a pod', () => {
     it.agents.lose('node-2');
     it.api.put(paths.claims, aLocalClaim('data'));
     lead();
-    await eventually(() => it.agents.asked.filter((one) => one.startsWith('node-1 GET /v1/volumes?')).length).not.toBe(
-      0,
-    );
+    await eventually(
+      () => it.agents.requests.filter((one) => one.startsWith('node-1 GET /v1/volumes?')).length,
+    ).not.toBe(0);
     expect(await counted(one)).toEqual([0]);
     two.connect();
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);

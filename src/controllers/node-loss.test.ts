@@ -1,14 +1,14 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
-import { aCall } from '#testing/calls.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';
 import { createNodeLoss } from './node-loss.ts';
 
-const it = controlled();
+const it = controllerFixture();
 let volume: Volume;
 let agents: FakeAgents;
 
@@ -132,7 +132,7 @@ test('a node does not become the machine of another one by saying so', async () 
   knew({ 'host-2': 'node-2 its-uid' });
   const controller = start();
   agents.connect('node-1', isMachine('host-2'));
-  await eventually(() => agents.asked).toContain('node-1 GET /v1/status');
+  await eventually(() => agents.requests).toContain('node-1 GET /v1/status');
   it.api.remove(paths.nodes, 'node-1');
   await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
   await eventually(hosts).toEqual(['host-2', 'host-3']);

@@ -3,16 +3,16 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import type { Thing } from '#testing/fakes/kube-objects.ts';
+import type { AnyObject } from '#testing/fakes/kube-objects.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { claims } from '#wire/kube/resources.ts';
 import { volumeFinalizer } from './names.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
 const gib = 1024n ** 3n;
 
@@ -49,7 +49,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     it.api.put(paths.claims, aClaim('data', { volumeName: 'by-hand' }));
     await eventually(() => lists).toBe(1);
     await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(it.agents.asked.filter((one) => one.includes('DELETE'))).toEqual([]);
+    expect(it.agents.requests.filter((one) => one.includes('DELETE'))).toEqual([]);
     expect(await counted(one)).toEqual([1]);
   });
 
@@ -105,7 +105,7 @@ describe('a volume of a node', () => {
     await one.server.core.deletions.restore(id, undefined, () => true, aCall());
     expect(await counted(one)).toEqual([1]);
     const metadata = { name: 'restored', uid: 'uid-of-restored', annotations: made?.metadata.annotations };
-    it.api.put(paths.volumes, { metadata, spec: made?.spec, status: { phase: 'Released' } } as Thing);
+    it.api.put(paths.volumes, { metadata, spec: made?.spec, status: { phase: 'Released' } } as AnyObject);
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
   });
@@ -123,7 +123,7 @@ describe('a volume of a node', () => {
     await eventually(() => it.caches.volumes.get('by-hand')).not.toBe(undefined);
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     const made = (await volumes()).find(({ metadata }) => metadata.name === 'pvc-uid-of-data');
-    it.api.put(paths.volumes, { ...made, status: { phase: 'Released' } } as Thing);
+    it.api.put(paths.volumes, { ...made, status: { phase: 'Released' } } as AnyObject);
     if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
     else
       await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(

@@ -1,10 +1,10 @@
 import { setImmediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import type { AgentRequest } from './agents.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const aStore = (name: string): void =>
   void it.api.put(paths.stores, { metadata: { name }, spec: { uri: `local:///${name}` } });
 const listed = (name: string, more: object = {}): object => ({
@@ -32,7 +32,7 @@ const seen = (node: string): unknown =>
     freeBytes,
   ]);
 
-const asked = (): number => it.agents.asked.filter((one) => one === 'node-1 GET /v1/stores').length;
+const asked = (): number => it.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
 
 test('nodes are asked for what is their own: one disk that hangs says nothing of others, and limits count', async () => {
   for (const name of ['disks', 'bounded', 'full', 'silent']) aStore(name);
@@ -147,7 +147,7 @@ test.each<[string, () => readonly object[]]>([
   it.agents.connect('node-1', answer);
   it.start(({ nodeStores }) => nodeStores);
   await eventually(() => seen('node-1')).toEqual([['disks', true, 2000n]]);
-  expect(it.agents.asked.filter((one) => one.includes('/check'))).toEqual(['node-1 POST /v1/stores/disks/check']);
+  expect(it.agents.requests.filter((one) => one.includes('/check'))).toEqual(['node-1 POST /v1/stores/disks/check']);
 });
 
 test('an agent that lists more than any cluster has is not believed', async () => {

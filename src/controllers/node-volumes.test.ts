@@ -6,15 +6,15 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aCall } from '#testing/calls.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { events, persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
 import { volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes, type NodeVolumes } from './node-volumes.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
 const start = (): NodeVolumes => it.start((parts) => createNodeVolumes({ ...parts, clock: later() }));
 

@@ -2,13 +2,13 @@ import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { startServer } from '#testing/server.ts';
 import { createOrphans } from './orphans.ts';
 import { createStoresController } from './stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + ms });
 
 const make = (name: string, own: Record<string, string> = {}, labels = {}): Promise<Volume> =>

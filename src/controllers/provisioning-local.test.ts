@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { selectedNode } from './names.ts';
@@ -9,7 +9,7 @@ import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const { twoNodes, lead, wellMade } = localClaims(it);
 
 async function claimed(accessModes: readonly string[], volumeMode = 'Filesystem'): Promise<AgentNode> {
@@ -65,8 +65,10 @@ test('a claim that is deleted and made anew does not wait for the node of the fi
   lead();
   await eventually(() => it.notes('ProvisioningFailed')).toHaveLength(1);
   it.api.remove(paths.claims, 'data');
-  const { length } = it.agents.asked.filter((asked) => asked.startsWith('node-1'));
-  await eventually(() => it.agents.asked.filter((asked) => asked.startsWith('node-1')).length).toBeGreaterThan(length);
+  const { length } = it.agents.requests.filter((asked) => asked.startsWith('node-1'));
+  await eventually(() => it.agents.requests.filter((asked) => asked.startsWith('node-1')).length).toBeGreaterThan(
+    length,
+  );
   const next = aLocalClaim('data', 'node-2');
   it.api.put(paths.claims, { ...next, metadata: { ...next.metadata, uid: 'uid-of-second' } });
   await eventually(wellMade).toEqual(['pvc-uid-of-second']);

@@ -3,15 +3,15 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { startServer } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createCoreProvisioner, createWhyNotOpen } from './provisioner.ts';
 import { createProvisioning } from './provisioning.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
 const made = () => it.list(persistentVolumes);
 const settled = async (): Promise<void> => {
@@ -91,7 +91,7 @@ describe('a claim', () => {
       'POST /apis/events.k8s.io/v1/namespaces/shop/events',
     ]);
     // And nothing was asked for but what is watched.
-    expect(it.api.asked.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
+    expect(it.api.requests.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
   });
 
   test('whose volume was made by a controller that died gets that one', async () => {

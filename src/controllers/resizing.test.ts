@@ -1,10 +1,10 @@
 import { expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { createResizing } from './resizing.ts';
 
-const it = controlled();
+const it = controllerFixture();
 const mib = 1n << 20n;
 
 async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1Mi', handle = '' } = {}) {

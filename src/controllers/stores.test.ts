@@ -1,17 +1,17 @@
 import { renameSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
-import type { Thing } from '#testing/fakes/kube-objects.ts';
+import { aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
+import type { AnyObject } from '#testing/fakes/kube-objects.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
-const aStore = (name: string, spec: object): Thing => ({
+const aStore = (name: string, spec: object): AnyObject => ({
   metadata: { name, uid: `uid-of-${name}`, generation: 1 },
   spec,
 });
@@ -211,7 +211,7 @@ describe('the class of a store', () => {
     const [made] = await classes();
     // With its labels, annotations and owner, as tools copy objects.
     const copy = { ...made, metadata: { ...made?.metadata, name: 'mine', uid: 'uid-of-mine' } };
-    it.api.put(paths.classes, copy as unknown as Thing);
+    it.api.put(paths.classes, copy as unknown as AnyObject);
     it.api.put(paths.stores, aStore('gold', { uri, storageClass: { reclaimPolicy: 'Retain' } }));
     const policies = async () => (await classes()).map(({ metadata, reclaimPolicy }) => [metadata.name, reclaimPolicy]);
     await eventually(async () => (await policies()).find(([name]) => name === 'gold')).toEqual(['gold', 'Retain']);

@@ -1,8 +1,8 @@
 import { readdirSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClass, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startServer } from '#testing/server.ts';
 import { csiStorageCapacities, storageClasses } from '#wire/kube/resources.ts';
@@ -16,7 +16,7 @@ import type { Wanted } from './provisioner.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
-const it = controlled();
+const it = controllerFixture();
 
 /** A Store object of a newer Stowage: this one has no such kind. */
 const putUnknown = (name: string, more: object = {}): void =>
@@ -147,10 +147,10 @@ describe('an agent', () => {
     await whenSynced();
     await eventually(() => stores.of('node-1')).toBeDefined();
     await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
-    const before = it.agents.asked.length;
+    const before = it.agents.requests.length;
     clock.advance(5_000);
     await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
-    expect(it.agents.asked.length > before).toBe(isSoon);
+    expect(it.agents.requests.length > before).toBe(isSoon);
   });
 });
 

@@ -1,5 +1,5 @@
 import { expect, onTestFinished, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createMemoryRecords } from '#testing/fakes/records.ts';
 import { createCatalogueRefresh } from './catalogue-refresh.ts';
 import { relayed } from './errors.ts';

@@ -1,5 +1,5 @@
 import { beforeEach, expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createClearTarget } from './clear-target.ts';
 import { StowageError } from './errors.ts';
 import type { Access } from './model.ts';

@@ -7,7 +7,7 @@ import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall, inTime } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';

@@ -3,7 +3,7 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';
+import { aCall, collectingLog, runMaintenance } from '#testing/core-calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';

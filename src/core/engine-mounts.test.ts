@@ -3,7 +3,7 @@ import { mkdtempDisposable, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { aCall, collectingLog } from '#testing/calls.ts';
+import { aCall, collectingLog } from '#testing/core-calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';

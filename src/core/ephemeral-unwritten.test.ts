@@ -2,7 +2,7 @@ import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { type ClientTable, createClients } from './clients.ts';
 import { createEphemerals, type EphemeralParts, type Ephemerals } from './ephemeral.ts';
 import { StowageError } from './errors.ts';

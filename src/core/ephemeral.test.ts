@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
+import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, runMaintenance } from '#testing/calls.ts';
+import { aCall, runMaintenance } from '#testing/core-calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';

@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { collectingLog } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startCore } from '#testing/start-core.ts';
 import { type MaintenanceTask, startMaintenance } from './maintenance.ts';

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { relayed } from './errors.ts';
 import { createMountPathResolver } from './mount-path.ts';
 import type { Mounter } from './ports.ts';

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds/directory.ts';
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { type ClientTable, createClients } from './clients.ts';

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { NodeName, Volume } from './model.ts';

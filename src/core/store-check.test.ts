@@ -2,7 +2,7 @@ import { expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startServer } from '#testing/server.ts';
 import { StowageError } from './errors.ts';

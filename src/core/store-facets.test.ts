@@ -7,7 +7,7 @@ import { systemClock } from '#base/clock.ts';
 import { createCounting } from '#front/csi/counting.ts';
 import { createUsed } from '#front/docker-plugin/used.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, collectingLog, inTime, runMaintenance } from '#testing/calls.ts';
+import { aCall, collectingLog, inTime, runMaintenance } from '#testing/core-calls.ts';
 import { gated } from '#testing/fakes/gated-store.ts';
 import { createMinimalStoreKind } from '#testing/fakes/minimal-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';

@@ -1,5 +1,5 @@
 import { expect, test, vi } from 'vitest';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type ErrorCode, relayed, type StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
+import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';

@@ -6,7 +6,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';

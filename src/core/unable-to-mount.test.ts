@@ -15,7 +15,7 @@ import { createUnableMounter } from '#clients/mounter/unable-mounter.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClients } from '#testing/fakes/clients.ts';
 import { createFakeMounts } from '#testing/fakes/mounts.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';

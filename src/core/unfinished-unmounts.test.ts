@@ -4,20 +4,20 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, runMaintenance } from '#testing/calls.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { aCall, runMaintenance } from '#testing/core-calls.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
 import { newOperationId } from './names.ts';
 
-let ground: Ground;
+let ground: ScratchFolder;
 const at = (name: string): string => join(ground.folder, name);
 const image = (name = 'a'): string => at(`images/${name}.img`);
 
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
   onTestFinished(() => ground[Symbol.dispose]());
   for (const name of ['state', 'images']) mkdirSync(at(name));
 });

@@ -6,7 +6,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { mountFuse } from '#clients/data-path/fuse-mount.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';
+import { aCall, collectingLog, runMaintenance } from '#testing/core-calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';

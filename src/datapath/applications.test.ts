@@ -3,14 +3,14 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
   const it = exportedByGanesha();
 
-  async function mounted(mounts: KeptMounts, options: Partial<MountSpec> = {}): Promise<KeptMount> {
+  async function mounted(mounts: KeeperMounts, options: Partial<MountSpec> = {}): Promise<KeeperMount> {
     return await mounts.mount(await sourceOf(it.server, it.folder), options);
   }
 
@@ -51,7 +51,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
       'utime',
     ];
     const sizes = ['--chdir-dirs=64', '--dentries=64', '--dir-dirs=64', '--hdd-bytes=1m', '--iomix-bytes=1m'];
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at } = await mounted(mounts);
     const bounds = ['--verify', '--timeout', '8s', '--temp-path', at, ...sizes, '--seek-size=1m'];
     await run('stress-ng', [...bounds, ...stressors.flatMap((name) => [`--${name}=1`, `--${name}-ops=30`])], {
@@ -62,7 +62,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
   });
 
   test.skipIf(needs('c-source'))('tar and make produce correct output', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at, on } = await mounted(mounts);
     await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
     const folder = on('bzip2-1.0.8');
@@ -90,7 +90,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
   }
 
   test.skipIf(needs('git'))('git works on the volume', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at, on } = await mounted(mounts);
     const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
     const [origin, clone] = [join(mounts.folder, 'origin'), on('clone')];
@@ -112,7 +112,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
   });
 
   test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at, on } = await mounted(mounts);
     await fioVerified(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
     const names = ['x.0.0', 'x.1.0'];
@@ -138,7 +138,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     test.each(['DELETE', 'WAL'])(
       'SQLite works with locks of the node, two processes and journal mode %s',
       async (mode) => {
-        await using mounts = await keepMounts();
+        await using mounts = await startKeeperMounts();
         const { at, on } = await mounted(mounts, { locks: 'node' });
         const each = 60;
         await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
@@ -148,7 +148,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     );
 
     test('SQLite reports an error if locks are refused', async () => {
-      await using mounts = await keepMounts();
+      await using mounts = await startKeeperMounts();
       const { at, on } = await mounted(mounts, { locks: 'refused' });
       for (const mode of ['DELETE', 'WAL'])
         await expect(write(on('database'), 'a', '1', mode, '300')).rejects.toThrow(

@@ -1,39 +1,45 @@
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
-import { fioVerified, modelled, run } from '#testing/workloads.ts';
+import {
+  type KeeperMount,
+  type KeeperMounts,
+  runWithFaults,
+  sourceOf,
+  startKeeperMounts,
+} from '#testing/keeper-mounts.ts';
+import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const it = exportedByGanesha();
 
-  async function mounted(mounts: KeptMounts): Promise<KeptMount> {
+  async function mounted(mounts: KeeperMounts): Promise<KeeperMount> {
     return await mounts.mount(await sourceOf(it.server, it.folder));
   }
 
   let rounds = 0;
   /** Several processes change names and contents, each in its own directory. */
-  async function names({ on }: KeptMount): Promise<void> {
+  async function names({ on }: KeeperMount): Promise<void> {
     const round = ++rounds;
     const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
     await run('mkdir', folders);
-    await Promise.all(folders.map((folder, i) => modelled(folder, round * folders.length + i, 100)));
+    await Promise.all(folders.map((folder, i) => runModelWorkload(folder, round * folders.length + i, 100)));
   }
 
   test('while the data path is upgraded', { timeout: 120_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
-    await disturbed(12, () => mounts.upgrade(), both);
+    await runWithFaults(12, () => mounts.upgrade(), both);
     // Each data path stopped voluntarily, between two requests.
     expect(mounts.log()).not.toContain('did not stop');
     await run('umount', [mount.at]);
   });
 
   test('while the data path is killed', { timeout: 120_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
-    await disturbed(
+    await runWithFaults(
       12,
       () => mounts.killDataPath(),
       () => names(mount),
@@ -42,9 +48,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
   });
 
   test('while the data path hangs', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
-    await disturbed(
+    await runWithFaults(
       1,
       () => mounts.hangDataPath(),
       () => fioVerified(mount.at, mounts.folder),
@@ -53,13 +59,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
   });
 
   test('while the keeper is replaced and killed', { timeout: 120_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
     let count = 0;
-    await disturbed(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
+    await runWithFaults(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
     // The last keeper can still start another data path.
-    await disturbed(1, () => mounts.killDataPath(), both);
+    await runWithFaults(1, () => mounts.killDataPath(), both);
     await run('umount', [mount.at]);
   });
 });

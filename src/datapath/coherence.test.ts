@@ -5,9 +5,9 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { Attributes } from '#wire/nfs3/structures.ts';
 
@@ -20,7 +20,7 @@ const soon = { timeout: 5_000, interval: 50 };
 describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   const it = exportedByGanesha();
 
-  async function mounted(ground: Ground) {
+  async function mounted(ground: ScratchFolder) {
     await using stack = new AsyncDisposableStack();
     const [one, other] = [stack.use(await openExport(it.server, 'it')), stack.use(await openExport(it.server, 'it'))];
     const a = stack.use(await mountNfs(`${ground.folder}/a`, { nfs: one.nfs, root: it.directory }));
@@ -36,7 +36,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   }
 
   test('opening a file shows what another mount wrote and closed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     await fs.writeFile(a('file'), 'first');
@@ -54,7 +54,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test("unchanged files stay in the kernel's cache, files changed in place do not", async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     await fs.writeFile(a('file'), 'A'.repeat(10_000));
@@ -68,7 +68,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test("own writes are read from the kernel's cache, before and after close", async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     let reads = 0;
     const read: NfsClient['read'] = (...args) => {
       reads++;
@@ -93,7 +93,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('a file truncated on the other mount is short here, with zeros where it was extended again', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     await fs.writeFile(a('file'), 'x'.repeat(9_000));
@@ -105,7 +105,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('lines appended alternately by both mounts are all present', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     const lines = Array.from({ length: 40 }, (_, i) => `line ${i} ${'.'.repeat(i)}\n`);
@@ -118,7 +118,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('a file replaced on the other mount is the new file here at once', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     for (let i = 0; i < 20; i++) {
@@ -129,7 +129,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('an object removed and recreated on the other mount, even as a directory, is found', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     await fs.mkdir(a('directory'));
@@ -142,7 +142,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('names created and removed on the other mount appear and vanish here within the cache time', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     const there = (path: string): Promise<boolean> => fs.stat(path).then(Boolean, () => false);
@@ -160,7 +160,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('an unchanged file is cached for longer, except when it is opened', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await fs.writeFile(it.on('new'), 'tells the time of the server');
     await fs.writeFile(it.on('old'), 'before');
     const newest = BigInt((await fs.stat(it.on('new'))).ino);
@@ -208,7 +208,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('only one of two concurrent O_EXCL creations succeeds', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     for (let i = 0; i < 20; i++) {
@@ -226,7 +226,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
   });
 
   test('a file created on both mounts at once is opened by both', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using both = await mounted(ground);
     const { a, b } = both;
     for (let i = 0; i < 20; i++) {

@@ -1,13 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type Cut, cutNetwork, farSource, inside, openPorts } from '#testing/cut-network.ts';
-import { disturbed, keepMounts } from '#testing/kept-mount.ts';
+import { cutNetwork, enterNamespace, farSource, openPorts, type PacketFault } from '#testing/cut-network.ts';
+import { runWithFaults, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
-import { fioVerified, modelled, run } from '#testing/workloads.ts';
+import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall between data path and server', () => {
-  test.each<readonly [Cut, number]>([
+  test.each<readonly [PacketFault, number]>([
     ['lose', 4_000],
     ['refuse', 1_500],
   ])(
@@ -15,15 +15,15 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
     { timeout: 120_000 },
     async (how, ms) => {
       await using far = await makeFarNetwork();
-      await using mounts = await keepMounts({ enter: inside(far) });
+      await using mounts = await startKeeperMounts({ enter: enterNamespace(far) });
       const { at, on } = await mounts.mount(await farSource(far));
       const cut = async (): Promise<void> => {
         await using _rules = await cutNetwork(far, how);
         await sleep(ms);
       };
-      await disturbed(2, cut, async (round) => {
+      await runWithFaults(2, cut, async (round) => {
         await run('mkdir', [on(`${round}`)]);
-        await Promise.all([fioVerified(at, mounts.folder), modelled(on(`${round}`), round, 300)]);
+        await Promise.all([fioVerified(at, mounts.folder), runModelWorkload(on(`${round}`), round, 300)]);
       });
       await run('umount', [at]);
     },
@@ -31,7 +31,7 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
 
   test('the data path reconnects after a firewall has forgotten its connections', { timeout: 120_000 }, async () => {
     await using far = await makeFarNetwork();
-    await using mounts = await keepMounts({ enter: inside(far) });
+    await using mounts = await startKeeperMounts({ enter: enterNamespace(far) });
     const { at } = await mounts.mount(await farSource(far), { cacheMs: 0 });
     await run('ls', [at]);
     const ports = await openPorts(far);

@@ -10,7 +10,7 @@ import { needs } from '#testbed/needs.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { mountSmall } from '#testing/small-export.ts';
 
 const run = promisify(execFile);
@@ -60,7 +60,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
     for (let i = 0; i < 8 && said === 'ok'; i++) said = await user.write(file, i * mebibyte, mebibyte, 'x');
     if (said === 'ok') said = await user.sync(file);
     expect(said).toBe('ENOSPC');
-    await eventually(mounts.whole, ({ takeovers }) => takeovers === 1);
+    await eventually(mounts.ready, ({ takeovers }) => takeovers === 1);
     // The successor handles the answered request again. Its answer reaches no process, so it must not count as
     // reported.
     expect([await user.sync(file), await user.sync(file), await user.close(file)]).toEqual(['ENOSPC', 'ok', 'ok']);
@@ -88,7 +88,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
 
   test.each([
     { what: 'nothing', between: () => Promise.resolve() },
-    { what: 'the data path is killed', between: (mounts: KeptMounts) => mounts.killDataPath() },
+    { what: 'the data path is killed', between: (mounts: KeeperMounts) => mounts.killDataPath() },
   ])(
     'is reported to the next open if the writer was killed: $what in between',
     {
@@ -141,7 +141,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
  * again, and no process gets that answer. A later request to the server is answered only after all earlier answers were
  * recorded.
  */
-async function afterLastAnswer(mount: KeptMount, newName: string): Promise<void> {
+async function afterLastAnswer(mount: KeeperMount, newName: string): Promise<void> {
   await expect(stat(mount.on(newName))).rejects.toThrow('ENOENT');
 }
 
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('flush before unmou
   test('reports what the server does not have yet, and the server gets it when it answers', {
     timeout: 60_000,
   }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
     await using user = useFiles();
@@ -187,7 +187,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('flush before unmou
   test('is answered by the successor if the data path is replaced meanwhile', {
     timeout: 60_000,
   }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
     await using user = useFiles();

@@ -9,8 +9,8 @@ import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type FuseMount, mountFuse } from '#testing/fuse-mount.ts';
-import { createGround } from '#testing/ground.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createFileSystem } from './file-system.ts';
 import { fuseInitOptions } from './fuse-init-options.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
@@ -35,7 +35,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', ()
   const many = 64;
 
   async function mounted(most: number): Promise<{ readonly mount: FuseMount; readonly table: NodeTable }> {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const fd = createJournal(4);
     const memory = openJournal(fd);
     const limits: NodeLimits = { many, most };

@@ -5,8 +5,8 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround } from '#testing/ground.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 
@@ -29,7 +29,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
   }
 
   test.each([0, 1, 7, 39])('causes an error, not an endless listing, with a loop to entry %i', async (again) => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: circling(it.nfs, again), root: it.directory });
     await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow('Input/output error');
@@ -38,7 +38,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
   });
 
   test('is not confused with a listing read in pieces, back and forth', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     for (let i = 0; i < 300; i++) await fs.writeFile(it.on(`a long name, so that they fill pages ${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
     const script = `
@@ -74,7 +74,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that can never continue a li
     ['it forgets its position', forgetting],
     ['it rejects every size', neverContent],
   ])('causes an error after a few calls: %s', async (_, readdirplus) => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     calls = 0;
     for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, readdirplus }, root: it.directory });

@@ -8,9 +8,9 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
@@ -21,7 +21,7 @@ const run = promisify(execFile);
 describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer', () => {
   const it = exportedByGanesha();
 
-  const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {
+  const mounted = async (ground: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {
     const opened = await openExport(it.server, 'it', { dialRounds: 1 });
     const mount = await mountNfs(ground.folder, { nfs: opened.nfs, root: it.directory }, options);
     const path = (name: string): string => join(mount.at, name);
@@ -33,7 +33,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   };
 
   test('readlink reports an overlong target, and other calls do not fail', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const readlink = async (): Promise<string> => 'x'.repeat(4096);
     await fs.symlink('somewhere', it.on('link'));
     await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, readlink }, root: it.directory });
@@ -43,7 +43,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('soft: calls fail with EIO after the timeout, and work again when the server answers', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     const softMs = 1_000;
     // For a busy machine.
@@ -63,7 +63,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('hard: calls wait for the server', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
     const read: { reading?: Promise<{ stdout: string }> } = {};
@@ -76,7 +76,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('hard: a waiting process can be killed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
     await it.frozen(async () => {
@@ -96,7 +96,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('hard: calls continue after the server was killed and restarted', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
     expect(await fs.readFile(on.path('file'), 'utf8')).toBe('data');
@@ -115,7 +115,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('signals that a program handles do not interrupt its calls', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using on = await mounted(ground, { cacheMs: 0 });
     // Without SA_RESTART, so that an interrupted call fails.
     const script = `
@@ -176,7 +176,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   }
 
   test('data that a restarted server lost are resent without an error', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using on = await mounted(ground);
     await using one = holder(on.path('file'));
     expect(await one.isOpen).toBe('open');
@@ -191,7 +191,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 
   test('a refused write is reported once to each process that has the file open', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     let isFull = false;
     const write: NfsClient['write'] = (...args) =>
       isFull ? Promise.reject(new NfsError('WRITE', nfsStatus.NOSPC, false)) : it.nfs.write(...args);
@@ -251,7 +251,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a stale file handle', () => {
   const it = exportedByGanesha();
 
   test("is replaced by looking up the file's path again", async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     let number = 1;
     const nfs = renumbered(it.nfs, it.directory, () => number);
     await using mount = await mountNfs(ground.folder, { nfs, root: it.directory }, { cacheMs: 60_000 });
@@ -269,7 +269,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a stale file handle', () => {
   });
 
   test('fails with ESTALE for an open file if another file took its place', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
     const path = join(mount.at, 'file');
     await fs.writeFile(path, 'old');

@@ -8,8 +8,8 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { FileSystemOptions } from './file-system.ts';
 
@@ -18,13 +18,13 @@ const run = promisify(execFile);
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', () => {
   const it = exportedByGanesha();
 
-  const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {
+  const mounted = async (ground: ScratchFolder, options: Partial<FileSystemOptions> = {}) => {
     const mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, options);
     return { mount, path: (name: string) => join(mount.at, name) };
   };
 
   test('files are created, written in large and small pieces, read back, truncated and removed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     const data = randomBytes(5_000_001);
@@ -46,7 +46,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('owner, mode and times are set and match those on the server', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'data');
@@ -64,7 +64,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('impossible sizes are refused and change nothing', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await using user = useFiles();
@@ -84,7 +84,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('directories, links, renames, special files and non-UTF-8 names work', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.mkdir(path('a/b/c'), { recursive: true });
@@ -121,7 +121,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('a removed file is usable while it is open, and gone afterwards', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'before');
@@ -141,7 +141,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('a file replaced while open is still readable; a failed rename leaves it in place', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     let isRefusing = true;
     const rename: typeof it.nfs.rename = (from, to, options) =>
       isRefusing && String(from.name) === 'new'
@@ -166,7 +166,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('a directory of many pages lists each name once, with and without attributes', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const names = Array.from({ length: 6_000 }, (_, i) => `a-name-that-is-not-short-${i}`);
     mkdirSync(it.on('many'));
     for (const name of names) writeFileSync(it.on(`many/${name}`), '');
@@ -181,7 +181,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('attributes from a listing are not requested again', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     for (let i = 0; i < 50; i++) writeFileSync(it.on(`file-${i}`), 'x');
     const asked: string[] = [];
     const nfs = new Proxy(it.nfs, {
@@ -206,7 +206,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('a read-only mount refuses all changes', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     const { mount, path } = await mounted(ground, { readOnly: true });
     await using _ = mount;
@@ -226,7 +226,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('everything works with caching off and small transfers', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground, { cacheMs: 0, maxRead: 4096, maxWrite: 5000 });
     await using _ = mount;
     const data = randomBytes(300_000);
@@ -246,7 +246,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
   });
 
   test('nodes that the kernel has forgotten are forgotten', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');

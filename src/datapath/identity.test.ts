@@ -7,10 +7,10 @@ import { describe, expect, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { credential } from '#wire/rpc/message.ts';
 import { access, createIdentities } from './identity.ts';
 
@@ -81,13 +81,13 @@ const as = (uid: number, groups: string, script: string, ...args: readonly strin
 describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   const it = exportedByGanesha();
 
-  const mounted = async (ground: Ground) => {
+  const mounted = async (ground: ScratchFolder) => {
     chmodSync(ground.folder, 0o755);
     return await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
   };
 
   test('members of a supplementary group read, write, create, remove and change groups', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     mkdirSync(it.on('shared'));
     chownSync(it.on('shared'), 0, 2000);
     chmodSync(it.on('shared'), 0o2770);
@@ -108,7 +108,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   });
 
   test('a group with read permission only may read a file', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), 'data');
     chownSync(it.on('file'), 1000, 2000);
     chmodSync(it.on('file'), 0o640);
@@ -122,7 +122,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   });
 
   test('an open file is used with the rights of its opener', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     writeFileSync(it.on('file'), '');
     chmodSync(it.on('file'), 0o600);
     await using mount = await mounted(ground);
@@ -132,7 +132,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   });
 
   test('the creator of a file still writes to it after making it read-only', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await it.nfs.setattr(it.directory, { mode: 0o777 });
     await using mount = await mounted(ground);
     await as(1000, '', 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
@@ -175,7 +175,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       chmodSync(path, mode);
     }
 
-    const mounted = async (ground: Ground) => {
+    const mounted = async (ground: ScratchFolder) => {
       chmodSync(ground.folder, 0o755);
       return await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, unaware);
     };
@@ -188,7 +188,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
 
     /** The result of each operation for a user who was permitted before, and of a retry. */
     async function tried(kind: 'file' | 'directory', change: Change, groups: string) {
-      using ground = createGround();
+      using ground = createScratchFolder();
       const scripts: Readonly<Record<string, string>> = kind === 'file' ? ofFiles : ofDirectories;
       for (const what of Object.keys(scripts)) put(it.on(what), kind, change);
       await using mount = await mounted(ground);
@@ -249,7 +249,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     });
 
     test('open files stay usable, and their written data are not lost', async () => {
-      using ground = createGround();
+      using ground = createScratchFolder();
       put(it.on('file'), 'file', { mode: 0o660, becomes: {} });
       await using mount = await mounted(ground);
       const { handle } = await it.nfs.lookup(it.directory, 'file');
@@ -278,7 +278,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     });
 
     test.skipIf(needs('root'))('the same holds across a killed data path', async () => {
-      await using mounts = await keepMounts();
+      await using mounts = await startKeeperMounts();
       chmodSync(mounts.folder, 0o755);
       for (const name of ['file', 'same']) put(it.on(name), 'file', { mode: 0o660, becomes: {} });
       const mount = await mounts.mount(await sourceOf(it.server, it.folder), unaware);
@@ -293,7 +293,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     });
   });
 
-  async function squashing(ground: Ground) {
+  async function squashing(ground: ScratchFolder) {
     const path = join(ground.folder, 'squashing');
     mkdirSync(path);
     chownSync(path, 1000, 1000);
@@ -304,7 +304,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   }
 
   test('a server that does not trust root gets another user if the store says so', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { server, path } = await squashing(ground);
     await using _ = server;
     using opened = await openExport(server, 'squashing');
@@ -320,7 +320,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   });
 
   test('a removed file is cleaned up as the user who removed it when the kernel closes it', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { server, path } = await squashing(ground);
     await using _ = server;
     using opened = await openExport(server, 'squashing');

@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 const mebibyte = 1024 * 1024;
@@ -24,16 +24,16 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path with little memor
   const it = exportedByGanesha();
 
   test('is killed by the kernel, and users of its mounts notice nothing', { timeout: 60_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounts.mount(await sourceOf(it.server, it.folder));
-    const { active, takeovers } = await mounts.whole();
+    const { active, takeovers } = await mounts.ready();
     const pid = active?.pid ?? expect.fail();
     limitMemory(pid, 2 * mebibyte);
     await run('dd', ['if=/dev/urandom', `of=${it.on('source')}`, 'bs=1M', 'count=32', 'status=none']);
     // Whatever it is doing at that time.
     await run('cp', [mount.on('source'), mount.on('copy')]);
     await run('cmp', [it.on('source'), it.on('copy')]);
-    const after = await mounts.whole();
+    const after = await mounts.ready();
     expect(after.takeovers).toBeGreaterThan(takeovers);
     expect(after.active?.pid).not.toBe(pid);
     await eventually(

@@ -8,10 +8,10 @@ import { describe, expect, test } from 'vitest';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 
@@ -45,19 +45,19 @@ async function exercise(mount: NfsMount): Promise<void> {
 
 describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
   test('works with our own server', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const own = await startOwnServer();
     await using mount = await mountNfs(ground.folder, await own.mount());
     await exercise(mount);
   });
 
-  const mounted = async (ground: Ground, server: Parameters<typeof openExport>[0], path: string) => {
+  const mounted = async (ground: ScratchFolder, server: Parameters<typeof openExport>[0], path: string) => {
     const opened = await openExport(server, path);
     return { opened, mount: await mountNfs(ground.folder, opened) };
   };
 
   test.skipIf(needs('go-nfs'))('works with go-nfs', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const path = join(ground.folder, 'exported');
     mkdirSync(path);
     await using server = await startGoNfs({ path, signal: ground.scope.signal });
@@ -68,7 +68,7 @@ describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
   });
 
   test.skipIf(needs('nfs3-server'))('works with nfs3_server', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using server = await startRustNfs(ground.scope.signal);
     const { opened, mount } = await mounted(ground, server, '/');
     using _ = opened;

@@ -14,8 +14,8 @@ import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 
@@ -35,7 +35,7 @@ const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one user to the server', () => {
   const it = exportedByGanesha();
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mount: NfsMount;
 
   /** The owner on the server. */
@@ -46,7 +46,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
   }
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     chmodSync(ground.folder, 0o755);
     await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o700 });
     mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, { identity: one, checks: 'server' });

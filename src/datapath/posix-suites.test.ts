@@ -6,8 +6,8 @@ import { describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { fsxPath } from '#testbed/posix-suites.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround } from '#testing/ground.ts';
-import { type KeptMount, type KeptMounts, keepMounts } from '#testing/kept-mount.ts';
+import { type KeeperMount, type KeeperMounts, startKeeperMounts } from '#testing/keeper-mounts.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 
@@ -58,8 +58,8 @@ async function pjdfstest(folder: string, at: string, patterns: readonly string[]
 }
 
 /** The first data path still serves and logged no error. */
-async function expectQuiet(mounts: KeptMounts): Promise<void> {
-  expect(await mounts.whole()).toMatchObject({ takeovers: 0 });
+async function expectQuiet(mounts: KeeperMounts): Promise<void> {
+  expect(await mounts.ready()).toMatchObject({ takeovers: 0 });
   expect(mounts.log()).not.toMatch(/"level":"(warn|error)"/);
 }
 
@@ -67,7 +67,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
   const it = exportedByGanesha({ inMemory: true });
 
   /** Served as in production: by a data path with a journal, started by a keeper. */
-  const mounted = (mounts: KeptMounts): Promise<KeptMount> =>
+  const mounted = (mounts: KeeperMounts): Promise<KeeperMount> =>
     mounts.mount({
       host: it.server.host,
       port: it.server.nfsPort,
@@ -75,10 +75,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
     });
 
   test('pjdfstest passes except for the known cases', { timeout: 600_000 }, async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     chmodSync(it.on('.'), 0o777);
     // A socket's path has at most 107 characters, and the suite's directories have long names.
-    await using mounts = await keepMounts({ prefix: 'p' });
+    await using mounts = await startKeeperMounts({ prefix: 'p' });
     chmodSync(mounts.folder, 0o755);
     const { at } = await mounted(mounts);
     const said = await pjdfstest(ground.folder, at);
@@ -93,8 +93,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
   });
 
   test('fsx finds no wrong byte', { timeout: 600_000 }, async () => {
-    using ground = createGround();
-    await using mounts = await keepMounts();
+    using ground = createScratchFolder();
+    await using mounts = await startKeeperMounts();
     const { on } = await mounted(mounts);
     const tried = async (seed: number): Promise<string> => {
       const args = ['-N', '5000', '-S', `${seed}`, '-P', ground.folder, on(`file-${seed}`)];

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
@@ -41,7 +41,7 @@ interface Told {
 
 /** A program without mounts, and its reports. `open` returns a device that never delivers a request. */
 async function started() {
-  const ground = createGround();
+  const ground = createScratchFolder();
   const device = join(ground.folder, 'device');
   execFileSync('mkfifo', [device]);
   const journal = createJournal(8);

@@ -5,8 +5,8 @@ import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
-import { createGround } from '#testing/ground.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
@@ -59,7 +59,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   }
 
   test('are listed ahead: few are requested from the server, and each is correct', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     // However slow this machine is.
     await using mount = await mounted(ground.folder, 1500, { cacheMs: 60_000 });
     for (let i = 0; i < 1500; i++) expect(await mount.sizeOf(i)).toBe(i % 1000);
@@ -69,7 +69,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('are not listed for a few lookups, nor all of many for some', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 6000);
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
     expect(mount.asked.listed).toBe(0);
@@ -79,7 +79,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('are not listed with caching off', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 100, { cacheMs: 0 });
     for (let i = 0; i < 100; i++) await mount.sizeOf(i);
     expect(mount.asked.listed).toBe(0);
@@ -87,7 +87,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('are correct where lookup is permitted and listing is not', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 100, { identity: { ...asCaller, squash: 'all' } });
     for (let i = 0; i < 100; i++) expect(await mount.sizeOf(i)).toBe(i);
     expect(mount.asked.listed).toBe(0);
@@ -96,7 +96,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('show own creations and removals at once', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 600);
     for (let i = 0; i < 600; i++) {
       if (i % 3 === 0) await fs.rm(join(mount.at, nameOf(i)));
@@ -115,7 +115,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   const soon = { timeout: 4_000, interval: 50 };
 
   test('show changes by another node as soon as without listing ahead', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 600);
     await using other = await elsewhere(ground.folder, mount.root);
     const there = (i: number): string => join(other.at, nameOf(i));
@@ -138,7 +138,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   });
 
   test('show changes by another node between two parts of a listing soon', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     let between: (() => Promise<void>) | undefined;
     await using mount = await mounted(ground.folder, 1500, {}, async () => await between?.());
     await using other = await elsewhere(ground.folder, mount.root);

@@ -7,9 +7,9 @@ import { describe, expect, test } from 'vitest';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
-import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { openExport } from '#testing/nfs-export.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
@@ -21,8 +21,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
 
   /** A directory of the server, mounted like the product does it. */
   async function mounted(
-    ground: Ground,
-    keepers: KeeperGround,
+    ground: ScratchFolder,
+    keepers: KeeperFixture,
   ): Promise<{ readonly at: string; readonly client: KeeperClient }> {
     const { folder } = ganesha.fresh();
     using server = await openExport(ganesha.server, folder);
@@ -92,8 +92,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
   }
 
   test('loses no data and shows no error', { timeout: 120_000 }, async () => {
-    using ground = createGround();
-    await using keepers = createKeeperGround();
+    using ground = createScratchFolder();
+    await using keepers = createKeeperFixture();
     const { at, client } = await mounted(ground, keepers);
     // Through the kernel's cache and with direct I/O: the longest requests, several at once.
     const fio = [
@@ -124,8 +124,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
   });
 
   test('is served again beside one that cannot be served', async () => {
-    using ground = createGround();
-    await using keepers = createKeeperGround();
+    using ground = createScratchFolder();
+    await using keepers = createKeeperFixture();
     const { at, client } = await mounted(ground, keepers);
     const nothing = openSync('/dev/null', 'r+');
     await client.adopt('sv1-unknown', { version: 'of another program' }, nothing, never);
@@ -137,8 +137,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
   });
 
   test('does every change of names exactly once', { timeout: 120_000 }, async () => {
-    using ground = createGround();
-    await using keepers = createKeeperGround();
+    using ground = createScratchFolder();
+    await using keepers = createKeeperFixture();
     const { at, client } = await mounted(ground, keepers);
     // A program that fails at the first error and has a known end state.
     const script = `

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { keepMounts } from '#testing/kept-mount.ts';
+import { startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
@@ -155,7 +155,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an ol
    * another client recreates the same name.
    */
   test('is left unchanged', { timeout: 60_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const begin = async ([name, one]: [string, Case], i: number) => {
       const folder = `case-${i}`;
       const { handle } = await it.nfs.mkdir(it.directory, folder, { mode: 0o755 });

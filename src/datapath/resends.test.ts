@@ -2,7 +2,7 @@ import { mkdirSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from '
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { run } from '#testing/workloads.ts';
 import { mkdir, remove, rename, rmdir } from '#wire/nfs3/procedures.ts';
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))(
     test.each(sequences)('does not do $name a second time', { timeout: 120_000 }, async (sequence) => {
       const proxy = await startReplayingProxy({ host: it.server.host, port: it.server.nfsPort });
       const source = await sourceOf(it.server, it.folder);
-      await using mounts = await keepMounts();
+      await using mounts = await startKeeperMounts();
       sequence.before(it.on);
       const mounted = await mounts.mount({ ...source, host: proxy.host, port: proxy.port }, { connections: 1 });
       const lost = proxy.loseReply(sequence.procedure);

@@ -13,8 +13,8 @@ import { streamPair } from '#base/linux/socket-pair.ts';
 import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { usualWishes } from '#testing/fuse-mount.ts';
-import { createGround } from '#testing/ground.ts';
+import { defaultWishes } from '#testing/fuse-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
@@ -82,7 +82,7 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
 
 /** No callbacks expected. */
 const untold = {
-  initOptions: usualWishes,
+  initOptions: defaultWishes,
   onBehind: () => expect.fail(),
   onAgreed: () => undefined,
   onEnd: () => undefined,
@@ -92,7 +92,7 @@ const untold = {
 describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   /** An unused device and two requests. */
   function left() {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const device = join(ground.folder, 'device');
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
@@ -254,7 +254,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
 
 describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
   async function silent() {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const at = join(ground.folder, 'mnt');
     const fd = await mountAt(at);
     const journal = createJournal(8);
@@ -378,7 +378,7 @@ test.skipIf(needs('linux'))(
 test.skipIf(needs('linux'))(
   'a request for which the predecessor had no room is answered when there is some',
   async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     // It never delivers a request, like the device of an unused mount.
     const device = join(ground.folder, 'device');
     execFileSync('mkfifo', [device]);
@@ -417,7 +417,7 @@ test.skipIf(needs('linux'))(
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
   test('gives up a request over which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
     let reading: Promise<unknown> | undefined;
@@ -440,7 +440,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
   });
 
   test('answers a WRITE that its predecessor kept and did not answer', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
     const { child: first } = await start('dies-behind');
@@ -466,7 +466,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     [', with a waiting thread', ['by-a-thread']],
   ] as const;
   test.each(ways)('loses no request and answers none wrongly%s', { timeout: 120_000 }, async (_, how) => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
     // Kills alone do not count: no request may be in flight.

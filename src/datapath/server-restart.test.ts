@@ -6,9 +6,9 @@ import { needs } from '#testbed/needs.ts';
 import { block, blockSize } from '#testing/block-writer.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { startLosingProxy } from '#testing/losing-proxy.ts';
-import { fioVerified, modelled, run } from '#testing/workloads.ts';
+import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
 
 const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
 /** A restarted server is recognized by the second of its start. */
@@ -21,12 +21,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
    * Each kill loses the server's memory while two programs write and sync: in the end every block must be present,
    * because each was written until fsync(2) confirmed it.
    */
-  async function loses(whileGone: (mounts: Awaited<ReturnType<typeof keepMounts>>) => Promise<unknown>): Promise<void> {
+  async function loses(
+    whileGone: (mounts: Awaited<ReturnType<typeof startKeeperMounts>>) => Promise<unknown>,
+  ): Promise<void> {
     const file = it.on('file');
     writeFileSync(file, '');
     const source = await sourceOf(it.server, it.folder);
     await using proxy = await startLosingProxy({ host: it.server.host, port: it.server.nfsPort });
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at, on } = await mounts.mount({ ...source, host: proxy.host, port: proxy.port });
     const [crashes, blocks] = [4, 320];
     const work = { isDone: false };
@@ -64,11 +66,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
   );
 
   test('is waited for by a data path that took over meanwhile', { timeout: 90_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const { at, on } = await mounts.mount(await sourceOf(it.server, it.folder));
     await run('mkdir', [on('names')]);
     const work = { isDone: false };
-    const working = Promise.all([fioVerified(at, mounts.folder), modelled(on('names'), 1, 800)]).finally(() => {
+    const working = Promise.all([fioVerified(at, mounts.folder), runModelWorkload(on('names'), 1, 800)]).finally(() => {
       work.isDone = true;
     });
     working.catch(() => undefined);

@@ -4,8 +4,8 @@ import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 
 // Kubernetes' fsGroup on a volume whose users are all one user on the server: nothing is chowned there.
 
@@ -21,11 +21,11 @@ const as = async (uid: number, script: string, ...args: readonly string[]): Prom
 describe.skipIf(needs('root', 'fuse', 'ganesha'))("a mount that shows a pod's group", () => {
   const it = exportedByGanesha();
   const identity = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mount: NfsMount;
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     chmodSync(ground.folder, 0o755);
     await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o755 });
     mkdirSync(it.on('old'), { mode: 0o755 });

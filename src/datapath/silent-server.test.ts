@@ -7,7 +7,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { disturbed, type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
+import { type KeeperMount, runWithFaults, type Source, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { suspend } from '#testing/suspend.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 
@@ -27,7 +27,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   }
 
   /** Operations in progress when the server falls silent. None of them can complete without it. */
-  const deeds = (mount: KeptMount): readonly (readonly [string, ...string[]])[] => [
+  const deeds = (mount: KeeperMount): readonly (readonly [string, ...string[]])[] => [
     ['cat', mount.on('file')],
     ['mkdir', mount.on('directory')],
     ['dd', 'if=/dev/zero', `of=${mount.on('new')}`, 'bs=64k', 'count=8', 'conv=fsync', 'status=none'],
@@ -36,7 +36,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   ];
 
   /** Programs waiting for the mount, each in a separate request. */
-  async function waiters(mount: KeptMount): Promise<readonly ChildProcess[]> {
+  async function waiters(mount: KeeperMount): Promise<readonly ChildProcess[]> {
     const children: ChildProcess[] = [];
     for (const [program, ...args] of deeds(mount)) {
       children.push(spawn(program, args, { stdio: 'ignore' }));
@@ -54,7 +54,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     Promise.race([Promise.all(children.map(ends)), sleep(ms, 'waits')]);
 
   test('for 20 s: hard mounts continue with correct data, soft mounts fail before', { timeout: 90_000 }, async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const hard = await mounts.mount(await source());
     // The second timeout is for a busy machine. Both together are shorter than the silence.
     const [softMs, slackMs] = [3_000, 12_000];
@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   });
 
   test('does not keep a waiting process from being killed', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
     await it.frozen(async () => {
@@ -111,13 +111,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   }
 
   test('and a killed data path: mounts of other servers continue, and waiting processes can be killed', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const silent = await mounts.mount(await source(), { cacheMs: 60_000 });
     const well = await mounts.mount(await sourceOf(other.server, other.folder), { cacheMs: 0 });
     const [waits, goesOn] = [await writer(silent.on('new')), await writer(well.on('new'))];
     await it.frozen(async () => {
       await mounts.killDataPath();
-      await mounts.whole();
+      await mounts.ready();
       goesOn.stdin?.end('go\n');
       expect(await endsAlone([goesOn], endMs)).not.toBe('waits');
       await run('mkdir', [well.on('directory')]);
@@ -138,10 +138,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   });
 
   test('and a killed data path: its successor interrupts the requests of killed processes', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
-    await mounts.whole();
+    await mounts.ready();
     await it.frozen(async () => {
       const children = deeds(mount).map(([program, ...args]) => spawn(program, args, { stdio: 'ignore' }));
       await eventually(
@@ -161,14 +161,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   test.each(['data path first', 'data path last'])(
     'while an open file is replaced and both the process and the data path are killed (%s): the name refers to one of the files',
     async (order) => {
-      await using mounts = await keepMounts();
+      await using mounts = await startKeeperMounts();
       const mount = await mounts.mount(await source(), { cacheMs: 60_000 });
       const folder = it.on('folder');
       writeFileSync(join(folder, 'new'), 'new');
       const script = 'exec 3<"$1/file"; stat "$1/new" >/dev/null; echo open; read go; exec mv -f "$1/new" "$1/file"';
       const child = spawn('sh', ['-c', script, 'sh', mount.at], { stdio: ['pipe', 'pipe', 'ignore'] });
       await once(child.stdout, 'data');
-      await mounts.whole();
+      await mounts.ready();
       await it.frozen(async () => {
         child.stdin.end('go\n');
         await eventually(
@@ -200,7 +200,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   );
 
   test('while one mount is forcibly unmounted: another mount of the same server gets its own answers', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const gone = await mounts.mount(await source(), { cacheMs: 0 });
     const stays = await mounts.mount(await source('other'));
     for (const { at } of [gone, stays]) await run('ls', [at]);
@@ -209,13 +209,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
       await gone.abort();
       expect(await endsAlone(children, endMs)).not.toBe('waits');
       await eventually(
-        () => mounts.whole(),
+        () => mounts.ready(),
         (state) => state.mounts === 1,
       );
     });
     // When the server continues, calls in flight of the removed mount continue, too.
     await fioVerified(stays.at, mounts.folder);
-    await disturbed(
+    await runWithFaults(
       2,
       () => mounts.killDataPath(),
       () => fioVerified(stays.at, mounts.folder),
@@ -225,11 +225,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   });
 
   test('soft: the deadline continues when the data path is replaced', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const [softMs, killedMs] = [12_000, 11_000];
     const mount = await mounts.mount(await source(), { cacheMs: 0, softMs });
     await run('ls', [mount.at]);
-    await mounts.whole();
+    await mounts.ready();
     await it.frozen(async () => {
       const begun = performance.now();
       // After an error rm makes a second call.
@@ -246,10 +246,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
   });
 
   test('without a data path: aborting the connection ends all waiting processes', async () => {
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
-    const { active } = await mounts.whole();
+    const { active } = await mounts.ready();
     const still = [mounts.keeper.pid, active?.pid ?? 0];
     await it.frozen(async () => {
       const children = await waiters(mount);

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type ConnectionFault, startFaultProxy } from '#testing/fault-proxy.ts';
-import { keepMounts } from '#testing/kept-mount.ts';
+import { startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
@@ -19,7 +19,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', 
       const door = await startFaultProxy(own.server);
       const wish = { options: { ca: cert }, program: nfsProgram, version: nfsVersion };
       const { root } = await own.mount({ tls: wish });
-      await using mounts = await keepMounts();
+      await using mounts = await startKeeperMounts();
       const source = { host: door.host, port: door.port, root: Buffer.from(root).toString('base64') };
       const tls = { ca: String(cert), certificate: undefined, key: undefined, serverName: undefined };
       const mount = await mounts.mount(source, { tls, cacheMs: 0 });
@@ -62,7 +62,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a mount whose certificate is 
     const tls = { ca: `${server.cert}`, certificate: `${keeper.cert}`, key: `${keeper.key}`, serverName: undefined };
     const quota = { bytes: 8 * 1024 * 1024, ledger: await find('.stowage', 'quota', 'id'), host: 'node-1' };
     const { host, port } = own.server;
-    await using mounts = await keepMounts();
+    await using mounts = await startKeeperMounts();
     const mount = await mounts.mount({ host, port, root: await find('volume') }, { tls, quota });
     const script =
       'mkdir -p a/b && echo text >a/b/file && mv a/b c && ln c/file linked && ln -s c/file soft && cat soft && ls -la . c && cd c && ls -la ..';

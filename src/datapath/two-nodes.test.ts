@@ -2,7 +2,7 @@ import * as fs from 'node:fs/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 /** Names are cached for a second. */
@@ -11,10 +11,10 @@ const soon = { timeout: 10_000, interval: 50 };
 /** Each node has its own keeper, data path and journal, like two machines. */
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
-  let nodes: readonly [KeptMounts, KeptMounts];
-  let mounts: readonly [KeptMount, KeptMount];
+  let nodes: readonly [KeeperMounts, KeeperMounts];
+  let mounts: readonly [KeeperMount, KeeperMount];
   beforeAll(async () => {
-    nodes = [await keepMounts(), await keepMounts()];
+    nodes = [await startKeeperMounts(), await startKeeperMounts()];
   });
   afterAll(async () => {
     for (const node of nodes ?? []) await node[Symbol.asyncDispose]();
@@ -31,7 +31,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
 
   let kills = 0;
   /** Alternately; one node's data path is killed meanwhile. */
-  async function byTurns(often: number, each: (i: number, here: KeptMount, there: KeptMount) => Promise<void>) {
+  async function byTurns(often: number, each: (i: number, here: KeeperMount, there: KeeperMount) => Promise<void>) {
     for (let i = 0; i < often; i++) {
       const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
       if (i === 5) await nodes[kills++ % 2]?.killDataPath();

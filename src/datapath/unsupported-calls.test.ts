@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 /** Makes each call and prints the results as JSON, by the names in the script. */
@@ -20,15 +20,15 @@ def tried(name, call, *args):
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 does not support', () => {
   const it = exportedByGanesha();
 
-  let mounts: KeptMounts;
+  let mounts: KeeperMounts;
   beforeAll(async () => {
-    mounts = await keepMounts();
+    mounts = await startKeeperMounts();
   });
   afterAll(async () => {
     await mounts?.[Symbol.asyncDispose]();
   });
 
-  const mounted = async (): Promise<KeptMount> => await mounts.mount(await sourceOf(it.server, it.folder));
+  const mounted = async (): Promise<KeeperMount> => await mounts.mount(await sourceOf(it.server, it.folder));
 
   const python = async (script: string, at: string): Promise<unknown> =>
     JSON.parse((await run('python3', ['-c', `${head}${script}\nprint(json.dumps(said))`, at])).stdout);

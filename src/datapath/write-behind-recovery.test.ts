@@ -9,9 +9,9 @@ import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround } from '#testing/ground.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
@@ -44,7 +44,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   const ganesha = ganeshaFolders('behind');
 
   async function mounted(options: Partial<MountSpec> = {}) {
-    const mounts = await keepMounts();
+    const mounts = await startKeeperMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder), options);
     return { mounts, mount, folder, [Symbol.asyncDispose]: () => mounts[Symbol.asyncDispose]() };
@@ -255,7 +255,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
   const it = exportedByGanesha();
 
   async function mounted() {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const said: string[] = [];
     const nfs = forgetful(it.nfs, said);
     const mount = await mountNfs(ground.folder, { nfs, root: it.directory });
@@ -339,7 +339,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
     ['a store with sync', 'sync', [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
   ])('%s', async (_, how, sizes, expected) => {
     const flags = how === 'sync' ? [] : how;
-    using ground = createGround();
+    using ground = createScratchFolder();
     const said: string[] = [];
     const on = { nfs: forgetful(it.nfs, said), root: it.directory };
     await using mount = await mountNfs(ground.folder, on, { sync: how === 'sync' }, withPatience());

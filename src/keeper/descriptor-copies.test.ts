@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import { createDescriptorCopies, type DescriptorCopies } from './descriptor-copies.ts';
 import { connectKeeper, type KeeperClient } from './keeper-client.ts';
@@ -12,11 +12,11 @@ import { connectKeeper, type KeeperClient } from './keeper-client.ts';
 const clock = systemClock();
 
 describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
-  let ground: KeeperGround;
+  let ground: KeeperFixture;
   let copies: DescriptorCopies;
 
   beforeEach(() => {
-    ground = createKeeperGround();
+    ground = createKeeperFixture();
     copies = createDescriptorCopies();
   });
   afterEach(async () => {

@@ -15,7 +15,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import type { KeeperClient } from './keeper-client.ts';
 import { hasMainThreadEnded, stuckThreads } from './killed-process.ts';
 import type { KeeperState } from './protocol.ts';
@@ -28,11 +28,11 @@ const nobody = 65_534;
 const withoutRights = ['setpriv', `--reuid=${nobody}`, `--regid=${nobody}`, '--clear-groups', '--no-new-privs'];
 
 describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged processes', () => {
-  let ground: KeeperGround;
+  let ground: KeeperFixture;
   let at: string;
 
   beforeEach(async () => {
-    ground = createKeeperGround();
+    ground = createKeeperFixture();
     chownSync(ground.folder, nobody, nobody);
     at = join(ground.folder, 'mnt');
     mkdirSync(at);

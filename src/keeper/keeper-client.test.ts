@@ -1,6 +1,6 @@
 import { describe, expect, test, vi } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture } from '#testing/keeper/keeper-process.ts';
 
 // Only a seccomp profile or another kernel would refuse this to root.
 vi.mock(import('./system-calls.ts'), async (original) => {
@@ -15,7 +15,7 @@ vi.mock(import('./system-calls.ts'), async (original) => {
 
 describe.skipIf(needs('linux'))('an agent', () => {
   test('reports that it is not permitted to kill a keeper', { timeout: 30_000 }, async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     await ground.startKeeper();
     const client = ground.client();
     expect(client.kill()).toBe(false);

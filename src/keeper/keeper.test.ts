@@ -16,17 +16,17 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptor-sockets.ts';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import { heartbeatOf } from './heartbeat.ts';
 import type { KeeperClient } from './keeper-client.ts';
 import { encode, type KeeperState } from './protocol.ts';
 
-let ground: KeeperGround;
+let ground: KeeperFixture;
 
 describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', () => {
   beforeEach(() => {
-    ground = createKeeperGround();
+    ground = createKeeperFixture();
   });
   afterEach(async () => {
     await ground[Symbol.asyncDispose]();

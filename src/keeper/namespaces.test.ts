@@ -19,7 +19,7 @@ import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { silentLog } from '#base/log.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually, type KeeperFixture } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
 import type { KeeperClient } from './keeper-client.ts';
 import { listenForPeers } from './listening-socket.ts';
@@ -53,7 +53,7 @@ const childOf = (pid: number): string => {
 };
 
 describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
-  let ground: KeeperGround;
+  let ground: KeeperFixture;
   let at: string;
   let containers: readonly [Container, Container];
 
@@ -89,7 +89,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   }
 
   beforeEach(() => {
-    ground = createKeeperGround();
+    ground = createKeeperFixture();
     at = join(ground.folder, 'mnt');
     mkdirSync(at);
     // Before anything is mounted: each has its own mount namespace.

@@ -3,12 +3,12 @@ import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createKeeperGround, eventually } from '#testing/keeper/keeper-process.ts';
+import { createKeeperFixture, eventually } from '#testing/keeper/keeper-process.ts';
 import { type Launch, launchProcess } from './launch.ts';
 
 describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
   test('keeps it running if the start is aborted after it took charge', { timeout: 60_000 }, async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     const first = await ground.startKeeper();
     const client = ground.client();
     await ground.adopt(client, 'm');
@@ -30,7 +30,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
   });
 
   test('recognizes an invisible keeper by the socket that it publishes', { timeout: 60_000 }, async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     const first = await ground.startKeeper();
     const client = ground.client();
     await ground.adopt(client, 'm');
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
   });
 
   test('reports an invisible keeper that exits at once', async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     await ground.startKeeper();
     const broken: Launch = async () => ({ pid: undefined, ended: Promise.resolve(2), kill: async () => undefined });
     await expect(ground.startKeeper({ launch: broken })).rejects.toMatchObject({ reason: 'out-of-reach' });
@@ -58,7 +58,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
   });
 
   test('reports the exit status, and the log has the reason', { timeout: 60_000 }, async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     mkdirSync(dirname(ground.socket), { mode: 0o755 });
     await expect(ground.startKeeper()).rejects.toThrow(
       `the keeper exited while starting (exit status 1): see ${ground.folder}/log`,
@@ -69,7 +69,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
   });
 
   test('reports the signal that killed the keeper', { timeout: 60_000 }, async () => {
-    await using ground = createKeeperGround();
+    await using ground = createKeeperFixture();
     const enter = ['sh', '-c', 'kill -SEGV $$'];
     await expect(ground.startKeeper({ enter })).rejects.toThrow(
       `the keeper exited while starting (SIGSEGV): see ${ground.folder}/log`,

@@ -7,24 +7,24 @@ import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall } from './calls.ts';
-import { type Controlled, paths } from './controlled.ts';
+import { type ControllerFixture, paths } from './controller-fixture.ts';
+import { aCall } from './core-calls.ts';
 import { startServer, type TestServer } from './server.ts';
 
-/** A node whose agent is a real server with a store `disks`; what is asked of it goes through its REST API. */
+/** A node whose agent is a real server with a store `disks`. Requests to the agent go through its REST API. */
 export interface AgentNode {
   readonly name: string;
   readonly server: TestServer;
   /** Answers as the agent would. */
   readonly answer: (request: AgentRequest) => Promise<unknown>;
-  /** Instead of that, or, where it gives undefined, before it. */
+  /** Called first. Its result is the answer, unless it is undefined. */
   intercept: ((request: AgentRequest) => unknown) | undefined;
   connect(): void;
   volumes(): Promise<readonly Volume[]>;
 }
 
-/** In the cluster, and connected. */
-export async function anAgentNode(it: Controlled, name: string, options = ''): Promise<AgentNode> {
+/** Adds the node to the cluster and connects its agent. */
+export async function anAgentNode(it: ControllerFixture, name: string, options = ''): Promise<AgentNode> {
   const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind()] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const place = join(server.folder, 'disks');
@@ -49,7 +49,7 @@ export async function anAgentNode(it: Controlled, name: string, options = ''): P
 async function ask({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
   const headers = {
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
-    // As its link would say it.
+    // The agent's tunnel adds this header.
     ...(agentCall(method, path)?.forgotten === true ? { prefer: 'answer-forgotten' } : {}),
   };
   const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });

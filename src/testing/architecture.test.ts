@@ -16,13 +16,13 @@ import {
 
 const root = dirname(dirname(import.meta.dirname));
 
-test('the walk sees files and imports (else the next test proves nothing)', async () => {
+test('the search finds files and imports (otherwise the next test proves nothing)', async () => {
   const files = await programFiles(root);
   expect(files.map((file) => file.path)).toContain('src/core/names.ts');
   expect(importsOf(files).filter((i) => i.to.startsWith('#')).length).toBeGreaterThan(10);
 });
 
-test('every import goes down', async () => {
+test('every import points to a lower layer', async () => {
   expect(trespasses(await programFiles(root))).toEqual([]);
 });
 
@@ -63,7 +63,7 @@ test.each([
   expect(kindTests([{ path, text }])).toEqual([]);
 });
 
-test('no file takes a short write for a complete one', async () => {
+test('no file mistakes a short write for a complete one', async () => {
   const isFixture = (path: string): boolean => path.includes('/fixtures/');
   expect(rawWrites((await programFiles(root)).filter(({ path }) => !isFixture(path)))).toEqual([]);
 });
@@ -76,12 +76,12 @@ test.each([
   expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual(['src/stores/a.ts']);
 });
 
-test('a file that uses writeFile may do so', () => {
+test('a file on the list may use writeFile', () => {
   const text = `import { open, writeFile } from 'node:fs/promises';\nawait file.writeFile(text);`;
   expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual([]);
 });
 
-test('no file asks where a store lies by its scheme', async () => {
+test('no file derives the location of a store from its scheme', async () => {
   expect(schemesTested(await programFiles(root))).toEqual([]);
 });
 
@@ -152,7 +152,7 @@ test.each([
   expect(internalsUsed([{ path, text }])).toEqual([]);
 });
 
-describe('a planted mistake is found', () => {
+describe('a planted violation is found', () => {
   test.each([
     ['src/core/a.ts', `import { b } from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
     ['src/core/a.ts', `import type {\n  B,\n} from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
@@ -207,26 +207,26 @@ describe('a planted mistake is found', () => {
     expect(trespasses([{ path, text }])).toContain(found);
   });
 
-  test('a crossing that is not marked', () => {
+  test('an import across top folders without #', () => {
     expect(trespasses([{ path: 'src/core/a.ts', text: `import { b } from '../base/b.ts';` }])).toEqual([
       'src/core/a.ts crosses a top folder with ../base/b.ts: write it with #',
     ]);
   });
 
-  test('a folder outside of src', () => {
+  test('an import of a folder outside of src', () => {
     expect(trespasses([{ path: 'src/app/a.ts', text: `import { b } from '../../bench/b.ts';` }])).toEqual([
       'src/app/a.ts may not import ../../bench/b.ts',
     ]);
   });
 });
 
-test('only app reads the manifest', () => {
+test('an import of the manifest outside of app', () => {
   const text = `import manifest from '../../package.json' with { type: 'json' };`;
   expect(trespasses([{ path: 'src/app/a.ts', text }])).toEqual([]);
   expect(trespasses([{ path: 'src/core/a.ts', text }])).toEqual(['src/core/a.ts may not import ../../package.json']);
 });
 
-test('what is allowed is not found', () => {
+test('an allowed import is not reported', () => {
   const text = [
     `import { readFile } from 'node:fs/promises';`,
     `import { StowageError } from '#core/errors.ts';`,

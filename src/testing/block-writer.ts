@@ -1,6 +1,6 @@
 /**
- * Writes blocks whose content is known by their number, and has them synced again and again; what is not synced is written
- * again. Prints a line for each `fsync`: how many blocks are safe, or the error. Arguments: a file, the first block, how many.
+ * Writes blocks whose content is derived from their number, and calls fsync regularly. After a failed fsync it writes the blocks
+ * again. Prints a line for each `fsync`: the number of durable blocks, or the error. Arguments: a file, the first block, the count.
  */
 
 import { closeSync, fsyncSync, openSync, writeSync } from 'node:fs';

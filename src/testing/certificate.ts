@@ -3,7 +3,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** One that signs itself. Needs openssl. */
+/** A self-signed certificate. Needs openssl. */
 export function certificate(name: string, address = '127.0.0.1'): { readonly key: Buffer; readonly cert: Buffer } {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-tls-'));
   try {

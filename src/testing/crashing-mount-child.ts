@@ -6,12 +6,12 @@ import { createPoisonRequests } from '#datapath/poison-requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
-import { usualWishes } from './fuse-mount.ts';
+import { defaultWishes } from './fuse-mount.ts';
 
 /**
- * Serves one file, `data`, that lies in another: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers late, so that
- * there is always something under way when it is killed. Says how much its predecessor left, and then, once, when there is
- * something new under way.
+ * Serves one file, `data`, whose contents are another file: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers slowly, so
+ * a kill always hits a request in flight. Prints how many requests its predecessor left, and once more when a new request is in
+ * flight.
  */
 const [fuse, journal, data] = [3, 4, 5];
 const file = 2;
@@ -52,7 +52,7 @@ const operations: Partial<Operations> = {
   fsync: () => undefined,
   read: async (_node, { offset, size }) => {
     await pause();
-    // After it has told what was left.
+    // After it has printed how many requests were left.
     if (process.argv.includes('dies-reading')) setTimeout(() => process.kill(process.pid, 'SIGKILL'), 50);
     if (process.argv.includes('dies-reading')) await new Promise(() => undefined);
     const buffer = Buffer.alloc(outHeaderSize + size);
@@ -60,7 +60,7 @@ const operations: Partial<Operations> = {
   },
   write: async (_node, { offset }, bytes, { place }) => {
     await pause();
-    // It is promised, but whoever waits has not heard of it.
+    // The write is durable, but the caller has not received the answer yet.
     if (process.argv.includes('dies-behind')) {
       requests.behind(place);
       process.kill(process.pid, 'SIGKILL');
@@ -75,7 +75,7 @@ await serveMount({
   mount: 0,
   requests,
   operations,
-  initOptions: usualWishes,
+  initOptions: defaultWishes,
   paused: new Set(),
   left,
   clock,

@@ -11,7 +11,7 @@ import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
-import { aCall, collectingLog } from './calls.ts';
+import { aCall, collectingLog } from './core-calls.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { type GrpcClient, grpcClient } from './grpc-client.ts';
@@ -19,7 +19,7 @@ import { startServer, type TestServer } from './server.ts';
 
 type Capability = MessageInitShape<typeof VolumeCapabilitySchema>;
 
-/** A file system for anybody on one node, or as said. */
+/** A single-node file system volume, unless options say otherwise. */
 export const mounted = (
   mode: keyof typeof Mode = 'SINGLE_NODE_WRITER',
   mountFlags: string[] = [],
@@ -34,19 +34,19 @@ export const blockDevice = (mode: keyof typeof Mode = 'SINGLE_NODE_WRITER'): Cap
   accessMode: { mode: Mode[mode] },
 });
 
-/** For each test a server with stores of both drivers: `local` is this machine's and the default, `silver` is shared. */
+/** A new server for each test, with stores of both drivers: `local` is local and the default, `silver` is shared. */
 export interface Csi {
   server: TestServer;
   nfs: GatedKind;
   local: GatedKind;
   log: ReturnType<typeof collectingLog>;
-  /** A folder for targets. */
+  /** The folder of target paths. */
   folder: string;
-  /** What the kernel says of any path. */
+  /** The file system usage that the kernel reports for any path. */
   space: Space | undefined;
-  /** What is known of any pod. */
+  /** The user namespace mode that is known of any pod. */
   users: 'own' | 'host' | undefined;
-  /** With some parts of core replaced, if they are given. */
+  /** Starts the driver; `instead` replaces parts of core. */
   start(driver: 'file' | 'local', instead?: Partial<Core>): Promise<GrpcClient>;
 }
 
@@ -77,7 +77,7 @@ export function servedCsi(): Csi {
     it.local = gated(createLocalStoreKind());
     it.log = collectingLog();
     it.server = await startServer({ listen: 'none', kinds: [it.local, it.nfs], log: it.log });
-    // One that a test starts again, in the same folder, leaves that to whoever made it.
+    // When a test starts another server in the same folder, whoever created the folder removes it.
     const { folder } = it.server;
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     onTestFinished(() => it.server[Symbol.asyncDispose]());

@@ -2,22 +2,22 @@ import { execFile } from 'node:child_process';
 import { dirname } from 'node:path';
 import { promisify } from 'node:util';
 import { onPath } from '#testbed/component.ts';
-import type { Source } from './kept-mount.ts';
+import type { Source } from './keeper-mounts.ts';
 import type { FarNetwork } from './network-namespaces.ts';
 
 const run = promisify(execFile);
 const repository = dirname(dirname(import.meta.dirname));
 
-/** The command that runs another one on our end of that network. */
-export const inside = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
+/** The prefix that runs a command on our end of that network. */
+export const enterNamespace = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
   [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
 async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
-  const [file, ...args] = [...inside(far), ...command] as const;
+  const [file, ...args] = [...enterNamespace(far), ...command] as const;
   return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
 }
 
-/** What the server at the far end exports, found out from our end. */
+/** The root of the remote server's export, as found from our end. */
 export async function farSource(far: FarNetwork): Promise<Source> {
   const script = `
     import { openExport } from '#testing/nfs-export.ts';
@@ -29,12 +29,16 @@ export async function farSource(far: FarNetwork): Promise<Source> {
   return { host: far.host, port: far.port, root };
 }
 
-/** lose: packets go nowhere. refuse: whoever sends one is told that there is no such connection. */
-export type Cut = 'lose' | 'refuse';
+/** lose: drops packets. refuse: answers them with a TCP reset. */
+export type PacketFault = 'lose' | 'refuse';
 const targets = { lose: ['DROP'], refuse: ['REJECT', '--reject-with', 'tcp-reset'] } as const;
 
-/** A rule of a firewall on our end, until it is disposed of; for some ports of ours, or all. */
-export async function cutNetwork(far: FarNetwork, how: Cut, ports: readonly number[] = []): Promise<AsyncDisposable> {
+/** Adds firewall rules on our end until they are disposed of; for some of our ports, or for all. */
+export async function cutNetwork(
+  far: FarNetwork,
+  how: PacketFault,
+  ports: readonly number[] = [],
+): Promise<AsyncDisposable> {
   const iptables = onPath('iptables') ?? 'iptables';
   const rules = (ports.length === 0 ? [undefined] : ports).flatMap((port) =>
     (
@@ -59,7 +63,7 @@ export async function cutNetwork(far: FarNetwork, how: Cut, ports: readonly numb
   };
 }
 
-/** The ports on our end of connections that are open. */
+/** The local ports of open connections on our end. */
 export async function openPorts(far: FarNetwork): Promise<readonly number[]> {
   const table = await there(far, 'cat', '/proc/net/tcp');
   const established = '01';

@@ -3,23 +3,23 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { onTestFinished } from 'vitest';
 import { joinSockets, onRecords, procedureOf, statusOf } from './rpc-records.ts';
 
-/** Between our client and a server: it can lose replies, stand still, and be gone. It ends with the test. */
+/** A proxy between our client and a server. It can lose replies, hang and go down. It ends with the test. */
 export interface CuttingProxy {
   readonly host: string;
   readonly port: number;
-  /** Of calls of that procedure of NFS the next one is passed on, and the connection is cut instead of its reply. */
+  /** Forwards the next call of that NFS procedure, and closes the connection instead of forwarding the reply. */
   cutReplyTo(procedure: number): void;
-  /** The same, but the connection stays, and the reply never comes. Resolves when the server has given it. */
+  /** The same, but keeps the connection open and never forwards the reply. Resolves when the server has replied. */
   holdReplyTo(procedure: number): Promise<void>;
-  /** The NFS statuses in the replies to the call that was cut, the lost one first. */
+  /** The NFS statuses of all replies to the cut call, the lost one first. */
   readonly statuses: readonly number[];
-  /** Connections that were taken. */
+  /** The number of accepted connections. */
   readonly connections: number;
-  /** Bytes are taken and go nowhere, as on a network that lost its cable. */
+  /** Accepts bytes but forwards none, like a network with an unplugged cable. */
   stall(): void;
-  /** The same for connections that are open now, as when a firewall has forgotten them. New ones are passed on. */
+  /** The same for the open connections only, like a firewall that lost its state. New connections work. */
   stallOpen(): void;
-  /** Whoever connects is refused; who is connected is cut off. */
+  /** Refuses new connections and closes the open ones. */
   down(): Promise<void>;
   up(): Promise<void>;
 }
@@ -32,7 +32,7 @@ export async function startProxy(
   const statuses: number[] = [];
   let cutting: number | undefined;
   let watched: number | undefined;
-  /** Told of the reply that is held back. */
+  /** Called when a reply is held back. */
   let held: (() => void) | undefined;
   let isStalled = false;
   let stalledUpTo = 0;

@@ -6,24 +6,24 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import { createGround, type Ground } from './ground.ts';
 import { type OpenExport, openExport } from './nfs-export.ts';
+import { createScratchFolder, type ScratchFolder } from './scratch-folder.ts';
 
-/** A ganesha for the tests of one describe, and a folder of its export for each of them. */
+/** A ganesha for the tests of one describe, and an exported folder for each test. */
 export interface ExportedFolder {
-  ground: Ground;
+  scratch: ScratchFolder;
   server: NfsServer;
   open: OpenExport;
   nfs: NfsClient;
-  /** The folder as the client knows it, and on the disk. */
+  /** The folder as an NFS handle, and its path on the disk. */
   directory: FileHandle;
   folder: string;
   on(name: string): string;
-  /** The server stands still while it is done. */
+  /** Freezes the server during the work. */
   frozen(work: () => Promise<unknown>): Promise<void>;
 }
 
-/** In memory: of a size for very many files. */
+/** `inMemory`: on a tmpfs that has room for very many files. */
 export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
   const frozen: ExportedFolder['frozen'] = async (work) => {
     await it.server.freeze();
@@ -36,22 +36,22 @@ export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
   const it = { frozen, on: (name: string) => join(it.folder, name) } as ExportedFolder;
   let count = 0;
   beforeAll(async () => {
-    it.ground = createGround();
-    const path = join(it.ground.folder, 'exported');
+    it.scratch = createScratchFolder();
+    const path = join(it.scratch.folder, 'exported');
     mkdirSync(path);
     if (inMemory) execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1g', 'stowage-nfs', path]);
-    it.server = await startGanesha({ exports: [{ path, tag: 'it' }], signal: it.ground.scope.signal });
+    it.server = await startGanesha({ exports: [{ path, tag: 'it' }], signal: it.scratch.scope.signal });
     it.open = await openExport(it.server, 'it');
     it.nfs = it.open.nfs;
   });
   afterAll(async () => {
     it.open?.[Symbol.dispose]();
     await it.server?.[Symbol.asyncDispose]();
-    it.ground?.[Symbol.dispose]();
+    it.scratch?.[Symbol.dispose]();
   });
   beforeEach(async () => {
     const name = `test-${++count}`;
-    it.folder = join(it.ground.folder, 'exported', name);
+    it.folder = join(it.scratch.folder, 'exported', name);
     ({ handle: it.directory } = await it.nfs.mkdir(it.open.root, name, { mode: 0o755 }));
   });
   return it;

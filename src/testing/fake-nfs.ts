@@ -21,7 +21,7 @@ function clientOf(port: number, options: Partial<RpcClientOptions>): FakeNfs {
   return { port, rpc, nfs: createNfsClient(rpc, systemClock()) };
 }
 
-/** A server that follows the protocol of RPC, and whose NFS is what the test says, by number of procedure. */
+/** A server with a correct RPC layer. The test decides what its NFS procedures return, by procedure number. */
 export async function startFakeNfs(
   procedures: Readonly<Record<number, ServedProcedure['handle']>>,
   options: Partial<RpcClientOptions> = {},
@@ -44,13 +44,13 @@ export async function startFakeNfs(
 }
 
 export interface RawServer extends FakeNfs {
-  /** How many connections were taken so far. */
+  /** The number of accepted connections. */
   readonly connections: number;
-  /** What is done with the next ones. */
+  /** Called for each new connection. */
   onConnection: (socket: Socket) => void;
 }
 
-/** A server whose every byte the test decides on. */
+/** A server whose test decides on every byte. */
 export async function startRawServer(
   onConnection: (socket: Socket) => void,
   options: Partial<RpcClientOptions> = {},

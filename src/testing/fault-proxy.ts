@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
-/** What happens to who connects. The TLS probe is the first that a client sends, the handshake comes after it. */
+/** The fault of a connection. A client first sends the request for TLS, then the handshake. */
 export type ConnectionFault =
   | 'passes'
   | 'closes'
@@ -12,17 +12,17 @@ export type ConnectionFault =
   | 'resets in the handshake'
   | 'says nothing in the handshake';
 
-/** What stands in front of a server that is being started, whatever is spoken through it. It ends with the test. */
+/** A proxy in front of a server, for any protocol. It ends with the test. */
 export interface FaultProxy {
   readonly host: string;
   readonly port: number;
-  /** For whoever comes from now on. */
+  /** For new connections. */
   fault: ConnectionFault;
-  /** Connections that were taken so far. */
+  /** The number of accepted connections. */
   readonly connections: number;
-  /** Who is connected is cut off. */
+  /** Closes the open connections. */
   cut(): void;
-  /** Whoever comes from now on is led to another server. */
+  /** Forwards new connections to another server. */
   leadTo(server: Address): void;
 }
 

@@ -2,11 +2,11 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 
-/** A process that has files open and does with them what it is told: whoever serves a mount must not use it himself. */
+/** A process that opens and uses files on command. The process that serves a mount must not use the mount itself. */
 export interface FileUser extends AsyncDisposable {
-  /** Opens it; gives a number to call it by. `flags`: names of those of open(2), O_CREAT and O_RDWR if left out. */
+  /** Opens the file and returns its number. `flags`: names of open(2) flags; by default O_CREAT and O_RDWR. */
   open(path: string, ...flags: readonly string[]): Promise<number>;
-  /** Gives 'ok', or the name of the error. */
+  /** Returns 'ok', or the name of the error. */
   write(file: number, offset: number, size: number, letter: string): Promise<string>;
   sync(file: number): Promise<string>;
   truncate(file: number, size: number): Promise<string>;

@@ -1,7 +1,7 @@
 import type { PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 
-/** Of csi-driver-nfs, and of nfs-subdir-external-provisioner. */
-export type Foreign = 'csi' | 'subdir';
+/** csi-driver-nfs, and nfs-subdir-external-provisioner. */
+export type ForeignDriver = 'csi' | 'subdir';
 
 const driver = 'nfs.csi.k8s.io';
 const provisioners = { csi: driver, subdir: 'k8s-sigs.io/nfs-subdir-external-provisioner' } as const;
@@ -12,8 +12,8 @@ export interface ForeignExport {
   readonly path: string;
 }
 
-/** As their own documents have them. */
-export function foreignClass(kind: Foreign, { server, path }: ForeignExport): StorageClass {
+/** The StorageClass of their documentation. */
+export function foreignClass(kind: ForeignDriver, { server, path }: ForeignExport): StorageClass {
   const { [kind]: provisioner } = provisioners;
   return {
     apiVersion: 'storage.k8s.io/v1',
@@ -28,7 +28,7 @@ export function foreignClass(kind: Foreign, { server, path }: ForeignExport): St
   };
 }
 
-export function foreignClaim(kind: Foreign, namespace: string, name: string): PersistentVolumeClaim {
+export function foreignClaim(kind: ForeignDriver, namespace: string, name: string): PersistentVolumeClaim {
   return {
     apiVersion: 'v1',
     kind: 'PersistentVolumeClaim',
@@ -44,15 +44,15 @@ export function foreignClaim(kind: Foreign, namespace: string, name: string): Pe
 
 const volumeName = ({ metadata: { uid = '' } }: PersistentVolumeClaim): string => `pvc-${uid}`;
 
-/** What they call the directory. */
-export function foreignDirectory(kind: Foreign, claim: PersistentVolumeClaim): string {
+/** The name that the driver gives the directory. */
+export function foreignDirectory(kind: ForeignDriver, claim: PersistentVolumeClaim): string {
   const { namespace = '', name = '' } = claim.metadata;
   return kind === 'csi' ? volumeName(claim) : `${namespace}-${name}-${volumeName(claim)}`;
 }
 
-/** What they write for a claim: csi-driver-nfs 4 by the external provisioner 5, the other as it is. */
+/** The PersistentVolume that the driver creates for a claim: csi-driver-nfs 4 with external-provisioner 5, the other one as is. */
 export function foreignVolume(
-  kind: Foreign,
+  kind: ForeignDriver,
   claim: PersistentVolumeClaim,
   { server, path }: ForeignExport,
 ): PersistentVolume {

@@ -1,6 +1,6 @@
 /**
- * A program of its own, so that a test can stop it: serves a FUSE file system at FOLDER/mnt in which every name is the file DATA.
- * The kernel may cache nothing, so each stat(2) has to wait for this process.
+ * A separate program, so a test can stop it: serves a FUSE file system at FOLDER/mnt in which every name is the file DATA.
+ * The kernel may not cache anything, so each stat(2) waits for this process.
  */
 import { fstatSync, openSync, readSync, writeSync } from 'node:fs';
 import { outHeaderSize } from '#wire/fuse/abi.ts';

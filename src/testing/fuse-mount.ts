@@ -7,12 +7,12 @@ import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import type { InitOptions, InitResult } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import type { Ground } from './ground.ts';
+import type { ScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
 
-export const usualWishes: InitOptions = {
+export const defaultWishes: InitOptions = {
   flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
   maxWrite,
   maxReadahead: maxWrite,
@@ -24,39 +24,39 @@ export interface FuseMount extends AsyncDisposable {
   readonly at: string;
   readonly agreement: InitResult;
   readonly device: Device;
-  /** The memory of a request stays after its answer, until it is freed. */
+  /** Keeps the memory of a request after its answer, until it is freed. */
   keep(place: number): void;
   free(place: number): void;
-  /** What operations threw that no file system should. */
+  /** Unexpected exceptions of operations. */
   readonly faults: unknown[];
-  /** Why the device ended. */
+  /** Why the FUSE device was closed. */
   readonly ended: Promise<string>;
 }
 
 interface ServedHere {
   readonly slots: number;
   readonly onFull: () => void;
-  /** Who checks what a caller may do. */
+  /** Who checks the permissions of callers. */
   readonly checks: 'kernel' | 'server';
 }
 
 /**
- * A process that serves its own mount and is killed while a thread of it waits for the mount can never end: nobody answers, and
- * nobody closes the device. So somebody else watches, and then ends the mount by force.
+ * A process that serves its own mount can't exit after a kill if one of its threads waits for the mount: nobody answers, and
+ * the device stays open. So another process watches, and then aborts the mount.
  */
-export function guard(at: string): Disposable {
-  // A process that is ending has no program any more.
+export function startUnmountWatchdog(at: string): Disposable {
+  // An exiting process has no executable any more.
   const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; umount -f -l "$2"';
   const child = spawn('sh', ['-c', script, 'guard', String(process.pid), at], { stdio: 'ignore', detached: true });
   child.unref();
   return { [Symbol.dispose]: () => void child.kill() };
 }
 
-/** Mounts for real, and serves in this process: whoever uses the mount from here must not wait in the main thread. */
+/** Mounts for real, and serves in this process. The main thread must not make blocking calls on the mount. */
 export async function mountFuse(
-  { folder }: Pick<Ground, 'folder'>,
+  { folder }: Pick<ScratchFolder, 'folder'>,
   operations: Partial<Operations>,
-  wishes = usualWishes,
+  wishes = defaultWishes,
   { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
@@ -69,7 +69,7 @@ export async function mountFuse(
   });
   const [status] = await once(child, 'exit');
   if (status !== 0) throw new Error(`mount ended with ${status}`);
-  const guarding = guard(at);
+  const guarding = startUnmountWatchdog(at);
   const faults: unknown[] = [];
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
@@ -118,7 +118,7 @@ export async function mountFuse(
     ended,
     keep: (place) => void kept.add(place),
     free: (place) => {
-      // Not at once: the answer may not be written yet.
+      // Deferred, because the answer may not be written yet.
       setImmediate(() => {
         kept.delete(place);
         letGo(place);

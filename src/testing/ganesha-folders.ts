@@ -10,9 +10,9 @@ import type { Export } from './nfs-store.ts';
 /** A ganesha for the tests of one describe. */
 export interface GaneshaFolders {
   server: NfsServer;
-  /** What it exports, on this machine. */
+  /** The exported folder on this machine. */
   parent: string;
-  /** A folder of it, to be opened as a store. A new one each time: a server remembers what it saw in one. */
+  /** A new folder in it for a store. Never reused, because a server caches the entries of a folder. */
   fresh(): Omit<Export, typeof Symbol.asyncDispose>;
 }
 

@@ -10,7 +10,7 @@ import {
 } from '@bufbuild/protobuf';
 import { decodeFrame, encodeFrame } from '#wire/csi/grpc.ts';
 
-/** What a call was refused with. */
+/** The error of a failed call. */
 class Refused extends Error {
   override readonly name = 'Refused';
   readonly code: number;
@@ -27,11 +27,11 @@ export interface GrpcClient extends AsyncDisposable {
     request: MessageInitShape<M['input']>,
     headers?: Readonly<Record<string, string>>,
   ): Promise<MessageShape<M['output']>>;
-  /** Whatever the bytes are. */
+  /** Sends any bytes. */
   callBytes(path: string, body: Buffer, headers?: Readonly<Record<string, string>>): Promise<Buffer>;
 }
 
-/** gRPC as far as tests need it: one message, one answer. */
+/** A minimal gRPC client for tests: unary calls only. */
 export function grpcClient(socket: string): GrpcClient {
   const session = connect('http://localhost', { createConnection: () => connectSocket(socket) });
   session.on('error', () => undefined);

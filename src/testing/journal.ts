@@ -2,7 +2,7 @@ import { closeSync } from 'node:fs';
 import { createJournal, type JournalMemory, openJournal } from '#datapath/journal/memory.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 
-/** A journal and what a successor finds in it: the same memory, opened anew. */
+/** A journal, and what a successor finds in it: the same memory, reopened. */
 export function keepJournal(slots = 4): Disposable & { readonly fd: number; open(): JournalMemory } {
   const fd = createJournal(slots);
   const opened: JournalMemory[] = [];
@@ -20,7 +20,7 @@ export function keepJournal(slots = 4): Disposable & { readonly fd: number; open
   };
 }
 
-/** What the kernel does: a whole request, its length and number first. */
+/** Writes a request as the kernel does, in one piece that begins with its length and number. */
 export function putRequest({ buffer }: Slot, unique: number, length: number): number {
   buffer.fill(unique & 0xff, 16, length);
   buffer.writeUInt32LE(unique, 8);

@@ -1,13 +1,13 @@
 import { expect } from 'vitest';
 import { createFakeClock, type FakeClock } from './fakes/clock.ts';
 
-/** Time that stands still, and who waits for it to go on. */
+/** A fake clock that knows its sleepers. */
 export interface WaitedClock extends FakeClock {
-  /** What those who sleep now asked for, in their order. */
+  /** The durations of the present sleepers, in order. */
   readonly sleeping: readonly number[];
-  /** What everybody asked for so far, in their order. */
+  /** The durations of all sleeps so far, in order. */
   readonly slept: readonly number[];
-  /** Waits until so many sleep, then lets that much time pass. */
+  /** Waits for that many sleepers, then advances by that time. */
   passWhenAsleep(ms: number, sleepers?: number): Promise<void>;
 }
 
@@ -34,7 +34,7 @@ export function createWaitedClock(): WaitedClock {
     passWhenAsleep: async (ms, sleepers = 1) => {
       await expect.poll(() => asleep.size, { interval: 5 }).toBeGreaterThanOrEqual(sleepers);
       clock.advance(ms);
-      // Those who were woken are awake by then.
+      // The woken sleepers have run by then.
       await new Promise((resolve) => setImmediate(resolve));
     },
   };

@@ -29,20 +29,20 @@ export interface OpenedServer {
   readonly credential: Credential;
 }
 
-/** For each test an API server in memory, doors, and agents that come to them. */
+/** For each test: an API server in memory, TLS servers of leaders, and agents that connect to them. */
 export interface LeaderServers {
   api: FakeKubeApi;
   client: KubeClient;
-  /** The nodes of the tokens that were reviewed: an agent's has one, that of nobody has none. */
+  /** The nodes of the reviewed tokens. A token of an agent has a node; one of an outsider has none. */
   reviewed: string[];
   open(how?: {
     readonly clock?: Clock;
     readonly handle?: Handle;
     readonly maxAnswerBytes?: number;
   }): Promise<OpenedServer>;
-  /** Says that it leads. */
+  /** Publishes the server's address as the leader's. */
   lead(door: OpenedServer, port?: number): void;
-  /** With an agent's API. */
+  /** Connects an agent with its API. */
   link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
 }
@@ -110,7 +110,7 @@ export function leaderServers(): LeaderServers {
       namespace: testNamespace,
       tokenFile,
       api,
-      // Twice as quickly as ever.
+      // The shortest possible backoff.
       random: () => 0,
     });
     onTestFinished(() => link[Symbol.asyncDispose]());
@@ -119,7 +119,7 @@ export function leaderServers(): LeaderServers {
   return it;
 }
 
-/** As Kubernetes gives it to an agent's pod; of no node: as somebody would write it who wants to be let in. */
+/** A token as Kubernetes projects it into an agent's pod. Without a node: as an attacker would forge it. */
 export function agentToken(node: string, claims: object = {}): string {
   const all = { aud: [audiences.agents], exp: Math.floor(Date.now() / 1_000) + 3_600, node, ...claims };
   return ['{}', JSON.stringify(all), 'signature'].map((part) => Buffer.from(part).toString('base64url')).join('.');
@@ -147,12 +147,12 @@ function reviewOf(token: string): TokenReview['status'] {
 
 export interface CuttableProxy {
   readonly port: number;
-  /** Nothing goes through any more, and nobody is told. */
+  /** Forwards no more data, and closes no connection. */
   freeze(): void;
   cut(): void;
 }
 
-/** Another way to a port of this machine. */
+/** A proxy to a port of this machine. */
 export async function startCuttableProxy(to: number): Promise<CuttableProxy> {
   const open = new Set<Socket>();
   let isFrozen = false;

@@ -7,7 +7,7 @@ import { startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 
-/** What an agent is to the controller, and nothing else of it: `KUBECONFIG NAMESPACE TOKEN-FILE`. Prints what the link logs. */
+/** The agent's connection to the controller, and nothing else: `KUBECONFIG NAMESPACE TOKEN-FILE`. Prints the connection's log. */
 const [kubeconfig = '', namespace = '', tokenFile = ''] = process.argv.slice(2);
 const clock = systemClock();
 const config: unknown = JSON.parse(readFileSync(kubeconfig, 'utf8'));

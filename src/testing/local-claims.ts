@@ -11,24 +11,24 @@ import { createResizing } from '#controllers/resizing.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentNode, anAgentNode } from './agent-nodes.ts';
-import { aCall } from './calls.ts';
-import { aClaim, aClass, type Controlled, paths } from './controlled.ts';
-import type { Thing } from './fakes/kube-objects.ts';
+import { aClaim, aClass, type ControllerFixture, paths } from './controller-fixture.ts';
+import { aCall } from './core-calls.ts';
+import type { AnyObject } from './fakes/kube-objects.ts';
 
-/** Claims of the store `disks`, which two nodes have. */
+/** Claims of the store `disks`, which exists on two nodes. */
 export interface LocalClaims {
   /** `node-1` and `node-2`, each with these options of its store. */
   twoNodes(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]>;
-  /** As a controller that begins to lead, and knows nothing of those before it. */
+  /** A controller that has just become the leader and has no state of its predecessors. */
   lead(): { readonly local: Provisioner; readonly provisioning: Controller };
   volumes(): Promise<readonly PersistentVolume[]>;
-  /** The names of those. */
+  /** The names of claims that have a complete volume. */
   wellMade(): Promise<readonly string[]>;
-  /** A volume as it is made for a claim of that name. */
+  /** Makes a volume for the claim of that name. */
   makeFor(name: string, node: AgentNode): Promise<void>;
 }
 
-export function localClaims(it: Controlled): LocalClaims {
+export function localClaims(it: ControllerFixture): LocalClaims {
   const volumes = () => it.list(persistentVolumes);
   return {
     volumes,
@@ -59,15 +59,15 @@ export function localClaims(it: Controlled): LocalClaims {
   };
 }
 
-/** It waits for a pod, unless more is said. */
-export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): Thing =>
+/** Waits for a pod, unless options say otherwise. */
+export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): AnyObject =>
   aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' }, ...more });
 
-/** With the node that the scheduler chose, if it has. */
-export const aLocalClaim = (name: string, node?: string): Thing =>
+/** A claim, with the node that the scheduler chose, if there is one. */
+export const aLocalClaim = (name: string, node?: string): AnyObject =>
   aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
 
-/** Its store of that name means another place from now on, a folder of that name. */
+/** Moves the store of that name to another folder. */
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
   const place = join(server.folder, folder);
   mkdirSync(place, { recursive: true });
@@ -75,6 +75,6 @@ export async function moveStore({ server }: AgentNode, folder: string): Promise<
   await server.core.stores.add('disks', `local://${place}`, aCall());
 }
 
-/** How many volumes each has. */
+/** The number of volumes of each node. */
 export const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
   await Promise.all(nodes.map(async (node) => (await node.volumes()).length));

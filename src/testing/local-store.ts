@@ -9,7 +9,7 @@ import { storeName } from '#core/names.ts';
 import type { FileStore } from '#stores/file-store/verbs.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
-import { plainPolicy as policy } from './policy.ts';
+import { defaultPolicy as policy } from './default-policy.ts';
 
 const run = promisify(execFile);
 
@@ -40,7 +40,7 @@ export function openLocal(
   return createLocalStoreKind().open(localConfig(root, options), { ...policy, readOnly }, context, scope);
 }
 
-/** In a folder of its own, or in `root` where the test brings one (a mount). */
+/** In a new folder, or in `root` if the test provides one (a mount). */
 export async function localStore(
   options: Readonly<Record<string, string>> = {},
   given?: string,
@@ -71,7 +71,7 @@ export async function localStore(
     reopen: () => again(false),
     reopenReadOnly: () => again(true),
     plant: (name) => (image ? plantImage(dataOf(name)) : mkdir(dataOf(name)).then(() => undefined)),
-    // Renamed out of the store: gone for it at once, whatever its size.
+    // Renames it out of the store, which is immediate whatever its size.
     lose: async (volume) => {
       await rename(dataOf(volume.name), `${root}.lost`);
       await rm(`${root}.lost`, { recursive: true });
@@ -80,7 +80,7 @@ export async function localStore(
       image ? markImage(dataOf(volume.name), text) : writeFile(join(dataOf(volume.name), 'mark'), text),
     readMark: (volume: Volume) =>
       image ? readImageMark(dataOf(volume.name)) : readIfThere(join(dataOf(volume.name), 'mark')),
-    // The reserve comes with the first `reclaim`, whatever was reclaimed.
+    // The first `reclaim` creates the reserve.
     count: async () =>
       (await readdir(root, { recursive: true })).filter((entry) => !entry.startsWith('.stowage/reserve')).length,
     [Symbol.asyncDispose]: async () => {
@@ -98,7 +98,7 @@ async function plantImage(path: string): Promise<void> {
   });
 }
 
-// Inside the free blocks of the images that the tests make: it proves whose bytes these are without mounting them.
+// An offset in free blocks of the test images. The mark there identifies the image without mounting it.
 const markAt = 30 * 1024 * 1024;
 
 async function markImage(path: string, text: string): Promise<void> {

@@ -1,19 +1,19 @@
 import { execFileSync } from 'node:child_process';
 
-/** A loop device with this file behind it, as another program would attach it. No other device is asked. */
+/** Attaches the file to a loop device as another program would. Queries no other device. */
 export const attachImage = (image: string): string =>
   execFileSync('losetup', ['--find', '--show', '--', image]).toString().trim();
 
 /**
- * As `mount -o loop`, which would ask every loop device of the machine about its file: while another test has one whose file system does not
- * answer, it would wait. Whoever unmounts it, the device goes too.
+ * Like `mount -o loop`, which would query every loop device of the machine and hang if the file system of another test's device does not
+ * answer. The device is detached at the unmount.
  */
 export function mountImage(image: string, at: string, ...options: readonly string[]): void {
   const node = attachImage(image);
   try {
     execFileSync('mount', [...(options.length > 0 ? ['-o', options.join(',')] : []), '--', node, at]);
   } finally {
-    // The mount keeps it; without one it is detached at once.
+    // The mount keeps the device. Without a mount it is detached at once.
     execFileSync('losetup', ['--detach', node]);
   }
 }

@@ -4,17 +4,17 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { joinSockets, onRecords, procedureOf, type RpcRecord, statusOf } from './rpc-records.ts';
 
 /**
- * Between our client and a server. It knows which data the server has promised to keep: when the server is gone, the others
- * can be taken from its disk, as if it had had them in its memory only.
+ * A proxy between our client and a server. It tracks which data the server has committed. When the server is down, it can remove all other
+ * data from the server's disk, as if they had been in memory only.
  */
 export interface LosingProxy extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
-  /** Writes that the server has answered, and may lose. */
+  /** The number of writes that the server has answered but may still lose. */
   readonly atRisk: number;
-  /** From this moment no answer comes through, and whoever connects is refused. */
+  /** Drops all answers from now on, and refuses new connections. */
   down(): Promise<void>;
-  /** Puts zeros where the file has data that were not promised to be kept. The client writes to this file only, each byte once. */
+  /** Overwrites uncommitted data of the file with zeros. The client writes to this file only, each byte once. */
   lose(file: string): void;
   up(): Promise<void>;
 }
@@ -22,7 +22,7 @@ export interface LosingProxy extends AsyncDisposable {
 interface Write {
   readonly offset: number;
   readonly length: number;
-  /** 0: not yet. Else the count of the answer among all answers. */
+  /** 0: not answered yet. Otherwise the number of the answer among all answers. */
   answered: number;
   isSafe: boolean;
 }
@@ -30,7 +30,7 @@ type Call = { readonly write: Write } | { readonly commitSince: number };
 
 const [writeProcedure, commitProcedure] = [7, 21];
 const unstable = 0;
-/** Whoever writes through here writes whole ones. */
+/** Clients here write whole pages. */
 const pageSize = 4096;
 
 export async function startLosingProxy(to: { readonly host: string; readonly port: number }): Promise<LosingProxy> {
@@ -49,7 +49,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
     return { write };
   }
 
-  /** A COMMIT is for what was answered before it was sent. */
+  /** A COMMIT covers the writes that were answered before it was sent. */
   function answered(call: Call | undefined, reply: RpcRecord): void {
     answers++;
     if (call === undefined || statusOf(reply) !== 0) return;
@@ -104,7 +104,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
       return writes.filter(({ answered: when, isSafe }) => when > 0 && !isSafe).length;
     },
     lose: (file) => {
-      // What was promised once stays, also where it was written once more since: it is the same.
+      // Committed data stay, even if they were written again since: the bytes are the same.
       const safe = new Set(writes.filter(({ isSafe }) => isSafe).flatMap(pagesOf));
       const fd = openSync(file, 'r+');
       for (const page of writes.flatMap(pagesOf))
@@ -119,7 +119,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
 const pagesOf = ({ offset, length }: Write): number[] =>
   Array.from({ length: length / pageSize }, (_, i) => offset / pageSize + i);
 
-/** Of a WRITE: behind the head of the call, credential and verifier, and the handle. */
+/** Of a WRITE, after the RPC header, credential and verifier, and the file handle. */
 function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
   let at = 28;
   const skip = (): void => {
@@ -133,7 +133,7 @@ function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly leng
   return { offset: Number(bytes.readBigUInt64BE(at)), length: bytes.readUInt32BE(at + 8) };
 }
 
-/** Of the answer to a WRITE: behind the status, attributes of before and after, and the count. */
+/** Of the answer to a WRITE, after the status, the attributes before and after, and the count. */
 function stabilityOf({ bytes }: RpcRecord): number {
   let at = 32;
   for (const size of [24, 84]) at += 4 + (bytes.readUInt32BE(at) === 0 ? 0 : size);

@@ -1,6 +1,6 @@
 /**
- * Changes names, files and directories at random, and knows what must be there: fails at the first answer that is another.
- * Arguments: an empty folder, the seed, how many changes.
+ * Changes names, files and directories at random and compares them with a model. Fails at the first difference.
+ * Arguments: an empty folder, the seed, the number of changes.
  */
 
 import assert from 'node:assert/strict';
@@ -10,7 +10,7 @@ import process from 'node:process';
 
 interface File {
   content: string;
-  /** How many names it has. */
+  /** The number of its hard links. */
   names: number;
   mode: number;
 }
@@ -27,12 +27,12 @@ const [, , at = '', seed = '1', count = '100'] = process.argv;
 const root: Directory = new Map();
 const namesPerDirectory = 6;
 const deepest = 3;
-/** Files without a name that are still open. All were at the top: they live on there, and a directory with them cannot be removed. */
+/** Open files without a name. All were at the top, because a directory with such a file cannot be removed. */
 const removed: { readonly fd: number; readonly file: File }[] = [];
 const mostRemoved = 5;
 let state = Number(seed) >>> 0;
 
-/** Mulberry32: the same seed, the same run. */
+/** Mulberry32: the same seed gives the same run. */
 function below(limit: number): number {
   state = (state + 0x6d2b_79f5) >>> 0;
   let t = Math.imul(state ^ (state >>> 15), state | 1);
@@ -43,7 +43,7 @@ function below(limit: number): number {
 const isDirectory = (thing: Thing | undefined): thing is Directory => thing instanceof Map;
 const isFile = (thing: Thing | undefined): thing is File => thing !== undefined && 'content' in thing;
 
-/** A name in some directory, taken or not. */
+/** A random name in some directory, used or not. */
 function anyPlace(): Place {
   let parent = root;
   let path = at;
@@ -56,7 +56,7 @@ function anyPlace(): Place {
   }
 }
 
-/** The change is made if the model allows it; else the file system must refuse it with this error. */
+/** If the model allows the change, it must succeed; otherwise the file system must fail with this error. */
 function does(change: () => void, error: string | undefined): boolean {
   if (error === undefined) {
     change();
@@ -117,7 +117,7 @@ function link(from: Place, to: Place): void {
   to.parent.set(to.name, from.thing);
 }
 
-/** Some stay open when they lose a name: their content must be there until they are closed. */
+/** Some files stay open when they lose a name. They must keep their contents until they are closed. */
 function keepOpen({ parent, path, thing }: Place): void {
   if (isFile(thing) && parent === root && removed.length < mostRemoved)
     removed.push({ fd: fs.openSync(path, 'r+'), file: thing });
@@ -150,13 +150,13 @@ function rmdir({ parent, name, path, thing }: Place): void {
   if (does(() => fs.rmdirSync(path), error)) parent.delete(name);
 }
 
-/** Over what is there, if that is a file too. */
+/** Replaces the target if both are files. */
 function rename(from: Place, to: Place): void {
   if (from.thing === undefined || isDirectory(to.thing) || `${to.path}/`.startsWith(`${from.path}/`)) return;
   if (isDirectory(from.thing) && to.thing !== undefined) return;
   if (from.thing !== to.thing) keepOpen(to);
   fs.renameSync(from.path, to.path);
-  // Two names of one file: nothing is done.
+  // Two names of the same file: rename(2) does nothing.
   if (from.thing === to.thing) return;
   if (isFile(to.thing)) to.thing.names--;
   from.parent.delete(from.name);

@@ -6,7 +6,7 @@ import type { Labels } from '#core/model.ts';
 
 const block = 4096;
 
-/** As many as a volume may have: a record with these is several blocks long. */
+/** The maximum number of labels, so that a record takes several blocks. */
 export const manyLabels: Labels = Object.fromEntries(
   Array.from({ length: 64 }, (_, i) => [`label-${i}-${'k'.repeat(100)}`, 'v'.repeat(256)]),
 );
@@ -31,7 +31,7 @@ export function fillUpToOneBlock(disk: string): void {
   expect(writtenAtOnce(disk, Buffer.alloc(8 * block))).toBe(block);
 }
 
-/** How much of it one write(2) takes. Leaves the disk as it was. */
+/** How much of it one write(2) writes. Leaves the disk unchanged. */
 function writtenAtOnce(disk: string, bytes: Buffer): number {
   const path = join(disk, 'probe');
   const fd = openSync(path, 'wx');

@@ -13,25 +13,25 @@ const run = promisify(execFile);
 const ip = async (...args: readonly string[]): Promise<string> =>
   (await run(onPath('ip') ?? 'ip', args, { timeout: 10_000 })).stdout;
 
-/** A network that this process is not in, and at its other end a machine with our own NFS server. */
+/** A separate network with our end in a namespace, and a machine with our own NFS server at the other end. */
 export interface FarNetwork extends AsyncDisposable {
-  /** The namespace on our end, as `ip netns` calls it. */
+  /** The name of our end's namespace for `ip netns`. */
   readonly name: string;
   readonly host: string;
   readonly port: number;
-  /** An address there that takes what is sent, and never answers. */
+  /** An address there that receives packets and never answers. */
   readonly silent: string;
-  /** What the server exports, as `/export`. */
+  /** The folder that the server exports as `/export`. */
   readonly exported: string;
-  /** Processes in the namespace on our end. */
+  /** The processes in our end's namespace. */
   pids(): Promise<readonly number[]>;
-  /** Waits until there are so many. */
+  /** Waits for that many processes. */
   hasPids(count: number): Promise<readonly number[]>;
-  /** The server, from anew; with other options if some are given. */
+  /** Restarts the server, with other options if given. */
   restart(options?: ServerOptions): Promise<void>;
-  /** Takes our end away, with what is connected through it. */
+  /** Removes our end with all its connections. */
   removeEnd(): Promise<void>;
-  /** Another one under the same name. */
+  /** Creates a new end with the same name. */
   makeEnd(): Promise<void>;
 }
 
@@ -78,7 +78,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
 
   const removeEnd = async (): Promise<void> => {
     await ip('netns', 'delete', name);
-    // It takes the cable with it once nobody is in it; whoever is left keeps it.
+    // The namespace removes the cable when its last process has ended; a process that is left keeps it.
     await ip('-n', far, 'link', 'delete', 'eth0').catch(() => undefined);
   };
   const dispose = async (): Promise<void> => {
@@ -116,7 +116,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
   };
 }
 
-/** Not that of NFS: nothing may be found by luck. */
+/** Not the NFS port, so a client must use the configured port. */
 const port = 20_490;
 const silent = '198.19.255.1';
 
@@ -132,7 +132,7 @@ function serving(options: Record<string, unknown>): readonly string[] {
   return ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', program];
 }
 
-/** Files that stand for some of /etc in that namespace. */
+/** Files that replace some of /etc in that namespace. */
 export async function ownFiles(name: string, files: Readonly<Record<string, string>>): Promise<AsyncDisposable> {
   const folder = join('/etc/netns', name);
   await mkdir(folder, { recursive: true });
@@ -140,7 +140,7 @@ export async function ownFiles(name: string, files: Readonly<Record<string, stri
   return {
     [Symbol.asyncDispose]: async () => {
       await rm(folder, { recursive: true, force: true });
-      // The folder around it is only removed if it was made for this.
+      // Removes the parent folder only if it is empty.
       await rmdir('/etc/netns').catch(() => undefined);
     },
   };

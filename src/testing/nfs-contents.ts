@@ -12,21 +12,21 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-// What lies in the folder of an NFS store, seen on the disk: for tests that put a file called `file` into each volume's
-// data, with the volume's id in it.
+// Reads the folder of an NFS store on the disk, for tests that put a file `file` with the volume's id into each volume's
+// data.
 
-/** In memory where there is such a place: tests that make thousands of small files wait for no disk. */
+/** On a tmpfs if there is one, so tests with thousands of small files don't wait for a disk. */
 export const quickFolder = (what: string): string =>
   mkdtempSync(join(existsSync('/dev/shm') ? '/dev/shm' : tmpdir(), `stowage-${what}-`));
 
 const pathsIn = (folder: string): string[] => readdirSync(folder, { recursive: true, encoding: 'utf8' }).sort();
 
-/** Remembers what is there now; the result puts it there again. */
-export function picture(folder: string): () => void {
+/** Saves the present contents. The returned function restores them. */
+export function snapshotOf(folder: string): () => void {
   const texts = pathsIn(folder).map((path) => {
     const at = join(folder, path);
     const about = lstatSync(at);
-    // Never rounded up: the seconds tell whose it is.
+    // Never rounded up: the seconds identify the owner.
     const changed = Math.floor(about.mtimeMs) / 1000;
     return [at, about.isDirectory() ? undefined : readFileSync(at, 'utf8'), changed] as const;
   });
@@ -37,7 +37,7 @@ export function picture(folder: string): () => void {
     for (const [at, text, changed] of texts) {
       if (text === undefined) mkdirSync(at, { recursive: true });
       else writeFileSync(at, text);
-      // The mark of who made it.
+      // The creator's process mark.
       if (text === '') utimesSync(at, changed, changed);
     }
   };
@@ -48,7 +48,7 @@ export interface Recorded {
   readonly at: string;
   /** 'torn': the record cannot be read. */
   readonly id: string;
-  /** What `file` says in the data that belong to it; undefined: there are no data. */
+  /** The contents of `file` in its data; undefined: there are no data. */
   readonly data: string | undefined;
 }
 
@@ -70,7 +70,7 @@ export function contentsOf(folder: string) {
     existsSync(path) ? (text(join(path, 'file')) ?? 'empty') : undefined;
   const isFolder = (entry: string): boolean => existsSync(at(entry, '.stowage-folder'));
 
-  /** Every record there is. */
+  /** All records. */
   function records(): Recorded[] {
     const live = readdirSync(folder).filter((entry) => entry.endsWith('.meta'));
     return [
@@ -90,7 +90,7 @@ export function contentsOf(folder: string) {
     ];
   }
 
-  /** Locks that somebody holds. A lock file stays when it is released, with a date of 1970. */
+  /** Held locks. A released lock file remains with a date of 1970. */
   const heldLocks = (): string[] =>
     own('locks').filter((id) => Math.floor(lstatSync(at('.stowage', 'locks', id)).mtimeMs / 1000) !== 1);
 
@@ -98,18 +98,18 @@ export function contentsOf(folder: string) {
     records,
     own,
     heldLocks,
-    /** Directories in the root that no record in the root is for, with what their `file` says. */
+    /** Directories in the root without a record, with the contents of their `file`. */
     unrecorded: (): string[] =>
       readdirSync(folder)
         .filter((entry) => !entry.startsWith('.') && !entry.endsWith('.meta') && !existsSync(at(`${entry}.meta`)))
         .filter((entry) => !isFolder(entry))
         .map((entry) => `${entry}: ${dataAt(at(entry))}`),
-    /** Whether these data are anywhere, also on their way out. */
+    /** Whether these data exist anywhere, including data that are being deleted. */
     has: (data: string): boolean => pathsIn(folder).some((path) => path.endsWith('/file') && text(at(path)) === data),
   };
 }
 
-/** What is wrong with the records, in words. */
+/** The errors in the records, as sentences. */
 export function wrongRecords(all: readonly Recorded[]): string[] {
   const ids = all.map(({ id }) => id);
   return all.flatMap(({ at, id, data }) => [

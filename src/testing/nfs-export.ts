@@ -12,7 +12,7 @@ export interface OpenExport extends Disposable {
   readonly root: FileHandle;
 }
 
-export interface Served {
+export interface NfsAddress {
   readonly host: string;
   readonly nfsPort: number;
   readonly mountPort: number;
@@ -35,13 +35,13 @@ export function rpcTo(
 }
 
 export async function openExport(
-  server: Served,
+  server: NfsAddress,
   path: string,
   options: Partial<Omit<RpcClientOptions, 'addresses'>> = {},
 ): Promise<OpenExport> {
-  const asked = { identity: user(0), ...options };
-  using mounting = rpcTo(server.host, server.mountPort, asked);
+  const rpcOptions = { identity: user(0), ...options };
+  using mounting = rpcTo(server.host, server.mountPort, rpcOptions);
   const { handle: root } = await mounting.call(mnt, path);
-  const rpc = rpcTo(server.host, server.nfsPort, asked);
+  const rpc = rpcTo(server.host, server.nfsPort, rpcOptions);
   return { rpc, root, nfs: createNfsClient(rpc, systemClock()), [Symbol.dispose]: () => rpc.close() };
 }

@@ -17,7 +17,7 @@ export interface NfsMount extends FuseMount {
 
 export const asCaller = { squash: 'none', uid: 65534, gid: 65534, machine: 'stowage-test' } as const;
 
-/** Mounts a directory of an NFS server for real, in `folder`; what outlives a process in the product lies in memory here. */
+/** Mounts a directory of an NFS server for real, in `folder`. State that outlives a process in the product is in memory here. */
 export async function mountNfs(
   folder: string,
   { nfs, root }: Pick<OpenExport, 'nfs' | 'root'>,
@@ -47,7 +47,7 @@ export async function mountNfs(
   return Object.assign(mount, { nodes, operations, behind });
 }
 
-/** A place has its proof until its request is answered. */
+/** Clears a request's proof when the request is answered. */
 function clearing(operations: Partial<Operations>, proofs: ReturnType<typeof createMemoryProofs>): Partial<Operations> {
   type AnyOperation = (...args: unknown[]) => unknown;
   const cleared =

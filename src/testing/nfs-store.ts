@@ -12,17 +12,17 @@ import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { removeTree } from '#wire/nfs3/index.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
-import { plainPolicy as policy } from './policy.ts';
+import { defaultPolicy as policy } from './default-policy.ts';
 
 export interface NfsStoreUnderTest extends StoreUnderTest<FileStore> {
-  /** The folder that the server exports: what the store writes can be seen in it. */
+  /** The folder that the server exports, where the store's files can be inspected. */
   readonly folder: string;
-  /** Another host, on the same export. Closed with the first. */
+  /** Opens the same export as another host. Closed with the first one. */
   another(instance: string, options?: Readonly<Record<string, string>>): Promise<FileStore>;
 }
 
 export interface Export extends AsyncDisposable {
-  /** On this machine, so that a test can look and change things behind the server's back. */
+  /** On this machine, so a test can look and change things behind the server's back. */
   readonly folder: string;
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
@@ -59,7 +59,7 @@ export function openNfs({
   return kind.open(nfsConfig(uri, options), { ...policy, readOnly }, context, scope);
 }
 
-/** A store on an export, which ends with it. */
+/** A store on an export. Disposing of the store ends the export. */
 export async function nfsStore(
   exported: Export,
   more: Readonly<Record<string, string>> = {},
@@ -71,7 +71,7 @@ export async function nfsStore(
   const reach = connect ?? createConnect(clock);
   const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
   const opened: FileStore[] = [];
-  const lives = createLives();
+  const lives = createProcesses();
   const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<FileStore> => {
     const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
     const marks = lives(instance);
@@ -95,7 +95,7 @@ export async function nfsStore(
     reopen: () => again(false),
     reopenReadOnly: () => again(true),
     plant: (name) => mkdir(join(folder, name)),
-    // Through the server, which may remember for a while what was there.
+    // Through the server, whose cache may be stale otherwise.
     lose: async (volume) => {
       const session = await reach(parseOptions(uri, options), () => undefined, scope.signal);
       await removeTree(session.nfs, await session.mount(scope.signal), volume.name);
@@ -111,13 +111,13 @@ export async function nfsStore(
   };
 }
 
-/** What is not the store's own business: its reserve, and how long it was observed. */
+/** Whether a path belongs to volumes, and not to the store's reserve or its observations. */
 export const isOfVolumes = (path: string): boolean => !/^\.stowage\/(reserve|observed)(\/|$)/.test(path);
 
 export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));
 
-/** Processes that follow each other on one machine, each with the state folder of the one before: by instance. */
-export function createLives(): (instance: string) => ProcessMarks {
+/** Successive processes on one machine with the same state folder, by instance. */
+export function createProcesses(): (instance: string) => ProcessMarks {
   const known = new Map<string, readonly number[]>();
   return (instance) => {
     const dead = known.get(instance) ?? [];

@@ -3,14 +3,14 @@ import type { Clock } from '#base/clock.ts';
 import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
 
-/** Sees each call before it is made, makes it or not, and answers. */
-export type Hook = (call: {
+/** Intercepts each call: it decides whether to make the call, and what to return. */
+export type CallInterceptor = (call: {
   readonly procedure: string;
   readonly args: readonly unknown[];
   make(): Promise<unknown>;
 }) => Promise<unknown>;
 
-export function tapped(connect: Connect, hook: Hook): Connect {
+export function interceptCalls(connect: Connect, hook: CallInterceptor): Connect {
   return async (options, onStep, signal) => {
     const session = await connect(options, onStep, signal);
     const nfs = new Proxy(session.nfs, {
@@ -33,32 +33,32 @@ export function tapped(connect: Connect, hook: Hook): Connect {
   };
 }
 
-/** A process that can be killed: at one of its calls, before the server gets it or after it has done it. */
-export interface Mortal {
+/** A process that can be killed at one of its calls, before the server receives the call or after it has completed it. */
+export interface CrashableProcess {
   readonly connect: Connect;
   dieAt(call: number, when: 'before' | 'after'): void;
   /** Dies after the first call that makes the condition true. Unlike `dieAt`, it is not affected by calls from timers. */
   dieOnce(condition: () => boolean): void;
   readonly isDead: boolean;
-  /** Since `dieAt`, or ever. */
+  /** The number of calls since `dieAt`, or since the start. */
   readonly calls: number;
 }
 
-export function mortal(connect: Connect): Mortal {
+export function crashableProcess(connect: Connect): CrashableProcess {
   let calls = 0;
   let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
   let isTimeToDie = (): boolean => false;
   let isDead = false;
   const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   return {
-    connect: tapped(connect, async ({ make }) => {
+    connect: interceptCalls(connect, async ({ make }) => {
       if (isDead) throw gone();
       const isLast = ++calls === death?.at;
       if (isLast && death?.when === 'before') {
         isDead = true;
         throw gone();
       }
-      // What comes after it in the same moment is not sent any more.
+      // Later calls in the same tick are not sent.
       if (isLast) isDead = true;
       const answer = await make();
       if (isTimeToDie()) isDead = true;
@@ -81,13 +81,13 @@ export function mortal(connect: Connect): Mortal {
   };
 }
 
-const haste = 5;
+const timeFactor = 5;
 
 /**
- * A host that waits for another one waits for a moment only, in which that time and more of it passes. Time passes by waiting alone: however
- * long a busy machine takes for everything else, no lock gets old and no deadline is missed by it.
+ * A clock for a host that waits for another one: a sleep returns almost at once, and advances the clock by more than its duration. Only
+ * sleeping advances the clock, so on a busy machine no lock expires and no deadline is missed.
  */
-export function impatient(
+export function shortWaitClock(
   clock: Clock,
   onSleep: () => void = () => undefined,
 ): Clock & { /** Without anybody's doing anything. */ pass(ms: number): void } {
@@ -98,7 +98,7 @@ export function impatient(
     sleep: async (ms, signal) => {
       signal.throwIfAborted();
       onSleep();
-      now += ms * haste;
+      now += ms * timeFactor;
       await setImmediate();
     },
     pass: (ms) => {

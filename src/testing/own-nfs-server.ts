@@ -17,22 +17,22 @@ export interface Mounted {
 
 export interface OwnServer {
   readonly server: NfsServer;
-  /** What it exports, and what lies beside that and must not be reached. */
+  /** The exported directory. Its siblings must not be reachable. */
   readonly directory: string;
   readonly outside: string;
   readonly errors: string[];
   rpc(options?: Partial<RpcClientOptions>): RpcClient;
   mount(options?: Partial<RpcClientOptions>): Promise<Mounted>;
-  /** The same export by a new server on the same port, as after a crash. */
+  /** A new server for the same export on the same port, as after a crash. */
   restart(options?: Partial<NfsServerOptions>): Promise<void>;
 }
 
-/** Somebody by that number, in the group of that number. */
-export const as = (uid: number, ...groups: readonly number[]) => ({
+/** The credentials of a user and a group with the same id. */
+export const runAs = (uid: number, ...groups: readonly number[]) => ({
   identity: { uid, gid: uid, groups, machine: 'test' },
 });
 
-/** Our server on a new folder; it ends with the test. */
+/** Our server on a new folder. It ends with the test. */
 export async function startOwnServer(options: Partial<NfsServerOptions> = {}): Promise<OwnServer> {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-server-'));
   const [directory, outside] = [join(folder, 'exported'), join(folder, 'outside')];
@@ -53,11 +53,11 @@ export async function startOwnServer(options: Partial<NfsServerOptions> = {}): P
     });
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const own = { server: await start({}) };
-  // The last that is registered comes first.
+  // Callbacks run in reverse order of their registration.
   onTestFinished(() => own.server.close());
   const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
     const { host, port } = own.server;
-    const client = createRpcClient({ clock, addresses: [{ host, port }], ...as(process.getuid?.() ?? 0), ...more });
+    const client = createRpcClient({ clock, addresses: [{ host, port }], ...runAs(process.getuid?.() ?? 0), ...more });
     onTestFinished(() => client.close());
     return client;
   };

@@ -8,19 +8,19 @@ import type { Volume } from '#core/model.ts';
 import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall, collectingLog } from './calls.ts';
+import { aCall, collectingLog } from './core-calls.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { type Answer, createApi, startServer, type TestServer } from './server.ts';
 
-/** What Stowage answers engines with. */
+/** The content type of Stowage's answers to engines. */
 export const pluginType = 'application/vnd.docker.plugins.v1.2+json';
 
-/** The answer to a call that has nothing to tell. */
+/** The answer of a call without a result. */
 export const done = { Err: '' };
 
 export interface Plugin {
-  /** What it answers, with the status where that is not 200. */
+  /** The answer, with the status if it is not 200. */
   (method: string, message?: object): Promise<Record<string, unknown>>;
   raw(method: string, path: string, raw?: string | Buffer, headers?: Record<string, string>): Promise<Answer>;
   readonly at: string;
@@ -28,15 +28,15 @@ export interface Plugin {
   connections(): Promise<number>;
 }
 
-/** For each test a server with stores of both scopes: `local` is this machine's and the default, `silver` is shared. */
+/** A new server for each test, with stores of both scopes: `local` is local and the default, `silver` is shared. */
 export interface Plugins {
   server: TestServer;
-  /** What NFS stores can be made in. */
+  /** A folder for NFS stores. */
   parent: string;
   nfs: GatedKind;
   local: GatedKind;
   log: ReturnType<typeof collectingLog>;
-  /** Serves it as engines see it, until the test is over. */
+  /** Serves the plugin to engines until the end of the test. */
   start(name?: PluginName, more?: Partial<PluginOptions>): Promise<Plugin>;
   make(store: string, name: string, more?: object): Promise<Volume>;
 }

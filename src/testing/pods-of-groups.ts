@@ -10,26 +10,26 @@ import type { GrpcClient } from './grpc-client.ts';
 const run = promisify(execFile);
 const { method } = Node;
 
-/** What a kubelet asks of a driver that sees to groups itself, for pods with an fsGroup; and what their processes do. */
+/** The kubelet's calls to a driver that applies fsGroup itself, for pods with an fsGroup, and the actions of their processes. */
 export interface PodsOfGroups {
   readonly at: (name: string) => string;
   stage(group: number): Promise<unknown>;
   publish(name: string, group: number, mode?: Mode): Promise<unknown>;
   unpublish(name: string): Promise<unknown>;
-  /** The groups of the top, of a folder `d` in it and of a file in that, a line each, as a pod sees them. */
+  /** The groups of the root, of a folder `d` in it and of a file in that folder, one per line, as a pod sees them. */
   groupsIn(name: string, group: number): Promise<string>;
 }
 
-/** As a container of a pod with that fsGroup runs its processes. */
+/** Runs a script as a process of a pod with that fsGroup. */
 export const asGroup = async (uid: number, group: number, script: string, at: string): Promise<string> => {
   const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`];
   return (await run('setpriv', [...user, 'sh', '-ec', `cd "$1"; ${script}`, 'sh', at])).stdout.trim();
 };
 
-/** What `groupsIn` says when all of it is that group's. */
-export const allOf = (group: number): string => `${group}\n${group}\n${group}`;
+/** The result of `groupsIn` when everything has that group. */
+export const everythingOwnedBy = (group: number): string => `${group}\n${group}\n${group}`;
 
-/** Makes the volume `pvc-1`, which pods `pod` and `other` have below a folder. They are gone when the test is. */
+/** Creates the volume `pvc-1` and publishes it for pods `pod` and `other` below a folder, until the end of the test. */
 export async function podsOfGroups(file: GrpcClient, folder: string): Promise<PodsOfGroups> {
   const at = (name: string): string => join(folder, name);
   mkdirSync(at('stage'));

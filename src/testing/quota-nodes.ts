@@ -5,22 +5,22 @@ import { createRecount, type Recount } from '#datapath/quota/recount.ts';
 import type { SharedFolder } from './fakes/shared-folder.ts';
 
 export const limit = 64_000;
-export const unending = new AbortController().signal;
+export const neverAborts = new AbortController().signal;
 
-/** What lies on the server, by file: a count looks at one after the other, and they change meanwhile. */
-export type Tree = Map<string, number>;
-export const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
+/** The sizes of the files on the server. A recount reads them one by one while they change. */
+export type FileSizes = Map<string, number>;
+export const sizeOf = (tree: FileSizes): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
 
-export interface Node {
+export interface QuotaNode {
   readonly quota: Quota;
   readonly recount: Recount;
   readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
-  /** From now on it does nothing, and gives nothing back. */
+  /** Stops at once, without returning its share of the quota. */
   die(): void;
 }
 
-export function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
-  const kept: Node['kept'] = {
+export function storedGrowth(value = { epoch: 0, growth: 0 }): QuotaNode['kept'] {
+  const kept: QuotaNode['kept'] = {
     value,
     read: () => kept.value,
     write: (epoch, growth) => {
@@ -30,7 +30,13 @@ export function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
   return kept;
 }
 
-export function node(folder: SharedFolder, tree: Tree, member: string, kept = keptIn(), most = limit): Node {
+export function node(
+  folder: SharedFolder,
+  tree: FileSizes,
+  member: string,
+  kept = storedGrowth(),
+  most = limit,
+): QuotaNode {
   const { clock } = folder;
   const alive = new AbortController();
   const parts = { clock, signal: alive.signal, limit: most };

@@ -2,17 +2,17 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { expect, onTestFinished, test } from 'vitest';
 import { startReplayingProxy } from './replaying-proxy.ts';
-import { asRecord, onRecords, procedureOf, reply, words } from './rpc-records.ts';
+import { asRecord, onRecords, procedureOf, reply, uint32s } from './rpc-records.ts';
 
 const mkdir = 9;
-const call = (xid: number): Buffer => asRecord(words(xid, 0, 2, 100_003, 3, mkdir));
+const call = (xid: number): Buffer => asRecord(uint32s(xid, 0, 2, 100_003, 3, mkdir));
 
-test('a late copy that the server drops, because it has not finished the first, is delivered again', async () => {
+test('delivers a late copy again if the server drops it because it has not finished the first one', async () => {
   let copies = 0;
   const server = createServer((socket) => {
     socket.on('error', () => undefined);
     onRecords(socket, (record) => {
-      // The second copy is dropped, as nfs-ganesha does it.
+      // Drops the second copy, as nfs-ganesha does.
       if (procedureOf(record) === mkdir && ++copies !== 2) socket.write(reply(record.xid));
     });
   });

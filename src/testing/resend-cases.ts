@@ -4,7 +4,7 @@ import { createServer } from 'node:net';
 import { commit, create, remove, rename, rmdir, write } from '#wire/nfs3/procedures.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
-import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts';
+import { hardMount, type Mutation, namesIn, type ResendNodes } from './resend-mutations.ts';
 
 /**
  * The sequences of docs/designs/nfs-resends.md. The tests run them on our own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
@@ -12,7 +12,7 @@ import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts'
  */
 
 /** The reply is lost, and node B goes on before the call is resent. Node A knows that the server has not restarted. */
-export async function loseReply(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function loseReply(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   await learnVerifier(nodes);
@@ -33,7 +33,7 @@ export async function loseReply(nodes: Nodes, { procedure, prepare }: Mutation):
  * To ask whether the server restarted leaves the file as it is, and takes no write error from the application: that is told to one
  * COMMIT only.
  */
-export async function askUnnoticed(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function restartProbeHasNoEffect(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy, b, witnesses } = nodes;
   const { byA } = await prepare(nodes);
   await learnVerifier(nodes);
@@ -52,7 +52,7 @@ export async function askUnnoticed(nodes: Nodes, { procedure, prepare }: Mutatio
 
 /** The reply is lost, as in `loseReply`, but node A has written nothing, so it cannot know whether the server restarted. `meanwhile`: while it cannot connect. */
 export async function loseReplyOfUnknown(
-  nodes: Nodes,
+  nodes: ResendNodes,
   { procedure, prepare }: Mutation,
   meanwhile: () => Promise<void> = async () => undefined,
 ): Promise<void> {
@@ -70,7 +70,7 @@ export async function loseReplyOfUnknown(
 }
 
 /** Two connections: node A has written on one of them, and the reply is lost on the other. */
-export async function loseReplyOfSecondLane(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function loseReplyOfSecondLane(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   await learnVerifier(nodes);
@@ -85,7 +85,7 @@ export async function loseReplyOfSecondLane(nodes: Nodes, { procedure, prepare }
 }
 
 /** The first copy runs after the second was answered. */
-export async function delayFirstCopy(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function delayFirstCopy(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   const first = proxy.holdCall(procedure);
@@ -105,13 +105,17 @@ const resentAtLeast = (procedure: number): number =>
 const learning = (procedure: number): number => (procedure === write.number ? 2 : procedure === create.number ? 1 : 0);
 
 /** Node A tells one run of the server from the next by the verifier that it was given for a write. */
-async function learnVerifier({ a, witnesses }: Nodes): Promise<void> {
+async function learnVerifier({ a, witnesses }: ResendNodes): Promise<void> {
   const { handle } = await a.create(witnesses, 'witness', { mode: 'unchecked', set: { mode: 0o644 } });
   await a.write(handle, 0, Buffer.from('x'), stability.fileSync);
 }
 
 /** The server restarts after it has done the call, and node B goes on before node A asks. */
-export async function restartAfter(nodes: Nodes, mutation: Mutation, restart: () => Promise<void>): Promise<void> {
+export async function restartAfter(
+  nodes: ResendNodes,
+  mutation: Mutation,
+  restart: () => Promise<void>,
+): Promise<void> {
   const { procedure, prepare } = mutation;
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
@@ -129,7 +133,11 @@ export async function restartAfter(nodes: Nodes, mutation: Mutation, restart: ()
 }
 
 /** The server restarts before it has done the call: the client does it again. */
-export async function restartBefore(nodes: Nodes, mutation: Mutation, restart: () => Promise<void>): Promise<void> {
+export async function restartBefore(
+  nodes: ResendNodes,
+  mutation: Mutation,
+  restart: () => Promise<void>,
+): Promise<void> {
   const { proxy } = nodes;
   const { byA } = await mutation.prepare(nodes);
   await learnVerifier(nodes);
@@ -144,7 +152,7 @@ export async function restartBefore(nodes: Nodes, mutation: Mutation, restart: (
 }
 
 /** Another process takes the port while the connection is lost: the client decides instead of resending. */
-export async function takePort(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function takePort(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   const lost = proxy.loseReply(procedure);
@@ -166,7 +174,11 @@ export async function takePort(nodes: Nodes, { procedure, prepare }: Mutation): 
 }
 
 /** The first address does the call and falls silent; node B goes on before node A has failed over to the second. */
-export async function failOver(nodes: Nodes, { procedure, prepare }: Mutation, second: ReplayingProxy): Promise<void> {
+export async function failOver(
+  nodes: ResendNodes,
+  { procedure, prepare }: Mutation,
+  second: ReplayingProxy,
+): Promise<void> {
   const { byA, byB, check } = await prepare(nodes);
   const stalled = nodes.proxy.stallReply(procedure);
   const done = byA();
@@ -178,16 +190,16 @@ export async function failOver(nodes: Nodes, { procedure, prepare }: Mutation, s
 }
 
 /** Node B's file has the name, and node B removes it before node A's call is resent: the call is refused, as it was at first. */
-export async function refuseExisting(nodes: Nodes, { name, procedure }: Mutation): Promise<void> {
+export async function refuseExisting(nodes: ResendNodes, { name, procedure }: Mutation): Promise<void> {
   const { proxy, a, b, directory } = nodes;
   const guarded = { mode: 'guarded', set: { mode: 0o600 } } as const;
   await b.create(directory, 'new', guarded);
   const { handle } = await b.create(directory, 'other', guarded);
   const calls: Readonly<Record<string, () => Promise<unknown>>> = {
-    LINK: () => a.link(handle, { directory, name: 'new' }, hard),
-    CREATE: () => a.create(directory, 'new', { mode: 'guarded', set: { mode: 0o644 } }, hard),
-    MKDIR: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
-    SYMLINK: () => a.symlink(directory, 'new', 'target', {}, hard),
+    LINK: () => a.link(handle, { directory, name: 'new' }, hardMount),
+    CREATE: () => a.create(directory, 'new', { mode: 'guarded', set: { mode: 0o644 } }, hardMount),
+    MKDIR: () => a.mkdir(directory, 'new', { mode: 0o755 }, hardMount),
+    SYMLINK: () => a.symlink(directory, 'new', 'target', {}, hardMount),
   };
   const lost = proxy.loseReply(procedure);
   const refused = rejects(calls[name] ?? fail, { statusName: 'EXIST' });

@@ -6,57 +6,57 @@ import { create, link, mkdir, remove, rename, rmdir, setattr, symlink, write } f
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
 
-/** A folder on a server, node A which reaches it through a proxy, and node B which reaches it directly. */
-export interface Nodes {
+/** A folder on a server, node A that reaches it through a proxy, and node B that reaches it directly. */
+export interface ResendNodes {
   readonly proxy: ReplayingProxy;
   readonly a: NfsClient;
   readonly b: NfsClient;
-  /** An empty directory, as clients know it and on the server's disk. */
+  /** An empty directory, as a handle and as a path on the server's disk. */
   readonly directory: FileHandle;
   readonly folder: string;
-  /** Another directory, for the file by which node A learns the server's write verifier. */
+  /** Another directory, with the file that node A uses to learn the server's write verifier. */
   readonly witnesses: FileHandle;
 }
 
 interface Prepared {
-  /** Node A does it, once. */
+  /** Node A makes the change, once. */
   byA(): Promise<unknown>;
   /** Node B changes the result afterwards. */
   byB(): Promise<unknown>;
-  /** Holds after both, in this order. */
+  /** Checks the result of both changes, in this order. */
   check(): void;
 }
 
 export interface Mutation {
   readonly name: string;
   readonly procedure: number;
-  readonly prepare: (nodes: Nodes) => Promise<Prepared>;
+  readonly prepare: (nodes: ResendNodes) => Promise<Prepared>;
 }
 
-/** As a `hard` mount asks. */
-export const hard = { deadlineMs: Number.POSITIVE_INFINITY };
+/** The call options of a `hard` mount. */
+export const hardMount = { deadlineMs: Number.POSITIVE_INFINITY };
 const guarded = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
 export const namesIn = (folder: string): string[] => readdirSync(folder).toSorted();
-const textOf = ({ folder }: Nodes): string =>
+const textOf = ({ folder }: ResendNodes): string =>
   namesIn(folder).includes('file') ? readFileSync(join(folder, 'file'), 'utf8') : 'no such file';
 
-/** Node B makes a file, and its data are on the disk. */
-async function makeByB({ b, directory }: Nodes, name: string): Promise<FileHandle> {
+/** Node B creates a file, with its data on the disk. */
+async function makeByB({ b, directory }: ResendNodes, name: string): Promise<FileHandle> {
   const { handle } = await b.create(directory, name, guarded);
   await b.write(handle, 0, Buffer.from('of node B'), stability.fileSync);
   return handle;
 }
 
-/** They take a name away. */
-export const takingNames: readonly Mutation[] = [
+/** Calls that remove a name. */
+export const removingMutations: readonly Mutation[] = [
   {
     name: 'REMOVE',
     procedure: remove.number,
     prepare: async (nodes) => {
       const meant = await makeByB(nodes, 'file');
       return {
-        byA: () => nodes.a.remove(nodes.directory, 'file', { ...hard, expected: meant }),
+        byA: () => nodes.a.remove(nodes.directory, 'file', { ...hardMount, expected: meant }),
         byB: () => makeByB(nodes, 'file'),
         check: () => equal(textOf(nodes), 'of node B'),
       };
@@ -68,7 +68,7 @@ export const takingNames: readonly Mutation[] = [
     prepare: async ({ a, b, directory, folder }) => {
       const { handle: meant } = await b.mkdir(directory, 'sub', {});
       return {
-        byA: () => a.rmdir(directory, 'sub', { ...hard, expected: meant }),
+        byA: () => a.rmdir(directory, 'sub', { ...hardMount, expected: meant }),
         byB: () => b.mkdir(directory, 'sub', {}),
         check: () => deepEqual(namesIn(folder), ['sub']),
       };
@@ -81,7 +81,7 @@ export const takingNames: readonly Mutation[] = [
       const { a, b, directory } = nodes;
       const meant = await makeByB(nodes, 'from');
       return {
-        byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hard, expected: meant }),
+        byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hardMount, expected: meant }),
         byB: async () => {
           await b.rename({ directory, name: 'to' }, { directory, name: 'kept' });
           await makeByB(nodes, 'from');
@@ -92,15 +92,15 @@ export const takingNames: readonly Mutation[] = [
   },
 ];
 
-/** They change data. */
-export const changingData: readonly Mutation[] = [
+/** Calls that change data. */
+export const dataMutations: readonly Mutation[] = [
   {
     name: 'WRITE',
     procedure: write.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'file');
       return {
-        byA: () => nodes.a.write(file, 0, Buffer.from('of node A'), stability.fileSync, hard),
+        byA: () => nodes.a.write(file, 0, Buffer.from('of node A'), stability.fileSync, hardMount),
         byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
         check: () => equal(textOf(nodes), 'newerde A'),
       };
@@ -112,7 +112,7 @@ export const changingData: readonly Mutation[] = [
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'file');
       return {
-        byA: () => nodes.a.setattr(file, { size: 0 }, hard),
+        byA: () => nodes.a.setattr(file, { size: 0 }, hardMount),
         byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
         check: () => equal(textOf(nodes), 'newer'),
       };
@@ -125,7 +125,7 @@ export const changingData: readonly Mutation[] = [
       const file = await makeByB(nodes, 'file');
       const emptied = { mode: 'unchecked', set: { mode: 0o644, size: 0 } } as const;
       return {
-        byA: () => nodes.a.create(nodes.directory, 'file', emptied, hard),
+        byA: () => nodes.a.create(nodes.directory, 'file', emptied, hardMount),
         byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
         check: () => equal(textOf(nodes), 'newer'),
       };
@@ -133,15 +133,15 @@ export const changingData: readonly Mutation[] = [
   },
 ];
 
-/** They make a name. */
-export const makingNames: readonly Mutation[] = [
+/** Calls that create a name. */
+export const creatingMutations: readonly Mutation[] = [
   {
     name: 'LINK',
     procedure: link.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'one');
       return {
-        byA: () => nodes.a.link(file, { directory: nodes.directory, name: 'two' }, hard),
+        byA: () => nodes.a.link(file, { directory: nodes.directory, name: 'two' }, hardMount),
         byB: () => nodes.b.remove(nodes.directory, 'two'),
         check: () => deepEqual(namesIn(nodes.folder), ['one']),
       };
@@ -151,7 +151,7 @@ export const makingNames: readonly Mutation[] = [
     name: 'CREATE',
     procedure: create.number,
     prepare: async ({ a, b, directory, folder }) => ({
-      byA: () => a.create(directory, 'new', guarded, hard),
+      byA: () => a.create(directory, 'new', guarded, hardMount),
       byB: () => b.remove(directory, 'new'),
       check: () => deepEqual(namesIn(folder), []),
     }),
@@ -160,7 +160,7 @@ export const makingNames: readonly Mutation[] = [
     name: 'MKDIR',
     procedure: mkdir.number,
     prepare: async ({ a, b, directory, folder }) => ({
-      byA: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
+      byA: () => a.mkdir(directory, 'new', { mode: 0o755 }, hardMount),
       byB: () => b.rmdir(directory, 'new'),
       check: () => deepEqual(namesIn(folder), []),
     }),
@@ -169,11 +169,11 @@ export const makingNames: readonly Mutation[] = [
     name: 'SYMLINK',
     procedure: symlink.number,
     prepare: async ({ a, b, directory, folder }) => ({
-      byA: () => a.symlink(directory, 'new', 'target', {}, hard),
+      byA: () => a.symlink(directory, 'new', 'target', {}, hardMount),
       byB: () => b.remove(directory, 'new'),
       check: () => deepEqual(namesIn(folder), []),
     }),
   },
 ];
 
-export const mutations: readonly Mutation[] = [...takingNames, ...changingData, ...makingNames];
+export const mutations: readonly Mutation[] = [...removingMutations, ...dataMutations, ...creatingMutations];

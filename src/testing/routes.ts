@@ -10,7 +10,7 @@ const nothing = async (): Promise<never> => {
 };
 const around = { status: nothing, doctor: nothing, dataPaths: { list: nothing, upgrade: nothing }, resultOf: nothing };
 
-/** Of the REST API, to be looked at. */
+/** The routes of the REST API, for inspection. */
 export const allRoutes: readonly Route[] = [
   ...volumeListRoutes,
   ...volumeRoutes,

@@ -1,12 +1,12 @@
 import type { Socket } from 'node:net';
 
-/** One record of RPC, mark included. */
+/** One RPC record, including its mark. */
 export interface RpcRecord {
   readonly bytes: Buffer;
   readonly xid: number;
 }
 
-/** Gives whole records. Senders here use one fragment for each. */
+/** Splits a stream into records. Senders here use one fragment per record. */
 export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void): void {
   let have = Buffer.alloc(0);
   socket.on('data', (chunk: Buffer) => {
@@ -27,18 +27,18 @@ export const procedureOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(
 /** Of a reply: mark, xid, type, accepted, empty verifier, success, and what NFS says. */
 export const statusOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(28);
 
-export const words = (...all: readonly number[]): Buffer => {
+export const uint32s = (...all: readonly number[]): Buffer => {
   const bytes = Buffer.alloc(all.length * 4);
   for (const [i, word] of all.entries()) bytes.writeUInt32BE(word >>> 0, i * 4);
   return bytes;
 };
 
-/** A message as one fragment, which is the last. */
-export const asRecord = (message: Buffer): Buffer => Buffer.concat([words(0x8000_0000 | message.length), message]);
+/** A message as a single last fragment. */
+export const asRecord = (message: Buffer): Buffer => Buffer.concat([uint32s(0x8000_0000 | message.length), message]);
 
-/** A reply to that call: accepted, and then the words given. */
+/** An accepted reply to that call with the given result words. */
 export const reply = (xid: number, ...result: readonly number[]): Buffer =>
-  asRecord(words(xid, 1, 0, 0, 0, 0, ...result));
+  asRecord(uint32s(xid, 1, 0, 0, 0, 0, ...result));
 
 /** The two sides of a proxy: when one is closed, so is the other. */
 export function joinSockets(open: Set<Socket>, client: Socket, server: Socket): void {

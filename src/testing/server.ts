@@ -8,18 +8,18 @@ import { silentLog } from '#base/log.ts';
 import { readEvents, type ServerEvent } from '#cli/sse.ts';
 import type { WholeCore } from '#core/core.ts';
 
-/** Everything in this process, on a state folder of its own: real records, real stores, real sockets. */
+/** A complete server in this process with a temporary state folder: real records, real stores, real sockets. */
 export interface TestServer extends AsyncDisposable {
   readonly folder: string;
-  /** The directory of the store that is there without configuration. */
+  /** The directory of the store that exists without configuration. */
   readonly storeFolder: string;
   readonly core: WholeCore;
   readonly running: Running;
-  /** Through the Unix socket. */
+  /** Over the Unix socket, as admin. */
   readonly admin: Api;
-  /** Through TCP, with that token or with none. */
+  /** Over TCP, with that token or without one. */
   remote(token?: string): Api;
-  /** Through TCP, with a new token. */
+  /** Over TCP, with a new token. */
   as(role: 'viewer' | 'user' | 'admin', ...stores: string[]): Promise<Api>;
   readonly port: number;
   stop(): Promise<readonly string[]>;
@@ -29,40 +29,40 @@ export interface Answer {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
   readonly text: string;
-  /** Parsed, when it is JSON. Tests look at whatever is in there. */
+  /** Parsed if it is JSON. */
   // biome-ignore lint/suspicious/noExplicitAny: an answer of any route
   readonly body: any;
 }
 
 export interface CallOptions {
   readonly body?: unknown;
-  /** As it is, instead of `body`. */
+  /** Sent unchanged instead of `body`. */
   readonly raw?: string | Buffer;
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-/** A small client that changes nothing of what it is given, so that it can send what no proper client would. */
+/** A minimal client that sends its arguments unchanged, so it can also send invalid requests. */
 export interface Api {
   call(method: string, path: string, options?: CallOptions): Promise<Answer>;
   get(path: string, headers?: Readonly<Record<string, string>>): Promise<Answer>;
   post(path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
   patch(path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
   delete(path: string, headers?: Readonly<Record<string, string>>): Promise<Answer>;
-  /** Resolves when the stream has begun. */
+  /** Resolves when the stream has started. */
   follow(headers?: Readonly<Record<string, string>>): Promise<Stream>;
 }
 
 export interface Stream extends Disposable {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
-  /** The next event; undefined when the server ended the stream. */
+  /** The next event; undefined when the server has ended the stream. */
   next(): Promise<ServerEvent | undefined>;
-  /** Reads until an event of that type, and gives it. */
+  /** Reads until an event of that type, and returns it. */
   until(type: string): Promise<ServerEvent>;
 }
 
 export type ServerOptions = Partial<Pick<UpSettings, 'config' | 'listen' | 'clock' | 'kinds' | 'engines' | 'log'>> & {
-  /** One that is there already: a second life on the same state. */
+  /** An existing folder: a restart on the same state. */
   readonly folder?: string;
 };
 
@@ -118,7 +118,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   };
 }
 
-/** The token for the TCP port, as a person finds it. */
+/** The token for the TCP port, read from the file that users read. */
 export const firstToken = async (folder: string): Promise<string> =>
   (await readFile(join(folder, 'token'), 'utf8')).trim();
 

@@ -2,15 +2,15 @@ import { vi } from 'vitest';
 
 // For every test, and for the programs that it starts.
 
-/** A second, as usual, is little where others have the processor or the disk. */
+/** The usual second is too short on a busy machine. */
 const timeoutMs = 30_000;
 const { waitFor } = vi;
 
-/** The configuration has a place for this only where `expect.poll` waits. */
+/** The configuration has a setting only for `expect.poll`. */
 vi.waitFor = (look, options = {}) =>
   waitFor(look, { timeout: timeoutMs, ...(typeof options === 'number' ? { timeout: options } : options) });
 
-/** Files and folders that tests make are for everybody to read, whatever the user has who runs them. */
+/** Files and folders of tests are readable for everybody, whatever umask the user has. */
 process.umask(0o022);
 
 /**

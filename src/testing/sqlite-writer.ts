@@ -1,6 +1,6 @@
 /**
- * Adds to a database that another process adds to as well; each transaction reads what the ones before it wrote. Arguments:
- * the database, the name of whoever writes, how many transactions, the journal's mode, how long a lock is waited for.
+ * Writes to a database that other processes write to as well. Each transaction reads the rows of the earlier ones. Arguments:
+ * the database, the writer's name, the number of transactions, the journal mode, the lock timeout.
  */
 
 import process from 'node:process';
@@ -21,7 +21,7 @@ for (let i = 0; i < Number(count); i++) {
   database.exec('COMMIT');
 }
 
-/** SQLite itself does not wait when two change the mode at once: one of them is told at once that the database is locked. */
+/** SQLite does not wait when two processes change the journal mode at the same time: one of them gets "database is locked" at once. */
 async function chosenMode(until: number): Promise<string> {
   for (;;) {
     try {

@@ -26,18 +26,18 @@ type KeptRecords = Pick<MemoryRecords, 'open'>;
 /** The use cases without a server: real stores, records in memory, and a mount table that only this process sees. */
 export interface TestCore extends AsyncDisposable {
   readonly folder: string;
-  /** The directory of the store that is there without configuration. */
+  /** The directory of the store that exists without configuration. */
   readonly storeFolder: string;
   readonly core: WholeCore;
-  readonly kept: Kept;
+  readonly kept: KeptState;
   /** Reads the configuration file again. */
   reload(): Promise<void>;
-  /** Returns what stays mounted because it is in use. */
+  /** Returns the mounts that stay because they are in use. */
   stop(): Promise<readonly string[]>;
 }
 
 /** State that outlives a restart: the records and the mount table. */
-export interface Kept {
+export interface KeptState {
   readonly records: KeptRecords;
   readonly mounts: FakeMounts;
   readonly clients: FakeClients;
@@ -46,21 +46,21 @@ export interface Kept {
 }
 
 export interface CoreOptions {
-  /** Its folder, records and mounts are found again, as after a restart of the program. It is stopped. */
+  /** A stopped core whose folder, records and mounts are used again, as after a restart. */
   readonly after?: TestCore | undefined;
   readonly config?: string;
   readonly clock?: Clock;
-  /** By default only the local one. */
+  /** Default: only the local store. */
   readonly kinds?: readonly StoreKind[];
   readonly engines?: readonly ContainerEngine[];
   readonly log?: Log;
-  /** A folder that is there already, with the records of an earlier life in a file. Whoever made it removes it. */
+  /** An existing folder with a file of records. The caller removes it. */
   readonly folder?: string;
-  /** Records that are in no file of that folder. Whoever made them disposes of them. */
+  /** Records that are not in a file of that folder. The caller disposes of them. */
   readonly records?: KeptRecords;
 }
 
-/** For operations that run when it is told to stop. */
+/** The limit for operations in progress during a stop. */
 const drainMs = 10_000;
 
 /** Returns when every store is open or cannot be opened. */
@@ -139,9 +139,9 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
 const isOpening = ({ stores }: Core): boolean =>
   stores.list().some(({ problem }) => problem?.reason === 'store-opening');
 
-function newKept(state: StateFolder, records: KeptRecords): Kept {
+function newKept(state: StateFolder, records: KeptRecords): KeptState {
   const forbidden = (): readonly string[] => [state.path, ...kept.roots()];
   const mounts = createFakeMounts({ forbidden, published: state.published });
-  const kept: Kept = { records, mounts, clients: createFakeClients(mounts), roots: () => [] };
+  const kept: KeptState = { records, mounts, clients: createFakeClients(mounts), roots: () => [] };
   return kept;
 }

@@ -3,9 +3,9 @@ import { once } from 'node:events';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { Ground } from './ground.ts';
+import type { ScratchFolder } from './scratch-folder.ts';
 
-/** Somebody else's loop device on a file of a FUSE mount whose server is stopped: every question about that file waits. */
+/** A loop device of another program on a file of a FUSE mount whose server is stopped: every query about that file hangs. */
 export interface StoppedLoopDevice extends AsyncDisposable {
   readonly node: string;
   /** The path of the file behind it. */
@@ -21,9 +21,9 @@ export interface StoppedLoopOptions {
 
 const program = fileURLToPath(new URL('fuse-file-server.ts', import.meta.url));
 
-/** Programs of the whole machine that ask all loop devices wait until this is disposed of: keep it short. */
+/** Programs that query all loop devices of the machine hang until this is disposed of: keep it short. */
 export async function stoppedLoopDevice(
-  { folder, image }: Ground,
+  { folder, image }: ScratchFolder,
   { name = 'other.img', mounted = false }: StoppedLoopOptions = {},
 ): Promise<StoppedLoopDevice> {
   const top = join(folder, 'stopped');
@@ -40,7 +40,7 @@ export async function stoppedLoopDevice(
   const node = execFileSync('losetup', ['--find', '--show', file]).toString().trim();
   undo.defer(() => void execFileSync('losetup', ['--detach', node]));
   if (mounted) {
-    // Read-only: nothing in the kernel then waits to write to it.
+    // Read-only, so nothing in the kernel waits to write to it.
     execFileSync('mount', ['-t', 'ext4', '-o', 'ro,noload', node, join(top, 'mounted')]);
     undo.defer(() => void execFileSync('umount', [join(top, 'mounted')]));
   }

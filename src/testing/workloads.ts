@@ -39,6 +39,11 @@ export async function fioVerified(at: string, folder: string, ...more: readonly 
 }
 
 /** Changes names, files and directories in an empty folder, each answer compared with a model of it. */
-export async function modelled(at: string, seed: number, changes: number, more: RunOptions = {}): Promise<void> {
+export async function runModelWorkload(
+  at: string,
+  seed: number,
+  changes: number,
+  more: RunOptions = {},
+): Promise<void> {
   await run(process.execPath, [model, at, String(seed), String(changes)], more);
 }

@@ -3,8 +3,8 @@ import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { component } from '#testbed/components.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
-import { namespace } from '../chart-ground.ts';
-import { components, startGround } from './ground.ts';
+import { namespace } from '../chart-fixture.ts';
+import { components, startConformanceFixture } from './conformance-fixture.ts';
 import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
 
 const usage =
@@ -44,8 +44,8 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   }
   const top = resolve('.stowage-conformance');
   await mkdir(top, { recursive: true });
-  await using ground = await startGround(signal);
-  const { cluster } = ground;
+  await using fixture = await startConformanceFixture(signal);
+  const { cluster } = fixture;
   const { focus, atOnce, minutes } = wish;
   let hasFailed = false;
   for (const driver of wish.chosen) {
@@ -63,7 +63,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
     await writeFile(join(folder, 'summary.txt'), `${lines.join('\n')}\n`);
     await keepLogs(cluster, join(folder, 'cluster'));
     console.log(lines.join('\n'));
-    // When nothing ran, nothing was shown.
+    // A run without a passed test proves nothing, so it fails.
     if (!specs.some(({ state }) => state === 'passed') || specs.some(({ state }) => state === 'failed'))
       hasFailed = true;
   }
@@ -71,7 +71,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   return hasFailed ? 1 : 0;
 }
 
-/** Of Kubernetes and of Stowage: they go with the cluster. */
+/** Copies the logs of Kubernetes and Stowage, which are deleted with the cluster. */
 async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
   await cp(join(folder, 'log'), to, { recursive: true });
   const own = ['--namespace', namespace];

@@ -12,7 +12,7 @@ const spec = (text: string, State: string, Message = '') => ({
 const setUp = (State: string) => ({ ...spec('', State), ContainerHierarchyTexts: null, LeafNodeType: 'BeforeSuite' });
 const read = (...SpecReports: readonly object[]) => specsOf(JSON.stringify([{ SpecReports }]));
 
-test('of a report those are counted that ran, or say why not', () => {
+test('a report counts the tests that ran, and those that say why they were skipped', () => {
   const specs = read(
     spec('writes', 'passed'),
     spec('grows', 'timedout', 'too late\nby far'),
@@ -30,11 +30,11 @@ test('of a report those are counted that ran, or say why not', () => {
   ]);
 });
 
-test('what fails before any test is a failure', () => {
+test('a failure before any test is a failure', () => {
   expect(read(setUp('failed'))).toMatchObject([{ name: 'BeforeSuite', state: 'failed' }]);
 });
 
-test('a run that was ended before all had their turn is a failure', () => {
+test('a run that ended before all tests had run is a failure', () => {
   const specs = read(spec('writes', 'passed'), spec('had no turn', 'skipped'));
   expect(ended(specs, 0)).toMatchObject([{ state: 'passed' }]);
   expect(ended(specs, 1)).toMatchObject([{ state: 'passed' }, { state: 'failed', why: 'it ended with 1' }]);

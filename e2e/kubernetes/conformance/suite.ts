@@ -11,41 +11,41 @@ export type Driver = (typeof drivers)[number];
 
 export interface Selection {
   readonly driver: Driver;
-  /** Those whose whole name has it, as a regular expression. Undefined: all that the driver's definition selects. */
+  /** A regular expression for the full names of tests. Undefined: all tests that the driver's definition selects. */
   readonly focus?: string;
 }
 
-/** What became of a test of Kubernetes' own. */
+/** The result of one of Kubernetes' own tests. */
 export interface Spec {
   readonly name: string;
   readonly state: 'passed' | 'failed' | 'skipped';
   readonly seconds: number;
-  /** Why it was skipped, or how it failed. */
+  /** Why the test was skipped, or how it failed. */
   readonly why: string;
 }
 
 export interface SuiteOptions extends Selection {
   readonly kubeconfig: string;
-  /** Where the log and the report go. */
+  /** The folder for the log and the report. */
   readonly folder: string;
-  /** How many tests run at once: most of their time is spent waiting. */
+  /** How many tests run in parallel. They spend most of their time waiting. */
   readonly atOnce: number;
-  /** All of them together. */
+  /** The limit for all tests together. */
   readonly minutes: number;
   readonly signal: AbortSignal;
 }
 
-/** Those take long, or restart kubelets; what a driver lacks the tests see for themselves. */
+/** Slow tests, and tests that restart kubelets. Tests for features that a driver lacks skip themselves. */
 const outside = '!Slow && !Disruptive';
 
-/** Runs those tests of External.Storage that the driver's definition selects. */
+/** Runs the tests of External.Storage that the driver's definition selects. */
 export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> {
   const { driver, focus, kubeconfig, folder, atOnce, minutes, signal } = options;
   await mkdir(folder, { recursive: true });
-  // It leaves temporary folders behind.
+  // The suite leaves temporary folders behind.
   await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const report = 'report.json';
-  // Of another run.
+  // Left over from another run.
   await rm(join(folder, report), { force: true });
   const words = [
     'run',
@@ -76,7 +76,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   return ended(specsOf(await readFile(join(folder, report), 'utf8')), code);
 }
 
-/** When the time is up, those that had no turn look as if nobody had asked for them. */
+/** When the time is up, the report shows tests that did not run as if they had not been selected. */
 export function ended(specs: readonly Spec[], code: number | null): readonly Spec[] {
   if (code === 0 || specs.some(({ state }) => state === 'failed')) return specs;
   return [...specs, { name: 'the whole run', state: 'failed', seconds: 0, why: `it ended with ${code ?? 'a signal'}` }];
@@ -84,7 +84,7 @@ export function ended(specs: readonly Spec[], code: number | null): readonly Spe
 
 const definition = (driver: Driver): string => join(import.meta.dirname, `${driver}.yaml`);
 
-/** As Ginkgo writes them. */
+/** The format of Ginkgo's report. */
 interface Reported {
   readonly SpecReports: readonly {
     readonly ContainerHierarchyTexts: readonly string[] | null;
@@ -96,7 +96,7 @@ interface Reported {
   }[];
 }
 
-/** Of a report, without what the words that were given left out. What is no test but failed is a failure too. */
+/** The tests of a report that the selection includes. A failure outside of tests counts as a failure too. */
 export function specsOf(report: string): readonly Spec[] {
   const suites: readonly Reported[] = JSON.parse(report);
   return suites
@@ -105,7 +105,7 @@ export function specsOf(report: string): readonly Spec[] {
       const { State, Failure } = one;
       const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
       if (State === 'passed' && one.LeafNodeType !== 'It') return [];
-      // Those have no reason.
+      // A test that the selection excludes has no reason.
       if (State === 'pending' || (State === 'skipped' && why === '')) return [];
       const state = State === 'passed' || State === 'skipped' ? State : 'failed';
       const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
@@ -113,7 +113,7 @@ export function specsOf(report: string): readonly Spec[] {
     });
 }
 
-/** For people, as lines: how many of each, what failed, and why the others were skipped. */
+/** Lines for people: the counts, the failures, and the reasons of skipped tests. */
 export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
   const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
   const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];

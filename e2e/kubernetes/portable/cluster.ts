@@ -4,26 +4,26 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { apiVersionOf, pathOf, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 
-/** Whatever it is: tests look at what the API server says. */
-export interface Thing extends KubeObject {
+/** An object of any kind, as the API server returns it. */
+export interface AnyObject extends KubeObject {
   readonly apiVersion: string;
   readonly kind: string;
   readonly spec?: Readonly<Record<string, unknown>>;
   readonly status?: Readonly<Record<string, unknown>>;
 }
 
-/** A cluster of which nothing is known but a way to its API server. */
+/** A cluster of which only the address and credentials of its API server are known. */
 export interface AnyCluster {
-  /** Makes it what is said, whatever it was; one with a uid, only if it is that one. Gives what it is then. */
-  apply(object: object): Promise<Thing>;
-  /** Undefined: there is none. */
-  find(object: object): Promise<Thing | undefined>;
-  list(apiVersion: string, kind: string, namespace?: string): Promise<readonly Thing[]>;
-  /** One with a uid, only if it is that one. Absent is success. Does not wait until it is gone. */
+  /** Applies the object. With a uid, only if the object still has that uid. Returns the result. */
+  apply(object: object): Promise<AnyObject>;
+  /** Undefined: it does not exist. */
+  find(object: object): Promise<AnyObject | undefined>;
+  list(apiVersion: string, kind: string, namespace?: string): Promise<readonly AnyObject[]>;
+  /** Deletes it; with a uid, only that object. Succeeds if it is absent. Returns before it is gone. */
   remove(object: object): Promise<void>;
-  /** What a pod printed. */
+  /** The log of a pod. */
   logOf(namespace: string, pod: string): Promise<string>;
-  /** Looks until it is so; otherwise throws what it was instead. */
+  /** Polls until the condition holds; otherwise throws what it saw last. */
   until<T>(what: string, look: () => Promise<T>, isSo: (seen: T) => boolean, limitMs?: number): Promise<T>;
 }
 
@@ -37,9 +37,9 @@ interface Listing {
 }
 
 export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCluster {
-  const known = new Map<string, Resource<Thing>>();
+  const known = new Map<string, Resource<AnyObject>>();
 
-  async function resourceOf(apiVersion: string, kind: string): Promise<Resource<Thing>> {
+  async function resourceOf(apiVersion: string, kind: string): Promise<Resource<AnyObject>> {
     const before = known.get(`${apiVersion} ${kind}`);
     if (before !== undefined) return before;
     const [group, version] = apiVersion.includes('/') ? apiVersion.split('/') : ['', apiVersion];
@@ -53,8 +53,8 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     return resource;
   }
 
-  const placeOf = ({ metadata: { namespace, name } }: Thing) => ({ namespace, name });
-  /** There is none, not even of its kind, or another by now. */
+  const placeOf = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
+  /** The object or its kind does not exist, or another object has its name. */
   const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
   const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
     try {
@@ -84,7 +84,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
   return {
     until,
     apply: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
       return await client.patch(
         resource,
@@ -94,7 +94,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       );
     },
     find: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
       return await orAbsent(client.get(resource, placeOf(thing), signal));
     },
@@ -103,7 +103,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       return pages.flatMap(({ items }) => items);
     },
     remove: async (object) => {
-      const thing = object as Thing;
+      const thing = object as AnyObject;
       const resource = await resourceOf(thing.apiVersion, thing.kind).catch(() => undefined);
       if (resource === undefined) return;
       const only = { propagation: 'Background', uid: thing.metadata.uid } as const;

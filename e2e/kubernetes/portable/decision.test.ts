@@ -2,38 +2,38 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
-import type { Thing } from './cluster.ts';
-import { belongingTo, countsOf, decide, disksOf, imageValues, isReady, type Seen, withImage } from './decision.ts';
+import type { AnyObject } from './cluster.ts';
+import { type ClusterFacts, countsOf, decide, disksOf, imageValues, isReady, ownedBy, withImage } from './decision.ts';
 
-const nothing: Seen = { deployments: [], objects: [], stores: [], volumes: [] };
-const thing = (kind: string, name: string, more: Partial<Thing> = {}): Thing => ({
+const nothing: ClusterFacts = { deployments: [], objects: [], stores: [], volumes: [] };
+const thing = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyObject => ({
   apiVersion: 'v1',
   kind,
   metadata: { name },
   ...more,
 });
-const controller = (namespace: string, component = 'controller'): Thing => {
+const controller = (namespace: string, component = 'controller'): AnyObject => {
   const labels = { 'app.kubernetes.io/name': 'stowage', 'app.kubernetes.io/component': component };
   return thing('Deployment', 'stowage-controller', { metadata: { name: 'stowage-controller', namespace, labels } });
 };
-const volume = (name: string, spec: object): Thing =>
+const volume = (name: string, spec: object): AnyObject =>
   thing('PersistentVolume', name, { spec: spec as Readonly<Record<string, unknown>> });
-const retained = (name: string, uid: string): Thing =>
+const retained = (name: string, uid: string): AnyObject =>
   volume(name, { claimRef: { namespace: 'stowage-system', name: 'stowage-nfs', uid } });
 const others = volume('theirs', { claimRef: { namespace: 'default', name: 'data', uid: 'u' }, csi: { driver: 'x' } });
 
-test('Stowage is installed where nothing of it is', () => {
+test('Stowage is installed where none of its objects exist', () => {
   const deployment = thing('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
   expect(decide({ ...nothing, deployments: [deployment], volumes: [others] })).toEqual({ kind: 'install' });
 });
 
-test('one that runs is used, whatever its namespace is called', () => {
+test('a running Stowage is used, whatever its namespace is called', () => {
   const objects = [thing('CSIDriver', 'file.stowage.dev')];
   const seen = { ...nothing, deployments: [controller('storage')], objects, volumes: [retained('disk', 'old')] };
   expect(decide(seen)).toEqual({ kind: 'use', namespace: 'storage' });
 });
 
-test('one that is there twice is not used', () => {
+test('two running Stowages are not used', () => {
   expect(decide({ ...nothing, deployments: [controller('one'), controller('two')] })).toEqual({
     kind: 'refuse',
     why: 'Stowage is in several namespaces: one, two.',
@@ -58,7 +58,7 @@ test.each([
     { volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })] },
     'PersistentVolume kept, of no claim',
   ],
-  // It has no controller of its own to serve claims.
+  // A Stowage without a controller that serves claims.
   ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [thing('', 'x')] }, 'Store x'],
 ] as const)('nothing is installed where %s was left', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
@@ -70,7 +70,7 @@ If it is not, and neither are the data of these volumes, delete these objects. T
   });
 });
 
-test("a claim's disk is the one with its uid, and not one of an earlier claim of that name", () => {
+test('the disk of a claim is the one with its uid, and not that of an earlier claim with the same name', () => {
   const claim = thing('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
   const unbound = volume('free', {});
   const all = [retained('old', 'old'), retained('new', 'new'), others, unbound];
@@ -78,23 +78,23 @@ test("a claim's disk is the one with its uid, and not one of an earlier claim of
   expect(disksOf(all, thing('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
 });
 
-test('classes go with the stores that they were made for', () => {
-  const owned = (name: string, uid: string): Thing =>
+test('classes are deleted with the stores that they were created for', () => {
+  const owned = (name: string, uid: string): AnyObject =>
     thing('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },
     });
   const classes = [owned('local', 'mine'), owned('local-2', 'theirs'), thing('StorageClass', 'standard')];
   const stores = [thing('Store', 'local', { metadata: { uid: 'mine' } })];
-  expect(belongingTo(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
+  expect(ownedBy(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
 });
 
-test('it is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
-  const agents = (ready: number): Thing => ({
+test('Stowage is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
+  const agents = (ready: number): AnyObject => ({
     ...controller('storage', 'agent'),
     status: { desiredNumberScheduled: 2, numberReady: ready },
   });
   const deployment = { ...controller('storage'), spec: { replicas: 2 }, status: { readyReplicas: 2 } };
-  const areReady = (all: readonly Thing[]): boolean => isReady(countsOf(all));
+  const areReady = (all: readonly AnyObject[]): boolean => isReady(countsOf(all));
   const foreign = thing('Deployment', 'foreign', { spec: { replicas: 1 }, status: {} });
   expect(areReady([deployment, agents(2), agents(2), foreign])).toBe(true);
   expect(areReady([deployment, agents(1), agents(2)])).toBe(false);
@@ -112,7 +112,7 @@ test.each([
   expect(imageValues(image)).toEqual(values);
 });
 
-test('the plain manifests have the image that is given, everywhere', () => {
+test('the plain manifests use the given image everywhere', () => {
   const manifests = readFileSync(join(repository, 'deploy', 'kubernetes', 'stowage.yaml'), 'utf8');
   const images = [...withImage(manifests, 'host:5000/$1:next').matchAll(/ image: (.*)/g)].map(([, image]) => image);
   expect(images).toEqual(Array(3).fill('host:5000/$1:next'));

@@ -1,15 +1,15 @@
-// What is to be done in a cluster, by what is there. Nothing here asks the cluster.
-import type { Thing } from './cluster.ts';
+// Decides what to do in a cluster from the objects that exist. Makes no calls.
+import type { AnyObject } from './cluster.ts';
 
-/** Of Stowage, as the API server lists it. */
-export interface Seen {
-  /** Of all namespaces, whoever has them. */
-  readonly deployments: readonly Thing[];
-  /** What an installation makes outside of namespaces, with its namespace; but its stores. */
-  readonly objects: readonly Thing[];
-  readonly stores: readonly Thing[];
-  /** All that the cluster has. */
-  readonly volumes: readonly Thing[];
+/** Stowage's objects, as the API server lists them. */
+export interface ClusterFacts {
+  /** In all namespaces, of any owner. */
+  readonly deployments: readonly AnyObject[];
+  /** Cluster-scoped objects of an installation except its stores, and the namespace. */
+  readonly objects: readonly AnyObject[];
+  readonly stores: readonly AnyObject[];
+  /** All PersistentVolumes of the cluster. */
+  readonly volumes: readonly AnyObject[];
 }
 
 export type Decision =
@@ -17,12 +17,12 @@ export type Decision =
   | { readonly kind: 'install' }
   | { readonly kind: 'refuse'; readonly why: string };
 
-/** Where it is installed by these tests, and by whoever does as the documentation says. */
+/** Where these tests install Stowage, and where the documentation installs it. */
 export const usualNamespace = 'stowage-system';
 const labels = { name: 'app.kubernetes.io/name', component: 'app.kubernetes.io/component' } as const;
 
-/** One that runs is used. What was left of another is never touched: there may be data behind it. */
-export function decide(seen: Seen): Decision {
+/** Uses a running Stowage. Never touches the remains of another one: there may be data behind them. */
+export function decide(seen: ClusterFacts): Decision {
   const homes = [...new Set(ownOf(seen.deployments).filter(isController).map(namespaceOf))];
   const [home] = homes;
   if (homes.length > 1) return { kind: 'refuse', why: `Stowage is in several namespaces: ${homes.join(', ')}.` };
@@ -31,20 +31,20 @@ export function decide(seen: Seen): Decision {
   return left.length === 0 ? { kind: 'install' } : { kind: 'refuse', why: refusal(left) };
 }
 
-/** Those with Stowage's label: others may be in its namespace. */
-const ownOf = (things: readonly Thing[]): readonly Thing[] =>
+/** Objects with Stowage's label. Its namespace may contain others. */
+const ownOf = (things: readonly AnyObject[]): readonly AnyObject[] =>
   things.filter(({ metadata }) => metadata.labels?.[labels.name] === 'stowage');
 
-const isController = ({ metadata }: Thing): boolean => metadata.labels?.[labels.component] === 'controller';
-const namespaceOf = ({ metadata }: Thing): string => metadata.namespace ?? '';
+const isController = ({ metadata }: AnyObject): boolean => metadata.labels?.[labels.component] === 'controller';
+const namespaceOf = ({ metadata }: AnyObject): string => metadata.namespace ?? '';
 
 interface VolumeSpec {
   readonly claimRef?: { readonly namespace?: string; readonly name?: string; readonly uid?: string };
   readonly csi?: { readonly driver?: string };
 }
 
-function leftovers({ objects, stores, volumes }: Seen): readonly string[] {
-  const isLeft = ({ spec }: Thing): boolean => {
+function leftovers({ objects, stores, volumes }: ClusterFacts): readonly string[] {
+  const isLeft = ({ spec }: AnyObject): boolean => {
     const { claimRef, csi } = (spec ?? {}) as VolumeSpec;
     return claimRef?.namespace === usualNamespace || csi?.driver?.endsWith('.stowage.dev') === true;
   };
@@ -67,15 +67,15 @@ const refusal = (left: readonly string[]): string =>
     'If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.',
   ].join('\n');
 
-/** The disk that a claim has, and no other: one that outlived a claim of the same name has the uid of that one. */
-export const disksOf = (volumes: readonly Thing[], { metadata }: Thing): readonly Thing[] =>
+/** The disk of a claim. A disk that outlived an earlier claim of the same name has that claim's uid. */
+export const disksOf = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
   volumes.filter(({ spec }) => {
     const { uid } = (spec as VolumeSpec | undefined)?.claimRef ?? {};
     return uid !== undefined && uid === metadata.uid;
   });
 
-/** What goes with others, by itself or with help. */
-export const belongingTo = (things: readonly Thing[], owners: readonly Thing[]): readonly Thing[] => {
+/** Objects that are deleted with their owners, by Kubernetes or by these tests. */
+export const ownedBy = (things: readonly AnyObject[], owners: readonly AnyObject[]): readonly AnyObject[] => {
   const uids = new Set(owners.map(({ metadata }) => metadata.uid));
   return things.filter(({ metadata }) => metadata.ownerReferences?.some(({ uid }) => uids.has(uid)) === true);
 };
@@ -86,19 +86,19 @@ export interface Count {
   readonly ready: unknown;
 }
 
-/** Of pods: Deployments and StatefulSets say it otherwise than DaemonSets. */
-export const countsOf = (workloads: readonly Thing[]): readonly Count[] =>
+/** Counts pods. Deployments and StatefulSets have other status fields than DaemonSets. */
+export const countsOf = (workloads: readonly AnyObject[]): readonly Count[] =>
   ownOf(workloads).map(({ metadata: { name }, spec, status }) => ({
     name,
     wanted: spec?.['replicas'] ?? status?.['desiredNumberScheduled'],
     ready: status?.['readyReplicas'] ?? status?.['numberReady'] ?? 0,
   }));
 
-/** Controller, agents and keepers are there at least. */
+/** There are at least a controller, agents and keepers. */
 export const isReady = (counts: readonly Count[]): boolean =>
   counts.length >= 3 && counts.every(({ wanted, ready }) => wanted === ready && wanted !== 0);
 
-/** As values of the chart, which are to be taken as text: a tag may look like a number. */
+/** As values of the chart. Always strings, because a tag may look like a number. */
 export function imageValues(image: string): readonly string[] {
   const [named = '', digest] = image.split('@');
   const at = named.lastIndexOf(':');
@@ -106,7 +106,7 @@ export function imageValues(image: string): readonly string[] {
   return [`image.repository=${repository}`, digest === undefined ? `image.tag=${tag}` : `image.digest=${digest}`];
 }
 
-/** The plain manifests, whose image is one that no registry need have. */
+/** The plain manifests with another image, which need not be in a registry. */
 export function withImage(manifests: string, image: string): string {
   const own = /^( +image: )stowage:\S+$/gm;
   if (!own.test(manifests)) throw new Error('the manifests name no image that could be replaced');

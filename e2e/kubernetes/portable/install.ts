@@ -4,31 +4,31 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { parseAllDocuments } from 'yaml';
 import { onPath, repository } from '#testbed/component.ts';
-import type { AnyCluster, Thing } from './cluster.ts';
+import type { AnyCluster, AnyObject } from './cluster.ts';
 import {
+  type ClusterFacts,
   countsOf,
   decide,
   imageValues,
   isReady,
   usualNamespace as namespace,
-  type Seen,
   withImage,
 } from './decision.ts';
-import { named, removeMade } from './removal.ts';
+import { matchingName, removeCreated } from './removal.ts';
 
-export interface InstallWish {
+export interface InstallOptions {
   readonly kubeconfig: string;
   readonly image: string;
-  /** The program; empty: there is none. */
+  /** The path of Helm; empty: not available. */
   readonly helm: string;
-  /** Further values of the chart, as `--set` takes them. */
+  /** More values of the chart, as for `--set`. */
   readonly values: readonly string[];
 }
 
 export interface Installed {
-  /** In words. */
+  /** A description for people. */
   readonly how: string;
-  /** Takes away what was installed, and nothing that was there before. */
+  /** Removes what was installed, and nothing that existed before. */
   uninstall(): Promise<void>;
 }
 
@@ -41,7 +41,7 @@ interface Way extends Installed {
   install(): Promise<void>;
 }
 
-/** To install by, and to remove by: that goes on when whoever runs the tests interrupts them. */
+/** One client to install with, and one to remove with that keeps working when the user interrupts the tests. */
 export interface Clusters {
   readonly cluster: AnyCluster;
   readonly after: AnyCluster;
@@ -55,8 +55,8 @@ const definition = {
   metadata: { name: 'stores.stowage.dev' },
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };
-/** Of the embedded NFS server, which the plain manifests do not have. */
-const ofServer: readonly Thing[] = [
+/** Objects of the embedded NFS server, which the plain manifests do not have. */
+const ofServer: readonly AnyObject[] = [
   { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
   { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
   { apiVersion: 'apps/v1', kind: 'StatefulSet', ...server },
@@ -64,8 +64,8 @@ const ofServer: readonly Thing[] = [
 
 export const usualHelm = (): string => onPath('helm') ?? '';
 
-/** One that runs already is used as it is. Otherwise by the chart where there is Helm, or by the plain manifests. */
-export async function install(clusters: Clusters, wish: InstallWish): Promise<Installed | Refused> {
+/** Uses a running Stowage as it is. Otherwise installs the chart if there is Helm, or the plain manifests. */
+export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
   const { cluster } = clusters;
   const decision = decide(await seenIn(cluster));
   if (decision.kind === 'refuse') return { why: decision.why };
@@ -88,7 +88,7 @@ export async function install(clusters: Clusters, wish: InstallWish): Promise<In
   return way;
 }
 
-async function seenIn(cluster: AnyCluster): Promise<Seen> {
+async function seenIn(cluster: AnyCluster): Promise<ClusterFacts> {
   const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
     return metadata.namespace === undefined && kind !== 'Store';
   });
@@ -100,45 +100,45 @@ async function seenIn(cluster: AnyCluster): Promise<Seen> {
   };
 }
 
-async function present(cluster: AnyCluster, things: readonly Thing[]): Promise<readonly Thing[]> {
+async function present(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
   const found = await Promise.all(things.map((thing) => cluster.find(thing)));
   return found.filter((thing) => thing !== undefined);
 }
 
-async function storesOf(cluster: AnyCluster): Promise<readonly Thing[]> {
+async function storesOf(cluster: AnyCluster): Promise<readonly AnyObject[]> {
   if ((await cluster.find(definition)) === undefined) return [];
   const [apiVersion, kind] = ['stowage.dev/v1', 'Store'];
-  return (await cluster.list(apiVersion, kind)).map((store) => named(apiVersion, kind, store));
+  return (await cluster.list(apiVersion, kind)).map((store) => matchingName(apiVersion, kind, store));
 }
 
-/** The definitions first. */
-async function manifests(change = (text: string): string => text): Promise<readonly Thing[]> {
+/** CRDs first. */
+async function manifests(change = (text: string): string => text): Promise<readonly AnyObject[]> {
   const read = (...path: readonly string[]): Promise<string> => readFile(join(folder, ...path), 'utf8');
   const texts = [await read('crds', 'stores.yaml'), change(await read('stowage.yaml'))];
   return texts
     .flatMap((text) => parseAllDocuments(text))
-    .map((document) => document.toJS() as Thing | null)
+    .map((document) => document.toJS() as AnyObject | null)
     .filter((thing) => thing !== null);
 }
 
-function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallWish): Way {
+function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Way {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
     });
-  // By certificates: which networks the nodes have is not known here.
+  // Uses certificates, because the networks of the nodes are not known here.
   const own = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
   const set = [
     ...[...own, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),
   ];
-  let made: readonly Thing[] = [];
-  /** What Helm leaves. None of it was there before. */
-  const kept = async (): Promise<readonly Thing[]> => {
+  let made: readonly AnyObject[] = [];
+  /** Objects that Helm leaves behind. None of them existed before. */
+  const kept = async (): Promise<readonly AnyObject[]> => {
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
-    const ground = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
+    const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
     const stores = await storesOf(after);
-    return [...(await present(after, [...ground, ...drivers])), ...stores, ...(await present(after, ofServer))];
+    return [...(await present(after, [...context, ...drivers])), ...stores, ...(await present(after, ofServer))];
   };
   return {
     how: 'by the chart',
@@ -150,24 +150,24 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallW
       }
     },
     uninstall: () =>
-      removeMade(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
+      removeCreated(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
   };
 }
 
 function byManifests({ cluster, after }: Clusters, image: string): Way {
-  const made: Thing[] = [];
+  const made: AnyObject[] = [];
   return {
     how: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
       for (const thing of await manifests((text) => withImage(text, image))) {
-        // A kind that was just defined is not there at once.
-        const applied = (): Promise<Thing | string> => cluster.apply(thing).catch(String);
+        // The API server needs a moment before it serves a new CRD.
+        const applied = (): Promise<AnyObject | string> => cluster.apply(thing).catch(String);
         const what = `${thing.kind} ${thing.metadata.name}`;
         const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);
         if (typeof done !== 'string') made.push(done);
       }
     },
-    uninstall: () => removeMade(after, made, async () => {}),
+    uninstall: () => removeCreated(after, made, async () => {}),
   };
 }
 

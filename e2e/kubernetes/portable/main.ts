@@ -3,17 +3,17 @@
  *
  *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …] [--only WORDS]
  *
- * Stowage is installed if it is not there, and removed again; where only something is left of it, nothing is done. Everything that
- * tests make has a name of its own, and is removed.
+ * Installs Stowage if it is absent, and removes it again. If only remains of another installation exist, it does nothing. All objects
+ * that the tests create have unique names and are removed.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
 import { kubeAccess } from '#app/kube-access.ts';
 import { systemClock } from '#base/clock.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { type AnyCluster, createAnyCluster, type Thing } from './cluster.ts';
+import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
 import { install, usualHelm } from './install.ts';
-import { type ClassOfStore, type Ground, runAll, summaryOf } from './run.ts';
+import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
 import { nothingLeft, tests } from './tests.ts';
 
 const usage =
@@ -42,7 +42,7 @@ async function main(): Promise<number> {
   const access = await kubeAccess({ kubeconfig, env: process.env, clock });
   using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
   const cluster = createAnyCluster(client, stop.signal);
-  // Whoever interrupts it wants the tests to end, and not that everything stays.
+  // On an interrupt, the tests end but the clean-up still runs.
   const after = createAnyCluster(client, new AbortController().signal);
   const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
   const wanted = tests.filter(({ name }) => name.includes(values.only));
@@ -63,9 +63,9 @@ async function main(): Promise<number> {
     await cluster.apply(own);
     await cluster.apply(images);
     const shell = values['shell-image'];
-    const ground = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
-    const tally = await runAll(wanted, ground, (line) => console.log(line));
-    await nothingLeft({ ...ground, cluster: after });
+    const context = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
+    const tally = await runAll(wanted, context, (line) => console.log(line));
+    await nothingLeft({ ...context, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;
   } finally {
@@ -80,7 +80,7 @@ async function main(): Promise<number> {
   }
 }
 
-/** For block volumes: none that is there need be one of images. On nodes an empty folder is left of it. */
+/** A store for block volumes, because the cluster may have no store of images. It leaves an empty folder on each node. */
 const imageStore = (unique: string): object => ({
   apiVersion: 'stowage.dev/v1',
   kind: 'Store',
@@ -92,11 +92,14 @@ const imageStore = (unique: string): object => ({
   },
 });
 
-async function groundOf(cluster: AnyCluster, about: Pick<Ground, 'namespace' | 'unique' | 'shell'>): Promise<Ground> {
+async function groundOf(
+  cluster: AnyCluster,
+  about: Pick<TestContext, 'namespace' | 'unique' | 'shell'>,
+): Promise<TestContext> {
   const mine = `${about.unique}-images`;
   const all = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
     (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((one) => {
-      const { parameters, provisioner } = one as Thing & Readonly<Record<string, unknown>>;
+      const { parameters, provisioner } = one as AnyObject & Readonly<Record<string, unknown>>;
       const store = (parameters as Readonly<Record<string, string>> | undefined)?.['store'] ?? '';
       return { name: one.metadata.name ?? '', driver: String(provisioner), store, isMine: store === mine };
     });

@@ -1,6 +1,6 @@
-import type { ClassOfStore, Ground } from './run.ts';
+import type { ClassOfStore, TestContext } from './run.ts';
 
-export interface ClaimWish {
+export interface ClaimOptions {
   readonly name: string;
   readonly of: ClassOfStore | string;
   readonly mode?: 'ReadWriteOnce' | 'ReadWriteMany';
@@ -8,7 +8,7 @@ export interface ClaimWish {
   readonly size?: string;
 }
 
-export const claim = ({ namespace }: Ground, { name, of, mode, block, size = '64Mi' }: ClaimWish): object => ({
+export const claim = ({ namespace }: TestContext, { name, of, mode, block, size = '64Mi' }: ClaimOptions): object => ({
   apiVersion: 'v1',
   kind: 'PersistentVolumeClaim',
   metadata: { name, namespace },
@@ -20,25 +20,25 @@ export const claim = ({ namespace }: Ground, { name, of, mode, block, size = '64
   },
 });
 
-export interface PodWish {
+export interface PodOptions {
   readonly name: string;
-  /** Its volume is at /data, or the device at /dev/data. */
+  /** The script. The volume is at /data, or the device at /dev/data. */
   readonly script: string;
   readonly volume: object;
   readonly block?: boolean;
   readonly node?: string;
 }
 
-/** Runs a script once. */
-export const pod = (ground: Ground, { name, script, volume, block, node }: PodWish): object => ({
+/** A pod that runs a script once. */
+export const pod = (context: TestContext, { name, script, volume, block, node }: PodOptions): object => ({
   apiVersion: 'v1',
   kind: 'Pod',
-  metadata: { name, namespace: ground.namespace },
+  metadata: { name, namespace: context.namespace },
   spec: {
     restartPolicy: 'Never',
     terminationGracePeriodSeconds: 0,
     ...(node === undefined ? {} : { nodeSelector: { 'kubernetes.io/hostname': node } }),
-    containers: [container(ground.shell, script, block === true)],
+    containers: [container(context.shell, script, block === true)],
     volumes: [{ name: 'data', ...volume }],
   },
 });

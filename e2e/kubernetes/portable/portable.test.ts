@@ -3,11 +3,11 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
-import { type ChartGround, startChartGround } from '../chart-ground.ts';
+import { type ChartFixture, startChartFixture } from '../chart-fixture.ts';
 
 const { signal } = new AbortController();
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
-/** Of all kinds that an installation has outside of its namespace, and it. */
+/** The kinds of all cluster-scoped objects of an installation, and namespaces. */
 const kinds = [
   'namespaces',
   'persistentvolumes',
@@ -24,32 +24,32 @@ const kinds = [
 interface Run {
   readonly stdout: string;
   readonly stderr: string;
-  /** Left out: it ended well. */
+  /** Undefined: it succeeded. */
   readonly code?: number;
 }
 
 describe.skipIf(needs(...components))('the tests for any cluster', () => {
-  let ground: ChartGround;
+  let fixture: ChartFixture;
   let before: string;
 
-  const all = (): Promise<string> => ground.cluster.kubectl('get', kinds.join(','), '--output=name');
+  const all = (): Promise<string> => fixture.cluster.kubectl('get', kinds.join(','), '--output=name');
   const run = (more: readonly string[], timeout = 600_000): Promise<Run> => {
     const main = join(import.meta.dirname, 'main.ts');
-    const which = ['--kubeconfig', ground.cluster.kubeconfig, '--image', 'stowage:testbed'];
-    const words = [main, ...which, '--shell-image', ground.busybox, ...more];
+    const which = ['--kubeconfig', fixture.cluster.kubeconfig, '--image', 'stowage:testbed'];
+    const words = [main, ...which, '--shell-image', fixture.busybox, ...more];
     const about = { timeout, maxBuffer: 1 << 24 };
     return promisify(execFile)(process.execPath, words, about).catch((thrown: unknown) => thrown as Run);
   };
   const lastLine = ({ stdout }: Run): string | undefined => stdout.trimEnd().split('\n').at(-1);
 
   beforeAll(async () => {
-    ground = await startChartGround(signal);
+    fixture = await startChartFixture(signal);
     before = await all();
   }, 400_000);
-  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  test('touch nothing where something was left of a Stowage that does not run', async () => {
-    const { apply, kubectl } = ground.cluster;
+  test('touch nothing where remains of a Stowage exist that does not run', async () => {
+    const { apply, kubectl } = fixture.cluster;
     const claimRef = {
       apiVersion: 'v1',
       kind: 'PersistentVolumeClaim',
@@ -81,21 +81,21 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
     await kubectl('delete', 'namespace/stowage-system', 'persistentvolume/retained', '--timeout=60s');
   }, 120_000);
 
-  test('are run by the plain manifests where there is no Helm, and leave nothing', async () => {
-    const told = await run(['--helm', 'none', '--only', 'a claim of a local store']);
-    expect(told.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
-    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
-    expect(told.code, told.stderr).toBeUndefined();
+  test('install the plain manifests where there is no Helm, and leave nothing behind', async () => {
+    const result = await run(['--helm', 'none', '--only', 'a claim of a local store']);
+    expect(result.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
+    expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
+    expect(result.code, result.stderr).toBeUndefined();
     expect(await all()).toBe(before);
   }, 400_000);
 
-  test('all pass on the one of the test bed, and leave nothing', async () => {
-    // There is no DNS that hears of services by itself.
+  test('all pass on the cluster of the test bed, and leave nothing behind', async () => {
+    // This cluster has no DNS that knows services.
     const address = ['--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const told = await run(['--helm', toolPath('helm'), ...address]);
-    expect(told.stdout).toContain('Stowage: by the chart');
-    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
-    expect(told.code, told.stderr).toBeUndefined();
+    const result = await run(['--helm', toolPath('helm'), ...address]);
+    expect(result.stdout).toContain('Stowage: by the chart');
+    expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
+    expect(result.code, result.stderr).toBeUndefined();
     expect(await all()).toBe(before);
   }, 700_000);
 });

@@ -1,17 +1,17 @@
 import type { AnyCluster } from './cluster.ts';
 
-/** What tests work with. */
-export interface Ground {
+/** What each test gets. */
+export interface TestContext {
   readonly cluster: AnyCluster;
-  /** Theirs alone. */
+  /** A namespace for these tests only. */
   readonly namespace: string;
-  /** For names that the whole cluster has. */
+  /** Part of the names of cluster-scoped objects. */
   readonly unique: string;
-  /** Of an image with a shell. */
+  /** An image with a shell. */
   readonly shell: string;
-  /** Of nodes on which pods can run. */
+  /** The names of nodes that can run pods. */
   readonly nodes: readonly string[];
-  /** Names of classes and their stores. Undefined: there is none of that kind. */
+  /** The names of classes and their stores. Undefined: the cluster has none of that kind. */
   readonly shared: ClassOfStore | undefined;
   readonly local: ClassOfStore | undefined;
   readonly images: ClassOfStore | undefined;
@@ -25,9 +25,9 @@ export interface ClassOfStore {
 
 export interface PortableTest {
   readonly name: string;
-  /** Why it cannot be run there. */
-  readonly unless?: (ground: Ground) => string | undefined;
-  run(ground: Ground): Promise<void>;
+  /** Returns why the test can't run on this cluster. */
+  readonly unless?: (context: TestContext) => string | undefined;
+  run(context: TestContext): Promise<void>;
 }
 
 export interface Tally {
@@ -38,12 +38,12 @@ export interface Tally {
 
 export async function runAll(
   tests: readonly PortableTest[],
-  ground: Ground,
+  context: TestContext,
   print: (line: string) => void,
 ): Promise<Tally> {
   const tally = { passed: 0, failed: 0, skipped: 0 };
   for (const test of tests) {
-    const why = test.unless?.(ground);
+    const why = test.unless?.(context);
     if (why !== undefined) {
       tally.skipped++;
       print(`skipped  ${test.name}: ${why}`);
@@ -51,7 +51,7 @@ export async function runAll(
     }
     const began = performance.now();
     try {
-      await test.run(ground);
+      await test.run(context);
       tally.passed++;
       print(`passed   ${test.name} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
     } catch (thrown) {

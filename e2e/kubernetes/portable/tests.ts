@@ -1,12 +1,12 @@
 import { isDeepStrictEqual } from 'node:util';
-import type { Thing } from './cluster.ts';
-import { byClaim, claim, container, type PodWish, pod } from './objects.ts';
-import type { ClassOfStore, Ground, PortableTest } from './run.ts';
+import type { AnyObject } from './cluster.ts';
+import { byClaim, claim, container, type PodOptions, pod } from './objects.ts';
+import type { ClassOfStore, PortableTest, TestContext } from './run.ts';
 
-/** A pod that runs to its end; gives what it printed. */
-async function ran(ground: Ground, wish: PodWish): Promise<string> {
-  const { cluster, namespace } = ground;
-  const object = pod(ground, wish);
+/** Runs a pod to its end and returns its output. */
+async function ran(context: TestContext, wish: PodOptions): Promise<string> {
+  const { cluster, namespace } = context;
+  const object = pod(context, wish);
   await cluster.apply(object);
   const seen = await cluster.until(
     `the end of pod ${wish.name}`,
@@ -24,14 +24,14 @@ function isEqual(found: unknown, wanted: unknown, what: string): void {
     throw new Error(`${what} is ${JSON.stringify(found)} and not ${JSON.stringify(wanted)}`);
 }
 
-const volumesOf = async ({ cluster, namespace }: Ground): Promise<readonly Thing[]> =>
+const volumesOf = async ({ cluster, namespace }: TestContext): Promise<readonly AnyObject[]> =>
   (await cluster.list('v1', 'PersistentVolume')).filter(
     ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
   );
 
-/** Deletes everything of the namespace, and waits until nothing is left of its claims either. */
-export async function nothingLeft(ground: Ground): Promise<void> {
-  const { cluster, namespace } = ground;
+/** Deletes everything in the namespace, and waits until nothing is left of its claims either. */
+export async function nothingLeft(context: TestContext): Promise<void> {
+  const { cluster, namespace } = context;
   const kinds = [
     ['apps/v1', 'StatefulSet'],
     ['v1', 'Pod'],
@@ -43,43 +43,43 @@ export async function nothingLeft(ground: Ground): Promise<void> {
     const names = async () => (await cluster.list(apiVersion, kind, namespace)).map(({ metadata }) => metadata.name);
     await cluster.until(`the end of each ${kind}`, names, (all) => all.length === 0);
   }
-  const volumes = async () => (await volumesOf(ground)).map(({ metadata, status }) => [metadata.name, status]);
+  const volumes = async () => (await volumesOf(context)).map(({ metadata, status }) => [metadata.name, status]);
   await cluster.until('the end of each volume', volumes, (all) => all.length === 0);
 }
 
 const none = (what: string) => `there is no class of ${what}`;
 
-/** Written, seen by a second pod, made larger while it is used, deleted. */
-async function lifeOf(ground: Ground, of: ClassOfStore): Promise<void> {
-  const { cluster, namespace } = ground;
-  const wish = { name: 'life', of, mode: of === ground.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
-  const object = claim(ground, wish);
+/** The life of a volume: one pod writes, a second one reads, the volume is expanded while in use, and deleted. */
+async function lifeOf(context: TestContext, of: ClassOfStore): Promise<void> {
+  const { cluster, namespace } = context;
+  const wish = { name: 'life', of, mode: of === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
+  const object = claim(context, wish);
   await cluster.apply(object);
   const volume = byClaim('life');
   isEqual(
-    await ran(ground, { name: 'writes', script: 'echo text >/data/file && sync', volume }),
+    await ran(context, { name: 'writes', script: 'echo text >/data/file && sync', volume }),
     '',
     'what it printed',
   );
   const phase = async () => (await cluster.find(object))?.status?.['phase'];
   isEqual(await phase(), 'Bound', 'the phase of the claim');
-  isEqual(await ran(ground, { name: 'reads', script: 'cat /data/file', volume }), 'text', 'what the second pod read');
-  await cluster.apply(pod(ground, { name: 'stays', script: 'sleep 100000', volume }));
+  isEqual(await ran(context, { name: 'reads', script: 'cat /data/file', volume }), 'text', 'what the second pod read');
+  await cluster.apply(pod(context, { name: 'stays', script: 'sleep 100000', volume }));
   const running = async () =>
     (await cluster.find({ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'stays', namespace } }))?.status?.['phase'];
   await cluster.until('that the pod runs', running, (seen) => seen === 'Running');
-  await cluster.apply(claim(ground, { ...wish, size: '128Mi' }));
+  await cluster.apply(claim(context, { ...wish, size: '128Mi' }));
   const capacity = async () => (await cluster.find(object))?.status?.['capacity'];
   await cluster.until('that the claim is larger', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
-  await nothingLeft(ground);
+  await nothingLeft(context);
 }
 
-const life = (what: string, pick: (ground: Ground) => ClassOfStore | undefined): PortableTest => ({
+const life = (what: string, pick: (context: TestContext) => ClassOfStore | undefined): PortableTest => ({
   name: `a claim of ${what}: bound, written, read by another pod, made larger while it is used, deleted`,
-  unless: (ground) => (pick(ground) === undefined ? none(what) : undefined),
-  run: async (ground) => {
-    const of = pick(ground);
-    if (of !== undefined) await lifeOf(ground, of);
+  unless: (context) => (pick(context) === undefined ? none(what) : undefined),
+  run: async (context) => {
+    const of = pick(context);
+    if (of !== undefined) await lifeOf(context, of);
   },
 });
 
@@ -89,28 +89,28 @@ const twoNodes: PortableTest = {
     if (shared === undefined) return none('a shared store');
     return nodes.length < 2 ? 'there is one node' : undefined;
   },
-  run: async (ground) => {
-    const { shared, nodes, cluster } = ground;
+  run: async (context) => {
+    const { shared, nodes, cluster } = context;
     if (shared === undefined) return;
-    await cluster.apply(claim(ground, { name: 'both', of: shared, mode: 'ReadWriteMany' }));
+    await cluster.apply(claim(context, { name: 'both', of: shared, mode: 'ReadWriteMany' }));
     const on = (node: string | undefined) => ({ volume: byClaim('both'), ...(node === undefined ? {} : { node }) });
-    await ran(ground, { name: 'one', script: 'echo "of one" >/data/file', ...on(nodes[0]) });
-    const read = await ran(ground, {
+    await ran(context, { name: 'one', script: 'echo "of one" >/data/file', ...on(nodes[0]) });
+    const read = await ran(context, {
       name: 'other',
       script: 'cat /data/file; echo more >>/data/file',
       ...on(nodes[1]),
     });
     isEqual(read, 'of one', 'what the other node read');
-    isEqual(await ran(ground, { name: 'again', script: 'cat /data/file', ...on(nodes[0]) }), 'of one\nmore', 'it');
-    await nothingLeft(ground);
+    isEqual(await ran(context, { name: 'again', script: 'cat /data/file', ...on(nodes[0]) }), 'of one\nmore', 'it');
+    await nothingLeft(context);
   },
 };
 
 const stateful: PortableTest = {
   name: 'a StatefulSet with three replicas has three volumes',
   unless: ({ local, shared }) => (local === undefined && shared === undefined ? none('any store') : undefined),
-  run: async (ground) => {
-    const { cluster, namespace, local, shared, shell } = ground;
+  run: async (context) => {
+    const { cluster, namespace, local, shared, shell } = context;
     const labels = { app: 'three' };
     const script = 'hostname >>/data/who; sleep 100000';
     const probe = { exec: { command: ['sh', '-c', 'test -s /data/who'] }, periodSeconds: 1 };
@@ -145,8 +145,8 @@ const stateful: PortableTest = {
     await cluster.apply(set);
     const ready = async () => (await cluster.find(set))?.status?.['readyReplicas'];
     await cluster.until('that three replicas are ready', ready, (count) => count === 3);
-    isEqual((await volumesOf(ground)).length, 3, 'the number of volumes');
-    await nothingLeft(ground);
+    isEqual((await volumesOf(context)).length, 3, 'the number of volumes');
+    await nothingLeft(context);
   },
 };
 
@@ -157,57 +157,57 @@ const broughtOf = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): obj
 const refused: PortableTest = {
   name: 'a volume that a pod brings is refused on a store that nodes share, unless that allows it',
   unless: ({ shared }) => (shared === undefined ? none('a shared store') : undefined),
-  run: async (ground) => {
-    const { cluster, namespace, shared } = ground;
+  run: async (context) => {
+    const { cluster, namespace, shared } = context;
     const metadata = { name: shared?.store ?? '' };
     const store = await cluster.find({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata });
     const volume = broughtOf(shared);
     if (Object(store?.spec?.['options'])['inline'] === 'true') {
-      await ran(ground, { name: 'allowed', script: 'echo text >/data/file', volume });
+      await ran(context, { name: 'allowed', script: 'echo text >/data/file', volume });
     } else {
-      await cluster.apply(pod(ground, { name: 'refused', script: 'true', volume }));
+      await cluster.apply(pod(context, { name: 'refused', script: 'true', volume }));
       const told = async () =>
         (await cluster.list('v1', 'Event', namespace)).map((event) => String(Object(event)['message']));
       const isTold = (all: readonly string[]) => all.some((text) => text.includes('does not allow inline volumes'));
       await cluster.until('an Event that says so', told, isTold);
     }
-    await nothingLeft(ground);
+    await nothingLeft(context);
   },
 };
 
 const inline: PortableTest = {
   name: 'a volume that a pod brings lives with the pod',
   unless: ({ local }) => (local === undefined ? none('a local store') : undefined),
-  run: async (ground) => {
-    const volume = broughtOf(ground.local);
+  run: async (context) => {
+    const volume = broughtOf(context.local);
     const script = 'echo text >/data/file && cat /data/file';
-    isEqual(await ran(ground, { name: 'brings', script, volume }), 'text', 'what it read');
-    await nothingLeft(ground);
+    isEqual(await ran(context, { name: 'brings', script, volume }), 'text', 'what it read');
+    await nothingLeft(context);
   },
 };
 
 const block: PortableTest = {
   name: 'a block volume is a device',
   unless: ({ images }) => (images === undefined ? none('images') : undefined),
-  run: async (ground) => {
-    const { images, cluster } = ground;
+  run: async (context) => {
+    const { images, cluster } = context;
     if (images === undefined) return;
-    await cluster.apply(claim(ground, { name: 'device', of: images, block: true }));
+    await cluster.apply(claim(context, { name: 'device', of: images, block: true }));
     const volume = byClaim('device');
     const writes = 'test -b /dev/data && printf text | dd of=/dev/data bs=512 conv=sync,fsync 2>/dev/null';
-    await ran(ground, { name: 'writes', script: writes, volume, block: true });
+    await ran(context, { name: 'writes', script: writes, volume, block: true });
     const reads = 'dd if=/dev/data bs=4 count=1 2>/dev/null';
-    isEqual(await ran(ground, { name: 'reads', script: reads, volume, block: true }), 'text', 'what is on the device');
-    await nothingLeft(ground);
+    isEqual(await ran(context, { name: 'reads', script: reads, volume, block: true }), 'text', 'what is on the device');
+    await nothingLeft(context);
   },
 };
 
 const wrong: PortableTest = {
   name: 'a class with a parameter that is not known: told on the claim, which waits',
   unless: ({ shared, local }) => (local === undefined && shared === undefined ? none('any store') : undefined),
-  run: async (ground) => {
-    const { cluster, namespace, unique } = ground;
-    const { driver = '', store = '' } = ground.shared ?? ground.local ?? {};
+  run: async (context) => {
+    const { cluster, namespace, unique } = context;
+    const { driver = '', store = '' } = context.shared ?? context.local ?? {};
     const kind = {
       apiVersion: 'storage.k8s.io/v1',
       kind: 'StorageClass',
@@ -218,15 +218,15 @@ const wrong: PortableTest = {
     };
     await cluster.apply(kind);
     try {
-      const object = claim(ground, { name: 'hopeless', of: kind.metadata.name });
+      const object = claim(context, { name: 'hopeless', of: kind.metadata.name });
       await cluster.apply(object);
       const notes = async () =>
         (await cluster.list('events.k8s.io/v1', 'Event', namespace)).map((event) => String(Object(event)['note']));
       const isTold = (all: readonly string[]) => all.some((note) => note.includes("unknown parameter 'colour'"));
       await cluster.until('an Event about the parameter', notes, isTold);
       isEqual((await cluster.find(object))?.status?.['phase'], 'Pending', 'the phase of the claim');
-      isEqual(await volumesOf(ground), [], 'what was made');
-      await nothingLeft(ground);
+      isEqual(await volumesOf(context), [], 'what was made');
+      await nothingLeft(context);
     } finally {
       await cluster.remove(kind);
     }

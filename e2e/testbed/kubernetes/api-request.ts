@@ -4,13 +4,13 @@ import { text } from 'node:stream/consumers';
 
 const answerDeadline = 10_000;
 
-/** GET of a path as the cluster's administrator; gives the body. Unlike a run of kubectl it costs almost nothing, so it can be repeated often. */
+/** GET as the cluster's administrator; returns the body. Much cheaper than kubectl, so polling can use it. */
 export type ApiGet = (path: string, signal: AbortSignal) => Promise<string>;
 
 export interface ApiAccess {
   readonly host: string;
   readonly port: number;
-  /** Files. */
+  /** Paths of files. */
   readonly authority: string;
   readonly certificate: string;
   readonly key: string;

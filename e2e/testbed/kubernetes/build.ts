@@ -1,14 +1,14 @@
 import { readFileSync } from 'node:fs';
 import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Component, type Kept, kept, missingPrograms, type Run } from '../component.ts';
+import { type CachedBuild, type Component, cachedBuild, missingPrograms, type Run } from '../component.ts';
 import { digest } from '../rootfs.ts';
 import { cniPlugins } from './node-config.ts';
 
 const version = '1.35.4';
 const [major, minor] = version.split('.');
 
-/** A folder with the go.mod and go.sum of programs that are built as they are. */
+/** A folder with the go.mod and go.sum of unmodified programs. */
 interface Module {
   readonly folder: string;
   readonly key: string;
@@ -23,12 +23,12 @@ const kubernetesModule = goModule();
 const sanityModule = goModule('csi-sanity');
 const helmModule = goModule('helm');
 const place = {
-  kubernetes: kept('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
-  suite: kept('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
-  sanity: kept('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
-  helm: kept('helm', `3.20.2-${helmModule.key}`, 'helm'),
-  // Of the version that the end-to-end tests are written with, which is why go.mod has it.
-  ginkgo: kept('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
+  kubernetes: cachedBuild('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
+  suite: cachedBuild('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
+  sanity: cachedBuild('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
+  helm: cachedBuild('helm', `3.20.2-${helmModule.key}`, 'helm'),
+  // The version in go.mod, which the end-to-end tests require.
+  ginkgo: cachedBuild('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
 };
 
 const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
@@ -36,13 +36,13 @@ const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version']
   `-X ${name}.gitMajor=${major}`,
   `-X ${name}.gitMinor=${minor}`,
 ]);
-// Linked with nothing of this machine, so that they also run in images.
+// Statically linked, so they also run in images.
 const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', ['-s', '-w', ...stamps].join(' ')];
 
 const programs = ['kube-apiserver', 'kube-controller-manager', 'kube-scheduler', 'kubelet', 'kube-proxy', 'kubectl'];
 const onNodes = ['containerd', 'ctr', 'runc', 'iptables', 'ip', 'nsenter', 'unshare', 'mount', 'openssl'];
 
-/** All of a cluster: what a node has from Debian, and the rest from the Go module proxy. */
+/** All programs of a cluster: a node's from Debian, and the rest from the Go module proxy. */
 export const kubernetes: Component = {
   ...built(place.kubernetes, () => missingPrograms(...onNodes) ?? missingPlugins()),
   what: `Kubernetes ${version}, whose clusters tests start for themselves`,
@@ -60,7 +60,7 @@ export const kubernetes: Component = {
     }),
 };
 
-/** What has to be true of every CSI driver, asked by its authors. */
+/** The conformance tests for CSI drivers of the CSI authors. */
 export const csiSanity: Component = {
   ...built(place.sanity),
   what: 'csi-sanity 5.6.0, the test suite for CSI drivers',
@@ -85,7 +85,7 @@ export const helm: Component = {
     ),
 };
 
-/** Kubernetes' own end-to-end tests, and the program that most of its pods run. */
+/** Kubernetes' own end-to-end tests, and the program that most of their pods run. */
 export const kubernetesSuite: Component = {
   ...built(place.suite),
   what: `the end-to-end tests of Kubernetes ${version}`,
@@ -97,7 +97,7 @@ export const kubernetesSuite: Component = {
     }),
 };
 
-/** Runs several of the end-to-end tests at once. */
+/** Runs several end-to-end tests in parallel. */
 export const ginkgo: Component = {
   ...built(place.ginkgo),
   what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes beside each other',
@@ -107,13 +107,13 @@ export const ginkgo: Component = {
     ),
 };
 
-/** Where the programs of the cluster are. */
+/** The folder with the programs of the cluster. */
 export const binaries = (): string => place.kubernetes.folder();
-/** The program of the image that the end-to-end tests run most. */
+/** The program of the image that the end-to-end tests use most. */
 export const agnhost = (): string => join(place.suite.folder(), 'agnhost');
 
 function built(
-  at: Kept,
+  at: CachedBuild,
   alsoMissing: () => string | undefined = () => undefined,
 ): Pick<Component, 'probe' | 'tool' | 'command'> {
   return {
@@ -125,7 +125,7 @@ function built(
       );
     },
     tool: at.tool,
-    // Debian's own is too old.
+    // Debian's Go is too old.
     command: 'install Go 1.25 or newer, then npm run testbed, as root',
   };
 }
@@ -134,7 +134,7 @@ function missingPlugins(): string | undefined {
   return cniPlugins() === undefined ? 'not found: the network plugins for containers' : undefined;
 }
 
-async function make(at: Kept, build: (folder: string) => Promise<void>): Promise<void> {
+async function make(at: CachedBuild, build: (folder: string) => Promise<void>): Promise<void> {
   await rm(at.folder(), { recursive: true, force: true });
   await mkdir(at.folder(), { recursive: true });
   await build(at.folder());

@@ -2,22 +2,22 @@ import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Run } from '../component.ts';
 
-/** Who somebody is in the cluster, and under which names and addresses it answers. */
+/** A user or server in the cluster, with the names and addresses of its certificate. */
 export interface Identity {
   readonly user: string;
   readonly group?: string;
-  /** As openssl has them: `IP:10.0.0.1`, `DNS:localhost`. */
+  /** In the format of openssl: `IP:10.0.0.1`, `DNS:localhost`. */
   readonly names?: readonly string[];
 }
 
-/** The cluster's own certificate authority. Nothing of it is of use when the cluster has ended. */
+/** The cluster's own certificate authority. It is worthless after the cluster has ended. */
 export interface Authority {
   readonly certificate: string;
-  /** Where the certificate of that name and its key are, or will be once it is issued. */
+  /** The paths of the certificate and key of that name, which may not exist yet. */
   files(name: string): Issued;
-  /** Gives the files of a certificate and its key. */
+  /** Issues a certificate. Returns the paths of the certificate and key. */
   issue(name: string, identity: Identity): Promise<Issued>;
-  /** A file with which the named one, whose certificate is issued, speaks to the API server. */
+  /** Writes a kubeconfig for the named user, whose certificate is already issued. */
   kubeconfig(name: string, server: string): Promise<string>;
 }
 
@@ -29,7 +29,7 @@ export interface Issued {
 const days = '3';
 const elliptic = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-noenc'];
 
-/** The folder is there, and only root reads it. */
+/** The folder exists, and only root can read it. */
 export async function makeAuthority(folder: string, run: Run): Promise<Authority> {
   const files = (name: string): Issued => ({
     certificate: join(folder, `${name}.crt`),

@@ -15,7 +15,7 @@ const { signal } = new AbortController();
 const run = runner(signal);
 const wait = { timeout: 60_000 };
 
-/** Of a process: what tells whose it is. */
+/** Of a process: identifies its owner. */
 const textOf = (path: string): string => {
   try {
     return readFileSync(path, 'utf8');
@@ -36,12 +36,12 @@ const leftOf = (folder: string): readonly string[] => [
   ...processesOf(basename(folder)),
 ];
 
-/** What a cluster could change on this machine, beyond what bears its name. */
+/** State of this machine that a cluster could change, except for objects with the cluster's name. */
 const machineState = async () => ({
   kernel: ['vm/overcommit_memory', 'kernel/panic', 'kernel/panic_on_oops', 'net/ipv4/ip_forward'].map((name) =>
     textOf(`/proc/sys/${name}`),
   ),
-  // Other tests have theirs, under other names; so has a Docker engine of the machine, whose names have seven digits.
+  // Excludes the interfaces of other tests, which have other names, and of a Docker engine, whose names have seven digits.
   interfaces: textOf('/proc/net/dev').match(/^ *(switch|port\d+|eth0|veth[0-9a-f]{8}|kube\S*):/gm),
   rules: (await run(onPath('iptables-save') ?? 'iptables-save', [])).match(/^.*KUBE.*$/gm),
   folders: globSync([
@@ -92,24 +92,24 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     return said.split(' ').flatMap((word) => (word.endsWith(`=${status}`) ? [word.split('=')[0] ?? ''] : []));
   };
 
-  test('has nodes that are ready, each of its own address', async () => {
+  test('has ready nodes, each with its own address', async () => {
     expect(await nodesThatAre('True')).toEqual(['node-1', 'node-2']);
     const about = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}';
     expect(await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${about}`)).toBe('10.77.0.2 10.77.0.3');
   });
 
-  test('has pods that reach each other, and the API by its service address', async () => {
+  test('has pods that reach each other, and the API server by its service address', async () => {
     const serve = 'mkdir /www && echo "$HOSTNAME" >/www/index.html && exec httpd -f -p 8080 -h /www';
     await cluster.apply(...['one', 'two'].map((name, node) => pod(name, node, serve)));
     await ready('one', 'two');
     const address = (name: string): Promise<string> =>
       cluster.kubectl('get', 'pod', name, '--output', 'jsonpath={.status.podIP}');
-    // Its own limit of time, `-T`, makes this busybox crash.
+    // Not with the option `-T`, which makes this busybox crash.
     const get = (from: string, url: string): Promise<string> =>
       exec(from, 'timeout', '5', 'wget', '-q', '-O', '-', url);
     expect(await get('one', `http://${await address('two')}:8080`)).toBe('two');
     expect(await get('two', `http://${await address('one')}:8080`)).toBe('one');
-    // Every pod is given it by its environment. This busybox and the API server have no cipher in common.
+    // Kubernetes sets these variables in every pod. This busybox and the API server have no cipher in common.
     const ask = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT";
     for (const name of ['one', 'two']) {
       expect(await exec(name, 'sh', '-c', 'echo $KUBERNETES_SERVICE_HOST')).toBe(addresses.apiService);
@@ -117,19 +117,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
     await cluster.kubectl('expose', 'pod', 'two', '--port=80', '--target-port=8080', '--name=behind');
     const behind = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
-    // Also from the pod that is behind it.
+    // Also from the pod behind the service.
     for (const name of ['one', 'two'])
       await expect.poll(() => get(name, `http://${behind}`).catch(String), wait).toBe('two');
   });
 
-  test('has nodes whose pods, with the node’s network, have its name and address', async () => {
+  test('has host-network pods with the name and address of their node', async () => {
     await cluster.apply(pod('outright', 1, 'sleep 1000', { hostNetwork: true }));
     await ready('outright');
     expect(await exec('outright', 'hostname')).toBe('node-2');
     expect(await exec('outright', 'ip', 'address')).toContain(cluster.nodes[1]?.address);
   });
 
-  test('has a privileged pod’s mounts on the node, and in other pods there', async () => {
+  test('propagates mounts of a privileged pod to the node and to other pods there', async () => {
     const folder = { name: 'shared', hostPath: { path: '/var/lib/kubelet/plugins/shared', type: 'DirectoryOrCreate' } };
     const at = (mountPropagation: string) => ({
       volumeMounts: [{ name: 'shared', mountPath: '/s', mountPropagation }],
@@ -147,11 +147,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect(globSync(`${one?.folder}/**/shared/a/*`)).toEqual([]);
     await expect(two?.inside('ls', folder.hostPath.path)).rejects.toThrow('No such file');
     await cluster.kubectl('delete', 'pod', 'mounter', 'reader', '--wait');
-    // It is the node's now.
+    // The mount belongs to the node now.
     await one?.inside('umount', `${folder.hostPath.path}/a`);
   });
 
-  test('goes on when its API server was away', async () => {
+  test('continues after an outage of its API server', async () => {
     await cluster.apiServer.stop();
     await expect(cluster.kubectl('get', 'nodes', '--request-timeout=5s')).rejects.toThrow();
     await cluster.apiServer.start();
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await ready('after-api');
   });
 
-  test('keeps its pods when a kubelet is restarted, and has them ended by it', async () => {
+  test('keeps its pods when a kubelet restarts, which can still end them', async () => {
     const [, two] = cluster.nodes;
     await cluster.apply(pod('survivor', 1, 'echo $RANDOM-$$ >/tmp/id && sleep 1000'));
     await ready('survivor');
@@ -175,7 +175,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.kubectl('wait', '--for=delete', 'pod/survivor', '--timeout=60s');
   });
 
-  test('has a node that is cut off, goes on alone, and comes back', async () => {
+  test('has a node that keeps running while it is cut off, and rejoins', async () => {
     const [one] = cluster.nodes;
     await cluster.apply(pod('alone', 0, 'sleep 1000'));
     await ready('alone');
@@ -187,7 +187,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect(await exec('alone', 'echo', 'still here')).toBe('still here');
   }, 150_000);
 
-  test('loses a node, which the other outlives', async () => {
+  test('keeps its other node when one is lost', async () => {
     const [one] = cluster.nodes;
     const ofOne = `${basename(cluster.folder)}/node-1`;
     expect(processesOf(ofOne)).not.toEqual([]);
@@ -201,7 +201,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))(
   'a test process that is killed',
   () => {
-    test('takes its cluster with it', async () => {
+    test('ends its cluster, too', async () => {
       const program = `
       import { startCluster } from '#testbed/kubernetes/cluster.ts';
       const cluster = await startCluster(new AbortController().signal, { nodes: 1 });

@@ -16,46 +16,46 @@ import { addresses, type ClusterNetwork, startNetwork } from './network.ts';
 import { type Node, startNode } from './node.ts';
 
 const commandDeadline = 120_000;
-/** Until all nodes are ready, on a machine that has much else to do. */
+/** The limit until all nodes are ready, on a busy machine. */
 const startDeadline = 90_000;
 
 export interface Cluster extends AsyncDisposable, Pick<ControlPlane, 'apiServer' | 'controllerManager' | 'scheduler'> {
-  /** All that it keeps; also what it is called by. */
+  /** The folder of all its files. Its path also identifies the cluster. */
   readonly folder: string;
-  /** Of an administrator, for programs on this machine. */
+  /** The administrator's kubeconfig, for programs on this machine. */
   readonly kubeconfig: string;
   readonly nodes: readonly Node[];
-  /** The control plane's network: what listens there on `addresses.controlPlane` is reached by nodes and pods. */
+  /** The control plane's network. Nodes and pods reach servers there on `addresses.controlPlane`. */
   readonly network: Pick<ClusterNetwork, 'inside'>;
   kubectl(...words: readonly string[]): Promise<string>;
   /** `kubectl apply` of objects. */
   apply(...objects: readonly object[]): Promise<string>;
-  /** Makes an image known to all nodes, by the names that it has and by others. */
+  /** Imports an image on all nodes, under its own names and under the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
-  /** What a program of it wrote: `kube-apiserver`, `node-1-kubelet` and so on. */
+  /** The log of one of its programs: `kube-apiserver`, `node-1-kubelet` and so on. */
   logOf(program: string): string;
 }
 
 export interface ClusterOptions {
   readonly nodes?: number;
-  /** Further folders of nodes that are to lie on the disk rather than on a copy-on-write view of this machine's. */
+  /** More node folders that must be on the disk rather than on an overlay of this machine's. */
   readonly folders?: readonly string[];
   readonly args?: ControlPlaneArgs & { readonly kubelet?: readonly string[] };
 }
 
 export async function startCluster(signal: AbortSignal, options: ClusterOptions = {}): Promise<Cluster> {
   const { nodes: count = 2, folders = [], args = {} } = options;
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-k8s-')));
-  ground.defer(() => rm(top, { recursive: true, force: true }));
-  // Users of pods go through it to what of a node is theirs.
+  stack.defer(() => rm(top, { recursive: true, force: true }));
+  // Users of pods need to traverse it to the node's files.
   await chmod(top, 0o711);
   for (const name of ['pki', 'log']) await mkdir(join(top, name), { mode: 0o700 });
   const group = basename(top);
-  ground.defer(() => removeCgroups(group));
+  stack.defer(() => removeCgroups(group));
   const bin = binaries();
-  const network = ground.use(await startNetwork(top, signal));
-  const forward = ground.use(
+  const network = stack.use(await startNetwork(top, signal));
+  const forward = stack.use(
     await startForward(network.inside, { host: addresses.controlPlane, port: addresses.apiPort }, group),
   );
   const authority = await makeAuthority(join(top, 'pki'), runner(signal));
@@ -71,27 +71,27 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   const apiReady = (): Promise<void> => until(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
   const pause = await pauseTar(signal);
   const starting = Array.from({ length: count }, async (_, index) => {
-    const node = ground.use(await startNode({ ...common, number: index + 1 }));
+    const node = stack.use(await startNode({ ...common, number: index + 1 }));
     await node.importImage(pause);
     return node;
   });
   const started = startControlPlane({ folder: top, bin, network, authority, args, apiReady, signal });
-  // When one fails, those beside it are still waited for: what they started is to be ended.
-  await Promise.allSettled([started.then((it) => ground.use(it)), ...starting]);
+  // If one fails, wait for the others, because what they started must be stopped.
+  await Promise.allSettled([started.then((it) => stack.use(it)), ...starting]);
   const control = await started;
   const nodes = await Promise.all(starting);
   await Promise.all(nodes.map((node) => node.join()));
   try {
     await until(signal, async (limit) => (await readyNodes(get, limit)) === count);
     await until(signal, async (limit) => {
-      // Without it no pod is admitted.
+      // Without it the API server admits no pod.
       await get('/api/v1/namespaces/default/serviceaccounts/default', limit);
       return true;
     });
   } catch (cause) {
     throw new Error(`the nodes did not become ready:\n${await complaints(join(top, 'log'))}`, { cause });
   }
-  const all = ground.move();
+  const all = stack.move();
   const { apiServer, controllerManager, scheduler } = control;
   return {
     folder: top,
@@ -114,7 +114,7 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   };
 }
 
-/** Everybody's certificate who is not a node; gives the administrator's kubeconfig, which leads through the forwarder. */
+/** Issues all certificates except for nodes. Returns the administrator's kubeconfig, which uses the forwarder. */
 async function issueAll(authority: Authority, forward: Forward): Promise<string> {
   const own = ['kubernetes', 'kubernetes.default', 'kubernetes.default.svc'].map((name) => `DNS:${name}`);
   const reached = ['127.0.0.1', addresses.controlPlane, addresses.apiService, forward.host].map((ip) => `IP:${ip}`);
@@ -134,7 +134,7 @@ type Kubectl = (input: string | undefined, ...words: readonly string[]) => Promi
 function client(program: string, kubeconfig: string, home: string, signal: AbortSignal): Kubectl {
   return async (input, ...words) => {
     const running = promisify(execFile)(program, ['--kubeconfig', kubeconfig, ...words], {
-      // Without the person's own settings and caches.
+      // Without the user's own settings and caches.
       env: { PATH: process.env['PATH'], HOME: home },
       maxBuffer: 64 * 1024 * 1024,
       signal,
@@ -158,7 +158,7 @@ interface NodeList {
   }[];
 }
 
-/** Asks again as long as the answer is no or there is none. */
+/** Polls until the condition holds. An error counts as no. */
 async function until(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
   for (;;) {
@@ -172,7 +172,7 @@ async function until(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<
   }
 }
 
-/** What the programs last wrote down as errors: the files are gone with the cluster. */
+/** The last errors in the logs, which are deleted with the cluster. */
 async function complaints(folder: string): Promise<string> {
   const names = (await readdir(folder)).filter((name) => name.startsWith('node-'));
   const last = names.map(async (name) => {

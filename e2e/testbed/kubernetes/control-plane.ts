@@ -5,14 +5,14 @@ import type { Authority } from './certificates.ts';
 import type { ClusterNetwork } from './network.ts';
 import { addresses } from './network.ts';
 
-/** A program of the control plane that tests take away and bring back. */
+/** A program of the control plane that tests can stop and start. */
 export interface Part {
-  /** At once: told to end, an API server waits up to a minute for those who watch. None of them has anything to lose. */
+  /** Sends SIGKILL: on SIGTERM, an API server waits up to a minute for watches. None of the programs has anything to lose. */
   stop(): Promise<void>;
-  /** Takes connections, answers nothing. */
+  /** Accepts connections and answers nothing. */
   freeze(): Promise<void>;
   thaw(): void;
-  /** Resolves when it does its work. */
+  /** Resolves when it works. */
   start(): Promise<void>;
 }
 
@@ -22,7 +22,7 @@ export interface ControlPlane extends AsyncDisposable {
   readonly scheduler: Part;
 }
 
-/** Further words for the programs; the last one of a kind counts. */
+/** More arguments for the programs. The last one of a kind wins. */
 export interface ControlPlaneArgs {
   readonly apiServer?: readonly string[];
   readonly controllerManager?: readonly string[];
@@ -31,12 +31,12 @@ export interface ControlPlaneArgs {
 
 export interface ControlPlaneOptions {
   readonly folder: string;
-  /** Of the programs. */
+  /** The folder of the programs. */
   readonly bin: string;
   readonly network: ClusterNetwork;
   readonly authority: Authority;
   readonly args: ControlPlaneArgs;
-  /** Resolves when the API server is not only there but has its own roles and namespaces too. */
+  /** Resolves when the API server runs and has created its own roles and namespaces. */
   readonly apiReady: () => Promise<void>;
   readonly signal: AbortSignal;
 }
@@ -44,14 +44,14 @@ export interface ControlPlaneOptions {
 const clientPort = 2379;
 const peerPort = 2380;
 const local = (port: number): string => `http://127.0.0.1:${port}`;
-/** Otherwise they hold back what they do, so that a benchmark measures them. */
+/** Raises the client-side rate limits, which a benchmark would measure otherwise. */
 const unhurried = ['--kube-api-qps=500', '--kube-api-burst=1000'];
 
-/** The API server's certificate, `apiserver`, and kubeconfigs for `controller-manager` and `scheduler` are issued. */
+/** Requires the API server's certificate, `apiserver`, and kubeconfigs for `controller-manager` and `scheduler`. */
 export async function startControlPlane(options: ControlPlaneOptions): Promise<ControlPlane> {
   const { folder, bin, network, authority, args, apiReady, signal } = options;
   const pki = (name: string): string => join(folder, 'pki', name);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   for (const name of ['etcd', 'flex']) await mkdir(join(folder, name), { mode: 0o700 });
   const daemon = (name: string, words: readonly string[], ready: string): Promise<Daemon> =>
     startDaemon({
@@ -63,7 +63,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<Part> => {
     const start = (): Promise<Daemon> => daemon(name, words, 'Serving securely');
     let current = await start();
-    ground.defer(() => current.kill());
+    stack.defer(() => current.kill());
     await whole();
     return {
       stop: () => current.kill(),
@@ -75,7 +75,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
       },
     };
   };
-  // Losing it is losing the cluster, which is lost with the test anyway.
+  // Durability is not needed: the cluster's data end with the test anyway.
   const etcd = [
     '--data-dir',
     join(folder, 'etcd'),
@@ -86,7 +86,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   const urls = ['listen', 'advertise'].map((verb) => `--${verb}-client-urls=${local(clientPort)}`);
   const peers = ['listen', 'initial-advertise'].map((verb) => `--${verb}-peer-urls=${local(peerPort)}`);
   const store = await daemon('etcd', [...etcd, ...urls, ...peers], 'ready to serve client requests');
-  ground.defer(() => store.kill());
+  stack.defer(() => store.kill());
   const apiServer = await part('kube-apiserver', [...apiServerWords(pki), ...(args.apiServer ?? [])], apiReady);
   const asSomebody = (name: string): readonly string[] => [
     ...['', 'authentication-', 'authorization-'].map((use) => `--${use}kubeconfig=${pki(`${name}.kubeconfig`)}`),
@@ -104,10 +104,10 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
     ...(args.controllerManager ?? []),
   ]);
   const scheduling = part('kube-scheduler', [...asSomebody('scheduler'), ...(args.scheduler ?? [])]);
-  // When one fails, the other is still waited for: it is to be ended too.
+  // If one fails, wait for the other one, because it must be stopped, too.
   await Promise.allSettled([managing, scheduling]);
   const [controllerManager, scheduler] = [await managing, await scheduling];
-  const all = ground.move();
+  const all = stack.move();
   return { apiServer, controllerManager, scheduler, [Symbol.asyncDispose]: () => all.disposeAsync() };
 }
 
@@ -127,7 +127,7 @@ function apiServerWords(pki: (name: string) => string): readonly string[] {
     '--service-account-issuer=https://kubernetes.default.svc.cluster.local',
     `--service-account-key-file=${pki('accounts.crt')}`,
     `--service-account-signing-key-file=${pki('accounts.key')}`,
-    // Nodes have no names that are known here.
+    // The names of nodes do not resolve here.
     '--kubelet-preferred-address-types=InternalIP',
     `--kubelet-client-certificate=${pki('admin.crt')}`,
     `--kubelet-client-key=${pki('admin.key')}`,

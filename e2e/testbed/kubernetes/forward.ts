@@ -3,20 +3,20 @@ import { once } from 'node:events';
 import { connect, createServer, Server, type Socket } from 'node:net';
 import { loopbackAddress } from '../daemon.ts';
 
-/** An address of this machine's loopback, behind which is a port in another network. */
+/** A loopback address of this machine that forwards to a port in another network. */
 export interface Forward extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
 }
 
 /**
- * No interface of this machine leads into the network. What listens here is made here and given to a process that runs
- * there. While nobody listens at the other end, a connection is made and reset.
+ * No interface of this machine is connected to that network. This process listens, and passes each connection to a process that runs
+ * there. If nothing listens at the other end, a connection is accepted and reset.
  */
 export async function startForward(
   network: readonly [string, ...string[]],
   to: { readonly host: string; readonly port: number },
-  /** Told to nobody but whoever lists processes. */
+  /** Shown in the process list only. */
   name: string,
 ): Promise<Forward> {
   const host = loopbackAddress();

@@ -9,28 +9,28 @@ import { digest } from '../rootfs.ts';
 import { runner } from '../run.ts';
 import { populator } from './populator.ts';
 
-/** What of a cluster is asked here: images are made before there is one. */
+/** The part of a cluster that is used here: images are built before a cluster exists. */
 export interface ImageUser {
-  /** Makes an image known, by the name that it has and by others. */
+  /** Imports an image under its own names and under the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
 }
 
 export const pauseImage = 'pause:testbed';
-/** Counted up when the way of making changes. */
+/** Increased when the build of the images changes. */
 const format = 1;
 
-/** It holds a pod's namespaces, and waits for those processes whose parents ended. */
+/** Holds a pod's namespaces, and reaps orphans. */
 const pause = 'trap "exit 0" TERM INT; while :; do sleep 1000000 & wait; done';
 
-/** A tar of the image that every pod begins with, kept in the cache folder. */
+/** A tar of the pause image of every pod, in the cache folder. */
 export const pauseTar = (signal: AbortSignal): Promise<string> =>
   busyboxWith({ name: pauseImage, config: { Entrypoint: ['/bin/sh', '-c', pause] }, signal });
 
-/** Makes the image that tests run known to all nodes of a cluster, and gives the name to run it by. */
+/** Imports the image that tests run on all nodes of a cluster, and returns its name. */
 export const importBusybox = (cluster: ImageUser, signal: AbortSignal): Promise<string> =>
   loadBusybox(
     {
-      // It asks an engine to load a file.
+      // Stands for an engine that loads a file.
       run: async (...words) => {
         await cluster.importImage(words.at(-1) ?? '');
         return '';
@@ -40,18 +40,18 @@ export const importBusybox = (cluster: ImageUser, signal: AbortSignal): Promise<
   );
 
 export interface SuiteImages {
-  /** The end-to-end tests, which tell what images they use. */
+  /** The program of the end-to-end tests, which lists the images that it uses. */
   readonly suite: string;
   readonly agnhost: string;
   readonly kubectl: string;
 }
 
-/** Makes those images known that Kubernetes' own tests of storage use, by the names that they ask for. */
+/** Imports the images of Kubernetes' storage tests, under the names that the tests use. */
 export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, signal: AbortSignal): Promise<void> {
-  // It leaves a temporary folder behind, each time.
+  // The program leaves a temporary folder behind in each run.
   await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const listed = (await runner(signal)('env', [`TMPDIR=${own.path}`, from.suite, '--list-images'])).split('\n');
-  // Of some there are older ones too.
+  // For some images, the list also has older versions.
   const named = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
   const config = { Entrypoint: ['/agnhost'], Cmd: ['pause'] };
   const tar = await busyboxWith({ name: 'agnhost:testbed', config, programs: { agnhost: from.agnhost }, signal });
@@ -61,7 +61,7 @@ export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, s
   const programs = { kubectl: from.kubectl };
   const filler = await busyboxWith({ name: 'populator:testbed', config: filling, programs, signal });
   await cluster.importImage(filler, ...named('hello-populator'));
-  // One that knows no users: the tests look for their numbers. Of nginx only the shell is used.
+  // An image without users, because the tests use numeric ids. From nginx they use only the shell.
   const shell = await busyboxWith({ name: 'shell:testbed', config: { Cmd: ['/bin/sh'] }, signal });
   await cluster.importImage(shell, ...named('busybox'), ...named('nginx'));
 }
@@ -69,7 +69,7 @@ export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, s
 interface BusyboxWith {
   readonly name: string;
   readonly config: { readonly Entrypoint?: readonly string[]; readonly Cmd?: readonly string[] };
-  /** Further programs, put at the top by these names. */
+  /** More programs for the root folder, by these names. */
   readonly programs?: Readonly<Record<string, string>>;
   readonly signal: AbortSignal;
 }

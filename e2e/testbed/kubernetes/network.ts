@@ -3,26 +3,26 @@ import { onPath } from '../component.ts';
 import { startDaemon } from '../daemon.ts';
 import { type Machine, runInside } from '../machine.ts';
 
-/** The same in every cluster: each has a network of its own, in which there is nothing else. */
+/** The same addresses in every cluster, because each cluster has its own isolated network. */
 export const addresses = {
   controlPlane: '10.77.0.1',
   apiPort: 6443,
   services: '10.96.0.0/16',
-  /** Of the service `kubernetes`, by which pods reach the API. */
+  /** The address of the service `kubernetes`, where pods reach the API. */
   apiService: '10.96.0.1',
   pods: '10.88.0.0/16',
-  /** Nodes are counted from 1. */
+  /** Nodes count from 1. */
   node: (number: number): string => `10.77.0.${number + 1}`,
   podsOf: (number: number): string => `10.88.${number}.0/24`,
 } as const;
 
-/** A switch in a network of its own, with the control plane's address on it. */
+/** A bridge in its own network namespace, with the control plane's address. */
 export interface ClusterNetwork extends AsyncDisposable {
-  /** The words to put before a program so that it runs in it, as the same process, with the mounts of this machine. */
+  /** A command prefix that runs a program in it as the same process, with the mounts of this machine. */
   readonly inside: readonly [string, ...string[]];
-  /** Lays a cable to a node, and leads to its pods. */
+  /** Connects a node by a veth pair, and adds a route to its pods. */
   connect(number: number, node: Machine): Promise<void>;
-  /** Pulls the cable out at the switch, or puts it back: the node is as it was, and alone. */
+  /** Disconnects or reconnects the node at the bridge. The node itself does not change. */
   setCable(number: number, to: 'up' | 'down'): Promise<void>;
 }
 
@@ -50,7 +50,7 @@ export async function startNetwork(folder: string, signal: AbortSignal): Promise
   return {
     inside,
     connect: async (number, node) => {
-      // By its process id: the names of networks are files of this machine.
+      // By pid, because names of network namespaces are files of this machine.
       const cable = ['link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', port(number), 'netns', `${daemon.pid}`];
       await runInside({ inside: node.beside }, ip, ...cable);
       await runInside({ inside }, ip, 'link', 'set', port(number), 'master', switchName, 'up');

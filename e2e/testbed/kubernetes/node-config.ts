@@ -4,11 +4,11 @@ import type { Authority, Issued } from './certificates.ts';
 import { pauseImage } from './images.ts';
 import { addresses } from './network.ts';
 
-/** Where distributions put the plugins that give pods their interfaces. */
+/** The folder where distributions install CNI plugins. */
 export const cniPlugins = (): string | undefined =>
   ['/usr/lib/cni', '/usr/libexec/cni', '/opt/cni/bin'].find((folder) => existsSync(join(folder, 'ptp')));
 
-/** Each pod on a cable of its own, with routes: no bridge, whose traffic would pass by the rules for service addresses. */
+/** Each pod has its own veth pair with routes. With a bridge, traffic would bypass the rules for service addresses. */
 export const podNetwork = (subnet: string): object => ({
   cniVersion: '0.4.0',
   name: 'testbed',
@@ -56,12 +56,12 @@ export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions
   cgroupRoot: `/${group}`,
   failCgroupV1: false,
   failSwapOn: false,
-  // The usual place would be made on this machine.
+  // The default folder would be created on this machine.
   volumePluginDir: '/var/lib/kubelet/volumeplugins',
-  // There is nobody to ask for names.
+  // There is no DNS server.
   resolvConf: '',
   clusterDomain: 'cluster.local',
-  // The disk is this machine's: what others do to it is not to move pods.
+  // The disk belongs to this machine: its usage by other programs must not evict pods.
   evictionHard: { 'memory.available': '100Mi', 'nodefs.available': '100Mi', 'imagefs.available': '100Mi' },
   imageGCHighThresholdPercent: 100,
   nodeStatusUpdateFrequency: '5s',
@@ -72,7 +72,7 @@ export const proxyWords = (name: string, kubeconfig: string): readonly string[] 
   `--hostname-override=${name}`,
   '--proxy-mode=iptables',
   `--cluster-cidr=${addresses.pods}`,
-  // One table of connections for all of this machine: it stays as it is.
+  // The connection tracking table belongs to the whole machine, so its size must not change.
   '--conntrack-max-per-core=0',
   '--conntrack-min=0',
 ];

@@ -4,12 +4,12 @@ import { type Machine, runInside, startMachine } from '../machine.ts';
 import { addresses, type ClusterNetwork } from './network.ts';
 
 /**
- * Where a node keeps things, at the places where every node has them: in the node's own view of the file system, and
- * on the disk rather than on the machine's copy-on-write view.
+ * The usual folders of a node, at their usual paths in the node's own view of the file system. They are on the disk instead of
+ * the copy-on-write view of the machine.
  */
 const plainFolders = ['/var/lib/kubelet', '/var/lib/containerd', '/var/log'] as const;
 
-/** What the kubelet otherwise writes to the kernel, which has one such value for all of this machine. */
+/** The kubelet would write these sysctls, which this machine has only once. */
 const expected = {
   'vm/overcommit_memory': '1',
   'vm/panic_on_oom': '0',
@@ -21,21 +21,21 @@ const expected = {
 
 export interface NodeMachineOptions {
   readonly number: number;
-  /** How many nodes there are. */
+  /** The number of nodes. */
   readonly count: number;
   readonly folder: string;
-  /** The control group of all its pods. */
+  /** The cgroup of all its pods. */
   readonly group: string;
-  /** Further folders that are to lie on the disk, as a node has them. */
+  /** More folders that must be on the disk, as on a real node. */
   readonly folders: readonly string[];
   readonly network: ClusterNetwork;
 }
 
-/** A machine that looks like a node to which nothing was done yet. Whoever starts it removes the control group. */
+/** A machine that looks like a freshly installed node. The caller removes the cgroup. */
 export async function startNodeMachine(options: NodeMachineOptions, signal: AbortSignal): Promise<Machine> {
   const { number, count, folder, group, network } = options;
   await mkdir(join(folder, 'expected'), { recursive: true });
-  // Users of pods go through it.
+  // Users of pods traverse it.
   await chmod(folder, 0o755);
   const more = [...ownGroup(group), 'echo 1 >/proc/sys/net/ipv4/ip_forward'];
   for (const [name, value] of Object.entries(expected)) {
@@ -55,7 +55,7 @@ export async function startNodeMachine(options: NodeMachineOptions, signal: Abor
       'set -e',
       `ip address add ${addresses.node(number)}/24 dev eth0`,
       'ip link set eth0 up',
-      // Of no machine; kube-proxy turns them into others, which it only does with what has a way to go.
+      // Routes to no machine. kube-proxy translates the addresses, but only for packets that have a route.
       `ip route add ${addresses.services} via ${addresses.controlPlane}`,
       ...Array.from({ length: count }, (_, index) => index + 1)
         .filter((other) => other !== number)
@@ -69,7 +69,7 @@ export async function startNodeMachine(options: NodeMachineOptions, signal: Abor
   return machine;
 }
 
-/** One tree per controller, or one for all of them. */
+/** For cgroup v1, with one tree per controller, and for cgroup v2. */
 const ownGroup = (group: string): readonly string[] => [
   'if [ -e /sys/fs/cgroup/cgroup.procs ]; then',
   '  for name in $(cat /sys/fs/cgroup/cgroup.controllers); do echo "+$name" >/sys/fs/cgroup/cgroup.subtree_control; done',
@@ -79,7 +79,7 @@ const ownGroup = (group: string): readonly string[] => [
   '    if [ -L "$at" ] || [ ! -e "$at/cgroup.procs" ]; then continue; fi',
   `    for own in "$at/${group.split('/')[0]}" "$at/${group}"; do`,
   '      mkdir -p "$own"',
-  // Otherwise nothing may run in it.
+  // Without these values no process can run in the group.
   '      for name in cpuset.cpus cpuset.mems; do',
   '        if [ -e "$at/$name" ]; then cat "$at/$name" >"$own/$name"; fi',
   '      done',

@@ -1,7 +1,7 @@
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { onPath } from '../component.ts';
-import { type Inmate, type Machine, runInside, startInside } from '../machine.ts';
+import { type Machine, type MachineProcess, runInside, startInside } from '../machine.ts';
 import { removeCgroups } from '../own-cgroups.ts';
 import type { Authority } from './certificates.ts';
 import { addresses, type ClusterNetwork } from './network.ts';
@@ -11,32 +11,32 @@ import { startNodeMachine } from './node-machine.ts';
 export interface Node extends AsyncDisposable, Pick<Machine, 'beside'> {
   readonly name: string;
   readonly address: string;
-  /** What is at a path of the node, seen from this machine: files, without what is mounted there. */
+  /** The node's root folder, as seen from this machine, without the node's mounts. */
   readonly folder: string;
-  /** Runs a program on it, among the mounts that the kubelet sees; gives what it printed. */
+  /** Runs a program in the kubelet's mount namespace, and returns its output. */
   inside(...words: readonly string[]): Promise<string>;
-  /** Makes an image known, by the names that it has and by others. */
+  /** Imports an image under its own names and under the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
-  /** Its pods go on. */
+  /** Its pods keep running. */
   stopKubelet(): Promise<void>;
   killKubelet(): Promise<void>;
   startKubelet(): Promise<void>;
   restartKubelet(): Promise<void>;
-  /** From the API server and from all other nodes. It and its pods go on. */
+  /** Disconnects it from the API server and all other nodes. It keeps running with its pods. */
   cutOff(): Promise<void>;
   reconnect(): Promise<void>;
-  /** As when the power goes: all its processes and mounts are gone at once. There is no way back. */
+  /** Like a power failure: all its processes and mounts are gone at once. It can't be started again. */
   killNode(): Promise<void>;
 }
 
 export interface NodeOptions {
   readonly number: number;
   readonly count: number;
-  /** Of the cluster. */
+  /** The folder of the cluster. */
   readonly top: string;
-  /** Of the cluster's control groups. */
+  /** The cgroup of the cluster. */
   readonly group: string;
-  /** Of the programs. */
+  /** The folder of the programs. */
   readonly bin: string;
   readonly folders: readonly string[];
   readonly kubeletArgs: readonly string[];
@@ -45,27 +45,27 @@ export interface NodeOptions {
   readonly signal: AbortSignal;
 }
 
-/** Pods with the node's network have its name too. */
+/** Sets the host name that host-network pods see. */
 const named = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "$@"', 'sh'];
 
-/** Of a cluster that is being started. */
+/** A node of a cluster that is starting. */
 export interface NewNode extends Node {
-  /** To be called once there is an API server. */
+  /** Call it when the API server runs. */
   join(): Promise<void>;
 }
 
-/** A node on which containers can run. */
+/** A node that can run containers. */
 export async function startNode(options: NodeOptions): Promise<NewNode> {
   const { number, count, top, bin, network, authority, signal } = options;
   const name = `node-${number}`;
   const address = addresses.node(number);
-  await using ground = new AsyncDisposableStack();
+  await using stack = new AsyncDisposableStack();
   const folder = join(top, name);
   const group = `${options.group}/${name}`;
   const temporary = join(folder, 'tmp');
   for (const part of [join(folder, 'etc'), temporary]) await mkdir(part, { recursive: true });
-  ground.defer(() => removeCgroups(group));
-  const machine = ground.use(
+  stack.defer(() => removeCgroups(group));
+  const machine = stack.use(
     await startNodeMachine({ number, count, folder, group, folders: options.folders, network }, signal),
   );
   const file = async (called: string, content: object | string): Promise<string> => {
@@ -76,11 +76,11 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const net = join(folder, 'etc', 'net.d');
   await mkdir(net);
   await writeFile(join(net, '10-testbed.conflist'), JSON.stringify(podNetwork(addresses.podsOf(number))));
-  const daemon = (called: string, command: readonly string[], ready: string): Promise<Inmate> =>
+  const daemon = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
     startInside(machine, {
       command: [...named, name, ...command],
-      // What is on an ordinary user's PATH may lack iptables.
-      // Whoever is killed while it starts a process in a container leaves its description behind, among the node's files.
+      // The PATH of an ordinary user may lack iptables.
+      // A program that is killed while it starts a process in a container leaves a file behind, so the node has its own TMPDIR.
       env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin`, TMPDIR: temporary },
       logFile: join(top, 'log', `${name}-${called}`),
       isReady: (log) => log.includes(ready),
@@ -93,7 +93,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   const kubeconfig = await authority.kubeconfig(name, server);
   const config = await file('kubelet.json', kubeletConfig({ group, authority, served }));
-  let kubelet: Inmate | undefined;
+  let kubelet: MachineProcess | undefined;
   const startKubelet = async (): Promise<void> => {
     const words = [`--config=${config}`, `--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`];
     const more = [`--node-ip=${address}`, ...options.kubeletArgs];
@@ -104,7 +104,7 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const startProxy = async (): Promise<void> => {
     await daemon('kube-proxy', [join(bin, 'kube-proxy'), ...proxyWords(name, proxyConfig)], 'Caches are synced');
   };
-  const all = ground.move();
+  const all = stack.move();
   const inside = (...words: readonly string[]): Promise<string> => runInside(machine, ...words);
   return {
     name,

@@ -20,7 +20,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   });
   afterAll(() => cluster[Symbol.asyncDispose]());
 
-  test.skipIf(needs('helm'))('takes a chart from Helm, and gives it back', async () => {
+  test.skipIf(needs('helm'))('installs a chart with Helm, and uninstalls it', async () => {
     await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-helm-'));
     const chart = join(work.path, 'chart');
     await mkdir(join(chart, 'templates'), { recursive: true });
@@ -40,7 +40,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   });
 
   test.skipIf(needs('k8s-e2e'))(
-    'passes a test of Kubernetes’ own',
+    'passes one of Kubernetes’ own tests',
     async () => {
       const suite = toolPath('k8s-e2e');
       await importSuiteImages(cluster, { suite, agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') }, signal);
@@ -52,7 +52,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         '--ginkgo.no-color',
         `--ginkgo.focus=${focus}`,
       ];
-      // It leaves a temporary folder behind.
+      // The program leaves a temporary folder behind.
       await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
       const env = { ...process.env, TMPDIR: own.path };
       const { stdout } = await execute(suite, words, { env, signal, timeout: 110_000, maxBuffer: 64 * 1024 * 1024 });

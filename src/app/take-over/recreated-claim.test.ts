@@ -1,9 +1,9 @@
 import type { ServerResponse } from 'node:http';
 import { describe, expect, test } from 'vitest';
-import { administrator, asIs, paths, takingOverGround, usualPatienceMs } from '#testing/taking-over.ts';
+import { administrator, asAnyObject, defaultTimeoutMs, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-const it = takingOverGround();
+const it = takeOverFixture();
 const { claim, provisioned, run, refused } = it;
 
 describe('when Kubernetes does not accept the new claim', () => {
@@ -71,7 +71,7 @@ describe('when Kubernetes does not accept the new claim', () => {
     expect(error?.action).toContain('Repeat the command');
     expect(await claim()).toBeUndefined();
     failing('POST', 0, answer);
-    it.waitFor(usualPatienceMs);
+    it.waitFor(defaultTimeoutMs);
     await run('take');
     expect((await claim())?.spec).toEqual({ ...was?.spec, volumeName: `${from}-stowage` });
   });
@@ -84,7 +84,10 @@ describe('when Kubernetes does not accept the new claim', () => {
       // Somebody enlarges it at that moment.
       if (method === 'DELETE' && url.includes('/persistentvolumeclaims') && isFirst) {
         isFirst = false;
-        it.api.put(paths.claims, asIs({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }));
+        it.api.put(
+          paths.claims,
+          asAnyObject({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }),
+        );
       }
       return false;
     };

@@ -1,10 +1,10 @@
 import { describe, expect, test } from 'vitest';
 import { foreignClaim } from '#testing/foreign-volumes.ts';
-import { asIs, at, paths, pod, takingOverGround } from '#testing/taking-over.ts';
+import { asAnyObject, at, paths, pod, takeOverFixture } from '#testing/take-over-fixture.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
-const it = takingOverGround();
+const it = takeOverFixture();
 const { putStore, list, volume, claim, provisioned, taking, run, stopped, refused, holds, found } = it;
 
 describe('take-over', () => {
@@ -102,7 +102,7 @@ describe('take-over', () => {
     expect((await refused('take', { id: '' }))?.message).toContain('is no volume of the store');
     expect(await list(persistentVolumes)).toEqual(was);
     const csi = { driver: 'file.stowage.dev', volumeHandle: 'sv1-id' };
-    it.api.put(paths.volumes, asIs({ metadata: { name: 'by-hand' }, spec: { csi } }));
+    it.api.put(paths.volumes, asAnyObject({ metadata: { name: 'by-hand' }, spec: { csi } }));
     expect((await refused('take'))?.message).toContain('by-hand has that directory already');
     expect(await volume(from)).toEqual(was[0]);
     expect(await volume(`${from}-stowage`)).toBeUndefined();
@@ -155,7 +155,7 @@ describe('take-over', () => {
     // The policy, the PersistentVolume, and the deletion of the claim.
     await stopped('take', 3);
     expect(await claim()).toBeUndefined();
-    it.api.put(paths.claims, asIs(foreignClaim('subdir', 'shop', 'data')));
+    it.api.put(paths.claims, asAnyObject(foreignClaim('subdir', 'shop', 'data')));
     it.api.put(paths.pods, pod('Pending'));
     await run('take');
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);

@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import type { Deed } from '#cli/taking-over.ts';
-import { type Foreign, foreignDirectory } from '#testing/foreign-volumes.ts';
-import { administrator, asIs, paths, takingOverGround } from '#testing/taking-over.ts';
+import { type ForeignDriver, foreignDirectory } from '#testing/foreign-volumes.ts';
+import { administrator, asAnyObject, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-const it = takingOverGround();
+const it = takeOverFixture();
 const { volume, claim, settle, provisioned, taking, run, stopped, found } = it;
 
-describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
+describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
   const before = async (name: string) => ({ volume: await volume(name), claim: await claim() });
 
   test('has the same name and another volume, with the same directory', async () => {
@@ -157,7 +157,7 @@ test('a claim that was enlarged gets a volume that is large enough, in both dire
   const from = provisioned('subdir');
   await run('take');
   const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
-  it.api.put(paths.claims, asIs({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }));
+  it.api.put(paths.claims, asAnyObject({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }));
   await run('undo');
   expect((await volume(from))?.spec.capacity).toEqual({ storage: '3Gi' });
   expect((await claim())?.spec.resources).toEqual({ requests: { storage: '3Gi' } });

@@ -10,15 +10,15 @@ import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { guard } from '#testing/fuse-mount.ts';
-import { createGround } from '#testing/ground.ts';
+import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
-import { connectionOf, disturbed } from '#testing/kept-mount.ts';
+import { connectionOf, runWithFaults } from '#testing/keeper-mounts.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { sized } from '#testing/sized.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { fioVerified, modelled } from '#testing/workloads.ts';
+import { fioVerified, runModelWorkload } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
@@ -64,7 +64,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   });
 
   async function node(aloneMs = 60_000) {
-    const ground = createGround('stowage-pod-');
+    const ground = createScratchFolder('stowage-pod-');
     chmodSync(ground.folder, 0o711);
     const folder = (name: string): string => join(ground.folder, name);
     mkdirSync(folder('mounts'));
@@ -111,7 +111,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const places: string[] = [];
     const place = (): string => {
       const at = join(folder('mounts'), newVolumeId());
-      const guarding = guard(at);
+      const guarding = startUnmountWatchdog(at);
       onTestFinished(() => guarding[Symbol.dispose]());
       places.push(at);
       return at;
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   async function busy(at: string, folder: string): Promise<void> {
     const own = join(at, `names-${++rounds}`);
     await run('mkdir', [own]);
-    await Promise.all([fioVerified(at, folder), modelled(own, rounds, 100)]);
+    await Promise.all([fioVerified(at, folder), runModelWorkload(own, rounds, 100)]);
   }
 
   test('can be killed with its data path repeatedly: the next one gets everything, and nobody sees an error', {
@@ -188,7 +188,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await eventually(here.state, (found) => found?.active?.ready === true);
       pauses.push(performance.now() - since);
     };
-    await disturbed(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
+    await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
     expect(Math.max(...pauses)).toBeLessThan(pauseMs);
     expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([]);
     await run('umount', [here.at]);
@@ -207,7 +207,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await run('stat', [here.at], { timeout: pauseMs });
       await eventually(here.state, whole);
     };
-    await disturbed(3, kill, () => busy(here.at, here.folder));
+    await runWithFaults(3, kill, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 
@@ -352,7 +352,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
       expect(held(again.pid)).toBe(1);
     };
-    await disturbed(1, roll, () => busy(here.at, here.folder));
+    await runWithFaults(1, roll, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 
@@ -382,7 +382,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       expect(await first.ended).toEqual([0, null]);
       expect(await eventually(here.state, whole)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
     };
-    await disturbed(1, succeed, () => busy(here.at, here.folder));
+    await runWithFaults(1, succeed, () => busy(here.at, here.folder));
     await run('umount', [here.at]);
   });
 

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { collectingLog } from '#testing/calls.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { createKeepers } from './keepers.ts';
 
 test('marks of stopped keeper containers mean that the engine shuts down, if they are newer than this process', async () => {

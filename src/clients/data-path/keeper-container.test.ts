@@ -108,7 +108,7 @@ describe('a keeper in a container', () => {
     expect(created.map(({ HostConfig }) => HostConfig['OomScoreAdj'])).toEqual([-900, undefined]);
     expect(told).toEqual(['the data path is not protected when memory is short']);
     // The first container is removed.
-    expect(engine.asked.filter((each) => each.startsWith('DELETE'))).toEqual([
+    expect(engine.requests.filter((each) => each.startsWith('DELETE'))).toEqual([
       'DELETE /v1.41/containers/made1?force=1&v=1',
     ]);
   });
@@ -151,7 +151,7 @@ describe('a keeper in a container', () => {
     end(2);
     expect(await ended).toBe(2);
     await kill();
-    expect(engine.asked.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
+    expect(engine.requests.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
   });
 
   test('outlives an engine with live-restore, and is removed by Stowage after its end', async () => {
@@ -169,7 +169,7 @@ describe('a keeper in a container', () => {
     containers.push({ Id: 'made1', State: 'exited', Labels: ours });
     // One is still running.
     expect(await removeEnded(own, 'i', signal)).toBe(1);
-    expect(engine.asked.filter((each) => /DELETE|wait/.test(each))).toEqual([
+    expect(engine.requests.filter((each) => /DELETE|wait/.test(each))).toEqual([
       'DELETE /v1.41/containers/left?force=1&v=1',
       'POST /v1.41/containers/made1/wait?condition=next-exit',
       'DELETE /v1.41/containers/left?force=1&v=1',
@@ -195,7 +195,7 @@ describe('a keeper in a container', () => {
     const containers = [keeper('a', 'host', 'j'), keeper('b', 'host', 'i'), keeper('c', 'net-1', 'i')];
     const { engine, own } = await engineThat({ protects: true, containers });
     expect(await killKeeper(own, 'host', 'i')).toBe(true);
-    expect(engine.asked.filter((each) => each.includes('/kill'))).toEqual([
+    expect(engine.requests.filter((each) => each.includes('/kill'))).toEqual([
       'POST /v1.41/containers/b/kill?signal=USR1',
     ]);
     expect(await killKeeper(own, 'net-2', 'i')).toBe(false);

@@ -48,7 +48,7 @@ describe('keepers run in containers of their own', () => {
   test('but not if configured otherwise', async () => {
     const { engine, placing } = await placed(says(found), 'process');
     expect(await placing.place(signal)).toBe('here');
-    expect(engine.asked).toEqual([]);
+    expect(engine.requests).toEqual([]);
   });
 
   test.each([

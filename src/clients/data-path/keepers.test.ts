@@ -15,9 +15,9 @@ import { peerCredentials } from '#keeper/system-calls.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
-import { guard } from '#testing/fuse-mount.ts';
-import { createGround } from '#testing/ground.ts';
+import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
@@ -62,7 +62,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
 
   /** As `stowage up` configures them. Counts the calls of `doubted`. */
   function agent(stuckMs: number, time: Clock = clock) {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const folder = (name: string): string => join(ground.folder, name);
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
     const { scope } = ground;
@@ -107,7 +107,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const places: string[] = [];
     const place = (): string => {
       const at = join(folder('mounts'), newVolumeId());
-      const guarding = guard(at);
+      const guarding = startUnmountWatchdog(at);
       onTestFinished(() => guarding[Symbol.dispose]());
       places.push(at);
       return at;

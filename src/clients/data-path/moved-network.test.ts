@@ -2,8 +2,8 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createKeepers } from './keepers.ts';
 
 const unending = new AbortController().signal;
@@ -12,7 +12,7 @@ const kind = { network: 'docker:far', privilegedPorts: false };
 describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
   test('follows the network to another namespace, once', { timeout: 60_000 }, async () => {
     await using far = await makeFarNetwork();
-    const ground = createGround();
+    const ground = createScratchFolder();
     const keepers = createKeepers({
       clock: systemClock(),
       log: ground.scope.log,

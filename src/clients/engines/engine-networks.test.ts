@@ -114,7 +114,7 @@ async function fakeEngine(): Promise<FakeEngine> {
     refusing,
     sandbox: here,
     pid: 0,
-    changes: () => scripted.asked.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
+    changes: () => scripted.requests.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
   });
   return engine;
 }
@@ -187,7 +187,7 @@ describe('finding the namespace of a network', () => {
     async (name) => {
       const { networks, docker, podman } = await given();
       expect(await networks.find(name, signal)).toBe(name);
-      expect([...docker.asked, ...podman.asked]).toEqual([]);
+      expect([...docker.requests, ...podman.requests]).toEqual([]);
     },
   );
 

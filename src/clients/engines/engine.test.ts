@@ -306,7 +306,7 @@ describe('the answers of engines', () => {
       log: silentLog(),
     });
     await using _ = other.follow(() => undefined);
-    const asked = (): number => own.asked.filter((one) => one.endsWith('/info')).length;
+    const asked = (): number => own.requests.filter((one) => one.endsWith('/info')).length;
     await expect
       .poll(async () => {
         const before = asked();

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { type Ext4Superblock, readSuperblock, type XfsSuperblock } from '#base/superblock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { canGrow } from './can-grow.ts';
 
 const groups = { blockBytes: 4096n, blocks: 1000n, groupBlocks: 500n };
@@ -35,7 +35,7 @@ describe('a file system', () => {
   test.skipIf(needs('linux', 'xfs', 'ext4')).each(['xfs', 'ext4'] as const)(
     'that is new (%s) grows with its file',
     async (kind) => {
-      using ground = createGround();
+      using ground = createScratchFolder();
       const superblock = await readSuperblock(ground.image('v.img', 310, kind));
       if (superblock === undefined) throw new Error('no file system');
       expect(canGrow(superblock, 310 * 2 ** 20)).toBe(false);

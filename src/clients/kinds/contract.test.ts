@@ -13,9 +13,9 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { clientContract } from '#testing/contracts/client.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { guard } from '#testing/fuse-mount.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { startUnmountWatchdog } from '#testing/fuse-mount.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createKeepers } from '../data-path/keepers.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
@@ -31,7 +31,7 @@ const run = createRun(clock);
 const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
 const node = 'here' as NodeName;
 
-function onGround(ground: Ground) {
+function onGround(ground: ScratchFolder) {
   mkdirSync(join(ground.folder, 'mounts'));
   return {
     mounter,
@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'mount'))('directories', () => {
   clientContract(
     'the directory client',
     async () => {
-      const ground = createGround();
+      const ground = createScratchFolder();
       const path = join(ground.folder, 'volume');
       mkdirSync(path);
       return {
@@ -68,7 +68,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
   clientContract(
     'the loop client',
     async () => {
-      const ground = createGround();
+      const ground = createScratchFolder();
       const path = ground.image('volume.img', 16, 'ext4');
       return {
         ...onGround(ground),
@@ -88,7 +88,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
   clientContract(
     'the NFS client',
     async () => {
-      const ground = createGround();
+      const ground = createScratchFolder();
       const folder = join(ground.folder, 'keepers');
       mkdirSync(folder);
       const keepers = createKeepers({
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         readTable: createTableReader(),
       });
       const place = onGround(ground);
-      const guarding = guard(place.at);
+      const guarding = startUnmountWatchdog(place.at);
       const source = {
         kind: 'nfs',
         hosts: [exported.server.host],

@@ -15,7 +15,7 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
@@ -28,13 +28,13 @@ const run = createRun(clock);
 const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
 
 describe.skipIf(needs('root', 'mount'))('the directory client', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let client: Client<'directory'>;
   let source: Extract<Source, { kind: 'directory' }>;
   const at = (name: string): string => join(ground.folder, name);
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     client = createDirectoryClient({ mounter });
     source = { kind: 'directory', node: 'here' as NodeName, path: at('volume') };
     mkdirSync(at('volume'));

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { attachedLoops } from '../mounter/attached-loops.ts';
@@ -19,7 +19,7 @@ type LoopSource = Extract<Source, { kind: 'loop' }>;
 const clock = systemClock();
 const run = createRun(clock);
 
-let ground: Ground;
+let ground: ScratchFolder;
 let mounter: Mounter;
 let client: LoopClient;
 const at = (name: string): string => join(ground.folder, name);
@@ -35,7 +35,7 @@ const mib = (path: string): number => {
 };
 
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
   mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [ground.folder] });
   client = createLoopClient({ mounter, run, clock });
 });

@@ -6,7 +6,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Ext4Superblock } from '#base/superblock.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { refusal } from '#testing/refusals.ts';
+import { refusal } from '#testing/expected-errors.ts';
 import { growUnmountedExt4 } from './loop-growth.ts';
 
 let folder: string;

@@ -9,7 +9,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createRun } from '../mounter/run-program.ts';
@@ -22,7 +22,7 @@ const run = createRun(clock);
 
 /** A container that ran Stowage has ended; its devices and mounts still exist and are in use. */
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mounter: Mounter;
   let client: LoopClient;
   const at = (name: string): string => join(ground.folder, name);
@@ -56,7 +56,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
       .trim();
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     // When the namespace ends, its copy of this mount is gone, and with it the beginning of the paths.
     execFileSync('mount', ['--bind', ground.folder, ground.folder]);
     // With shared propagation, mounts in it would appear twice: in the folder below it, too.

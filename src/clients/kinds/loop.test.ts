@@ -19,8 +19,8 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createRun, type Run } from '../mounter/run-program.ts';
@@ -50,7 +50,7 @@ const counted: GrowCalls = {
 };
 const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
 
-let ground: Ground;
+let ground: ScratchFolder;
 let client: LoopClient;
 const at = (name: string): string => join(ground.folder, name);
 const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
@@ -75,7 +75,7 @@ const held = (path: string): Disposable => {
 };
 
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
   client = createLoopClient({ mounter, run, clock, growCalls: counted });
   ran.length = 0;
   grown.length = 0;

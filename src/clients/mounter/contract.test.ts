@@ -5,14 +5,14 @@ import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
-import { createGround } from '#testing/ground.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { createRun } from './run-program.ts';
 import { createUnableMounter } from './unable-mounter.ts';
 
 describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
   mounterContract('the Linux mounter', () => {
-    const ground = createGround();
+    const ground = createScratchFolder();
     const [forbidden, published] = [join(ground.folder, 'state'), join(ground.folder, 'state/published')];
     mkdirSync(published, { recursive: true });
     const clock = systemClock();

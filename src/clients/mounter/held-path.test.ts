@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
@@ -15,7 +15,7 @@ const real = createRun(clock);
 const writable = { readOnly: false };
 
 describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above a target', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   /** The programs that ran. */
   let ran: string[];
   const at = (name: string): string => join(ground.folder, name);
@@ -26,7 +26,7 @@ describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above 
   });
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     ran = [];
     for (const name of ['from', 'theirs/to', 'elsewhere/to']) mkdirSync(at(name), { recursive: true });
     for (const name of ['file', 'theirs/disk', 'elsewhere/disk']) writeFileSync(at(name), '');

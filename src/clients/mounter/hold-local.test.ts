@@ -3,13 +3,13 @@ import { mkdirSync, readdirSync, realpathSync, renameSync, symlinkSync, writeFil
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { HeldPath } from './held-path.ts';
 import { createHoldLocal } from './hold-local.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 
 describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the records', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let table: MountTable;
   const at = (name: string): string => join(ground.folder, name);
   const held = async (path: string): Promise<string | undefined> => {
@@ -18,7 +18,7 @@ describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the
   };
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     for (const name of ['folder/inner', 'disk']) mkdirSync(at(name), { recursive: true });
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('disk')]);
     table = await readMountTable();

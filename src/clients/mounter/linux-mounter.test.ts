@@ -9,8 +9,8 @@ import type { NodeName, VolumeId } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { mountFuse } from '../data-path/fuse-mount.ts';
 import { createDirectoryClient } from '../kinds/directory.ts';
@@ -27,7 +27,7 @@ const clock: Clock = {
 };
 const owner = '/state/of/this/test';
 const real = createRun(clock, undefined, owner);
-const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
+const mounterWith = (run: Run, ground: ScratchFolder, calls = mountCalls): Mounter =>
   createLinuxMounter({
     clock,
     run,
@@ -38,7 +38,7 @@ const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
   });
 
 describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mounter: Mounter;
   const children: ChildProcess[] = [];
   const at = (name: string): string => join(ground.folder, name);
@@ -46,7 +46,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   const readOnly = { readOnly: true };
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     mounter = mounterWith(real, ground);
     for (const name of ['from', 'other', 'to', 'store']) mkdirSync(at(name));
     writeFileSync(join(at('from'), 'file'), 'from');

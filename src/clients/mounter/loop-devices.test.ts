@@ -6,16 +6,16 @@ import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { attachedLoops, type Loop } from './attached-loops.ts';
 import { configureOldLoop, freeLoop, loopInfo } from './loop-calls.ts';
 import { createLoopDevices } from './loop-devices.ts';
 
 const clock = systemClock();
 const devices = createLoopDevices(clock);
-let ground: Ground;
+let ground: ScratchFolder;
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
 });
 afterEach(() => ground[Symbol.dispose]());
 

@@ -4,17 +4,17 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { attachedLoops, type Loop } from './attached-loops.ts';
 import { isWrittenByNobody } from './image-lock.ts';
 import { createLoopFiles } from './loop-files.ts';
 
-let ground: Ground;
+let ground: ScratchFolder;
 const at = (name: string): string => join(ground.folder, name);
 
 beforeEach(() => {
-  ground = createGround();
+  ground = createScratchFolder();
   onTestFinished(() => ground[Symbol.dispose]());
 });
 

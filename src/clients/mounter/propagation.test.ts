@@ -8,7 +8,7 @@ import { SystemError } from '#base/linux/libc.ts';
 import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { mountTable, parseMountinfo, readMountTable } from './mountinfo.ts';
@@ -48,7 +48,7 @@ describe.skipIf(needs('root', 'mount')).each([
   ['this kernel', mountCalls],
   ['an older kernel', older],
 ])('a bind that propagates to another mount namespace, with %s', (_, calls) => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let mounter: Mounter;
   let elsewhere: Elsewhere;
   const at = (name: string): string => join(ground.folder, name);
@@ -56,7 +56,7 @@ describe.skipIf(needs('root', 'mount')).each([
     createLinuxMounter({ clock, run, calls: by, forbidden: () => [], storeRoots: () => [], mounts: at('mounts') });
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     // With a peer group of its own, so that mounts in it do not appear below it as well.
     execFileSync('mount', ['--bind', '--make-private', ground.folder, ground.folder]);
     execFileSync('mount', ['--make-shared', ground.folder]);
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount')).each([
 });
 
 describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   const at = (name: string): string => join(ground.folder, name);
   const mounterWith = (calls: Partial<MountCalls>): Mounter =>
     createLinuxMounter({
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
   };
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     for (const name of ['from', 'to', 'mounts']) mkdirSync(at(name));
   });
   afterEach(() => ground[Symbol.dispose]());

@@ -4,11 +4,11 @@ import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 
 describe.skipIf(needs('root', 'mount'))('the mount table reader', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   const at = (name: string): string => join(ground.folder, name);
   const mount = (name: string): void => {
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at(name)]);
@@ -17,7 +17,7 @@ describe.skipIf(needs('root', 'mount'))('the mount table reader', () => {
     (await read()).at(at(name)) !== undefined;
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     for (const name of ['one', 'other/inner']) mkdirSync(at(name), { recursive: true });
   });
   afterEach(() => ground[Symbol.dispose]());

@@ -5,7 +5,7 @@ import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { createHoldLocal, type HoldLocal } from './hold-local.ts';
 import { readMountTable } from './mountinfo.ts';
 import { createPathAccess } from './path-access.ts';
@@ -16,7 +16,7 @@ describe.skipIf(needs('linux')).each([
   ['on any disk', false],
   ['on the disk of our records', true],
 ])('a target %s', (_, isNear) => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
   const look = createPathAccess(systemClock());
@@ -25,7 +25,7 @@ describe.skipIf(needs('linux')).each([
     targets.inspectTarget(target, access, ground.scope);
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     mkdirSync(at('state'));
   });
   afterEach(() => ground[Symbol.dispose]());

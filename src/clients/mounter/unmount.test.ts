@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { mountFuse } from '../data-path/fuse-mount.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
@@ -14,12 +14,12 @@ const clock = systemClock();
 const real = createRun(clock);
 
 describe.skipIf(needs('mount', 'fuse'))('one of our own FUSE file systems', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let at: string;
   let ran: string[];
 
   beforeEach(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     ran = [];
     at = join(ground.folder, 'stage');

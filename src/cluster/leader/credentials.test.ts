@@ -2,7 +2,7 @@ import { X509Certificate } from 'node:crypto';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
@@ -59,7 +59,7 @@ const kept = async (name = 'stowage-tls'): Promise<Secret> => await client.get(s
 const keptCert = async (): Promise<string> => Buffer.from((await kept()).data?.['tls.crt'] ?? '', 'base64').toString();
 const published = async (): Promise<string | undefined> =>
   (await client.get(configMaps, { namespace, name: 'stowage-ca' }, signal).catch(() => undefined))?.data?.['ca.crt'];
-const changes = (): readonly string[] => api.asked.filter((one) => !one.startsWith('GET'));
+const changes = (): readonly string[] => api.requests.filter((one) => !one.startsWith('GET'));
 
 describe('the certificate of the door', () => {
   test('is made by the first leader, kept with its key in a Secret, and published without', async () => {

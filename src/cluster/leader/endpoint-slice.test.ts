@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
@@ -97,7 +97,7 @@ describe('the address of the leader', () => {
     await stop();
     start('10.0.0.5');
     await eventually(() => api.watches).toBe(1);
-    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
+    expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
   });
 
   test('is taken away before an orderly end, unless it is another’s', async () => {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { leaderServers, type OpenedServer, testNamespace } from '#testing/leader-servers.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
 import { nothingHere } from '../server/tls-server.ts';
@@ -32,7 +32,7 @@ const pod = (name: string, nodeName: string, more: object = {}): unknown =>
     spec: { nodeName, ...more },
   } as never);
 const asked = (name: string, uid = `uid-${name}`) => ({ namespace: 'team', name, uid });
-const podsRead = (): number => it.api.asked.filter((one) => one.includes('/namespaces/team/pods/')).length;
+const podsRead = (): number => it.api.requests.filter((one) => one.includes('/namespaces/team/pods/')).length;
 
 describe('an agent that asks about a pod', () => {
   test('is told whether it has users of its own', async () => {

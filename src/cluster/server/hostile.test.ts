@@ -6,7 +6,7 @@ import type { Duplex } from 'node:stream';
 import { connect, type SecureVersion, type TLSSocket } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { agentToken, leaderServers, type OpenedServer, scopeOf, testNamespace } from '#testing/leader-servers.ts';
 import { makeCredential } from '../leader/certificate.ts';

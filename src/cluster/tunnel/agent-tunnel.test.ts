@@ -7,7 +7,7 @@ import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { streamOver } from '#base/socket-stream.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import {
   agentToken,

@@ -5,7 +5,7 @@ import { duplexPair } from 'node:stream';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { OpenedServer } from '#testing/leader-servers.ts';
 import { leaderServers, scopeOf, startCuttableProxy } from '#testing/leader-servers.ts';

@@ -67,7 +67,8 @@ function start(
   running.push(cache.run({ signal: stop.signal, log }));
   return { cache, told };
 }
-const lists = (): number => api.asked.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
+const lists = (): number =>
+  api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
 
 describe('a cache', () => {
   test('has what was there, and then what changes', async () => {
@@ -121,7 +122,7 @@ describe('a cache', () => {
     const { cache } = start({ pageSize: 3 });
     await cache.whenSynced(stop.signal);
     expect(cache.size).toBe(7);
-    expect(api.asked.filter((one) => one.includes('limit=3')).length).toBe(3);
+    expect(api.requests.filter((one) => one.includes('limit=3')).length).toBe(3);
   });
 
   test('finds by index what is so now', async () => {

@@ -56,7 +56,7 @@ async function written(): Promise<readonly KubeEvent[]> {
   for await (const page of client.list(resource, {}, end.signal)) all.push(...page.items);
   return all;
 }
-const writes = (): number => api.asked.filter((one) => !one.startsWith('GET')).length;
+const writes = (): number => api.requests.filter((one) => !one.startsWith('GET')).length;
 
 test('says what, on which object, and by whom', async () => {
   start().report(report());

@@ -81,7 +81,7 @@ async function lease(): Promise<Lease> {
   using client = createKubeClient({ access: api.access, clock: createWaitedClock(), userAgent: 'test' });
   return await client.get(leases, { namespace: 'stowage', name: 'controller' }, new AbortController().signal);
 }
-const writes = (): number => api.asked.filter((one) => one.startsWith('PUT')).length;
+const writes = (): number => api.requests.filter((one) => one.startsWith('PUT')).length;
 /** It sleeps until its next renewal, or its next look. */
 const asleep = (one: Candidate): Promise<void> => expect.poll(() => one.clock.sleeping.length, { interval: 5 }).toBe(1);
 const leads = (one: Candidate): Promise<void> => expect.poll(() => one.isWorking, { interval: 5 }).toBe(true);

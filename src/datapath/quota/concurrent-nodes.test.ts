@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
-import { keptIn, type Node, node, sizeOf, type Tree, unending } from '#testing/quota-nodes.ts';
+import { type FileSizes, neverAborts, node, type QuotaNode, sizeOf, storedGrowth } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
@@ -12,7 +12,7 @@ const blocks = 128;
 
 /** The server's files and their blocks. */
 interface BlockTree {
-  readonly sizes: Tree;
+  readonly sizes: FileSizes;
   put(name: string, first: number, count: number): void;
   look(name: string): Attributes | undefined;
   remove(name: string): boolean;
@@ -20,7 +20,7 @@ interface BlockTree {
 
 function createTree(old: number): BlockTree {
   const files = new Map<string, Set<number>>();
-  const sizes: Tree = new Map();
+  const sizes: FileSizes = new Map();
   const put: BlockTree['put'] = (name, first, count) => {
     const has = files.get(name) ?? new Set();
     for (let i = 0; i < count; i++) has.add(first + i);
@@ -42,7 +42,7 @@ function createTree(old: number): BlockTree {
 const attributesOf = (used: number, size: number): Attributes =>
   ({ type: fileType.regular, links: 1, used: used * block, size: size * block }) as Attributes;
 
-interface Mounted extends Node {
+interface Mounted extends QuotaNode {
   /** False: EDQUOT. Otherwise the write is accepted and reaches the server later. In blocks. */
   write(name: string, first: number, count: number): Promise<boolean>;
   remove(name: string): Promise<void>;
@@ -51,12 +51,12 @@ interface Mounted extends Node {
 
 /** A node like the file system: writes stay buffered for a while before the server has them. */
 function mounted(folder: SharedFolder, server: BlockTree, member: string): Mounted {
-  const one = node(folder, server.sizes, member, keptIn(), blocks * block);
+  const one = node(folder, server.sizes, member, storedGrowth(), blocks * block);
   const names: string[] = [];
   const known = new Map<number, Attributes>();
   const behind = new Map<number, Promise<void>>();
   let places = 0;
-  const request = (): Request => ({ place: ++places, signal: unending }) as Request;
+  const request = (): Request => ({ place: ++places, signal: neverAborts }) as Request;
   const idOf = (name: string): number => (names.includes(name) ? names.indexOf(name) : names.push(name) - 1);
   const charges = createCharges({
     quota: one.quota,
@@ -76,7 +76,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
   });
 
   async function send(name: string, first: number, count: number, place: number): Promise<void> {
-    if (folder.random(3) === 0) await folder.clock.sleep(folder.random(8_000), unending);
+    if (folder.random(3) === 0) await folder.clock.sleep(folder.random(8_000), neverAborts);
     await folder.turn();
     server.put(name, first, count);
     const after = server.look(name);
@@ -133,13 +133,13 @@ describe.each(seeds)('concurrent nodes with seed %d', (seed) => {
         const own = `${who}-${random(6)}`;
         if (random(4) === 0) await one.remove(random(3) === 0 ? `old-${random(24)}` : own);
         else if (!(await one.write(own, random(24), 1 + random(4)))) refused++;
-        if (random(12) === 0) await folder.clock.sleep(random(3_000), unending);
+        if (random(12) === 0) await folder.clock.sleep(random(3_000), neverAborts);
       }
       await one.flush();
       working--;
     };
     const countOn = async (): Promise<void> => {
-      for (const { recount } of nodes.values()) await recount(unending);
+      for (const { recount } of nodes.values()) await recount(neverAborts);
       if (working > 0) await countOn();
     };
     await folder.run(Promise.all([...nodes.map(work), countOn()]), () => {

@@ -1,6 +1,14 @@
 import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
-import { keptIn, limit, type Node, node, sizeOf, type Tree, unending } from '#testing/quota-nodes.ts';
+import {
+  type FileSizes,
+  limit,
+  neverAborts,
+  node,
+  type QuotaNode,
+  sizeOf,
+  storedGrowth,
+} from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { chunkOf, createLedger, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
@@ -9,7 +17,13 @@ import { createRecount } from './recount.ts';
 const chunk = chunkOf(limit);
 
 /** Like the file system: admit, write, settle. False: EDQUOT. */
-async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: string, to: number): Promise<boolean> {
+async function write(
+  folder: SharedFolder,
+  tree: FileSizes,
+  { quota }: QuotaNode,
+  name: string,
+  to: number,
+): Promise<boolean> {
   const most = Math.max(0, to - (tree.get(name) ?? 0));
   try {
     await quota.admit(most);
@@ -25,7 +39,7 @@ async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: st
   return true;
 }
 
-async function remove(folder: SharedFolder, tree: Tree, { quota }: Node, name: string): Promise<void> {
+async function remove(folder: SharedFolder, tree: FileSizes, { quota }: QuotaNode, name: string): Promise<void> {
   await folder.turn();
   const before = tree.get(name) ?? 0;
   tree.delete(name);
@@ -36,7 +50,7 @@ async function remove(folder: SharedFolder, tree: Tree, { quota }: Node, name: s
 describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a volume, with seed %d', (seed) => {
   test('at most one of two nodes that want the last bytes at once gets them, and nothing is lost', async () => {
     const folder = createSharedFolder(seed * 104_729);
-    const tree: Tree = new Map([['old', limit - 1000]]);
+    const tree: FileSizes = new Map([['old', limit - 1000]]);
     const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
     const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
     // Both have read the ledger, so they ask at the same time.
@@ -59,15 +73,15 @@ describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a v
   });
 });
 
-const settled = async (folder: SharedFolder, { quota }: Node): Promise<void> => {
+const settled = async (folder: SharedFolder, { quota }: QuotaNode): Promise<void> => {
   quota.statfs();
-  await folder.clock.sleep(1_000, unending);
+  await folder.clock.sleep(1_000, neverAborts);
 };
 
 describe('a single node', () => {
   const setUp = (used = 0) => {
     const folder = createSharedFolder(1);
-    const tree: Tree = new Map([['old', used]]);
+    const tree: FileSizes = new Map([['old', used]]);
     const one = node(folder, tree, 'a');
     const run = <T>(work: Promise<T>): Promise<T> => folder.run(work, () => undefined).then(() => work);
     const put = (name: string, to: number, by = one) => run(write(folder, tree, by, name, to));
@@ -112,7 +126,7 @@ describe('a single node', () => {
     const { folder, tree, one, put } = setUp();
     await put('new', limit / 2);
     const { epoch } = one.kept.value;
-    const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
+    const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
     // Otherwise a new count found it.
@@ -122,7 +136,7 @@ describe('a single node', () => {
   test('moves unsettled charges into a new epoch even while the mount is idle', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit / 2));
-    await run(node(folder, tree, 'b').recount(unending));
+    await run(node(folder, tree, 'b').recount(neverAborts));
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
@@ -131,8 +145,8 @@ describe('a single node', () => {
   });
 
   describe('growth settled before the node has seen a new epoch', () => {
-    const successorOf = ({ folder, tree, one }: ReturnType<typeof setUp>): Node => {
-      const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
+    const successorOf = ({ folder, tree, one }: ReturnType<typeof setUp>): QuotaNode => {
+      const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
       successor.quota.adopt(limit / 2);
       tree.set('new', limit / 2);
       successor.quota.changed(limit / 2, limit / 2);
@@ -143,7 +157,7 @@ describe('a single node', () => {
       const all = setUp();
       await all.run(all.one.quota.admit(limit / 2));
       all.one.die();
-      await all.run(node(all.folder, all.tree, 'b').recount(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
@@ -156,7 +170,7 @@ describe('a single node', () => {
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(node(all.folder, all.tree, 'b').recount(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
@@ -166,7 +180,7 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
-    await run(node(folder, tree, 'b').recount(unending));
+    await run(node(folder, tree, 'b').recount(neverAborts));
     expect(await put('new', 2)).toBe(false);
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
@@ -177,10 +191,10 @@ describe('a single node', () => {
     one.die();
     const other = node(folder, tree, 'b');
     expect(await put('new', limit, other)).toBe(false);
-    await run(folder.clock.sleep(60_000, unending));
+    await run(folder.clock.sleep(60_000, neverAborts));
     // There is still no room, and a new count is due.
     expect(await put('new', limit, other)).toBe(false);
-    await run(folder.clock.sleep(10_000, unending));
+    await run(folder.clock.sleep(10_000, neverAborts));
     expect(await put('new', limit, other)).toBe(true);
     expect([...folder.texts.keys()].filter((name) => name.startsWith('grant.'))).toEqual([grantName(2, 'b')]);
   });
@@ -189,9 +203,9 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1000);
     tree.set('foreign', limit - 1000);
-    await run(folder.clock.sleep(11 * 60_000, unending));
+    await run(folder.clock.sleep(11 * 60_000, neverAborts));
     one.quota.statfs();
-    await run(folder.clock.sleep(10_000, unending));
+    await run(folder.clock.sleep(10_000, neverAborts));
     await run(settled(folder, one));
     expect(one.quota.statfs().used).toBe(limit);
     expect(await put('more', 1000)).toBe(false);
@@ -230,12 +244,12 @@ describe('a single node', () => {
   test('a failed count is reported to the requests that wait for it', async () => {
     const folder = createSharedFolder(1);
     const { clock } = folder;
-    const ledger = createLedger({ files: folder.files(), clock, signal: unending, member: 'a', limit });
+    const ledger = createLedger({ files: folder.files(), clock, signal: neverAborts, member: 'a', limit });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
     const recount = createRecount({ files: folder.files(), clock, count });
     const told: unknown[] = [];
     const failed = (cause: unknown): void => void told.push(cause);
-    const quota = createQuota({ ledger, recount, kept: keptIn(), clock, limit, signal: unending, failed });
+    const quota = createQuota({ ledger, recount, kept: storedGrowth(), clock, limit, signal: neverAborts, failed });
     const admitted = quota.admit(1);
     await folder.run(
       admitted.catch(() => undefined),

@@ -7,7 +7,7 @@ import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { Controller, type CreateVolumeRequestSchema, Identity } from '#wire/csi/generated/csi.ts';

@@ -4,11 +4,11 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, collectingLog } from '#testing/calls.ts';
-import { createGround } from '#testing/ground.ts';
+import { aCall, collectingLog } from '#testing/core-calls.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
+import { asGroup, everythingOwnedBy, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import { VolumeCapability_AccessMode_Mode as Mode } from '#wire/csi/generated/csi.ts';
 import { createCsiServer } from './server.ts';
@@ -28,7 +28,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
 
   beforeEach(() => {
     // What a test that failed has left mounted goes first.
-    const ground = createGround('stowage-groups-');
+    const ground = createScratchFolder('stowage-groups-');
     onTestFinished(() => ground[Symbol.dispose]());
     folder = ground.folder;
     chmodSync(folder, 0o755);
@@ -63,16 +63,16 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'umask 077; mkdir d; echo one > d/file', at('pod'));
     await asGroup(1002, 2000, 'echo two >> d/file; mv d/file d/moved; mv d/moved d/file', at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
     await pods.unpublish('pod');
     // The kubelet keeps it staged when the next pod comes soon enough.
     await pods.publish('pod', 3000);
-    expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
-    expect(await pods.groupsIn('stage/volume', 3000)).toBe(allOf(3000));
+    expect(await pods.groupsIn('pod', 3000)).toBe(everythingOwnedBy(3000));
+    expect(await pods.groupsIn('stage/volume', 3000)).toBe(everythingOwnedBy(3000));
     // One more at the same time: it may all that the first may, and sees its group.
     await pods.publish('other', 4000);
     expect(await asGroup(1003, 4000, 'echo three >> d/file; cat d/file', at('other'))).toBe('one\ntwo\nthree');
-    expect(await pods.groupsIn('other', 4000)).toBe(allOf(3000));
+    expect(await pods.groupsIn('other', 4000)).toBe(everythingOwnedBy(3000));
     const top = join(exported, 'pvc-1');
     expect([statSync(top).gid, statSync(join(top, 'd/file')).gid]).toEqual([1000, 1000]);
   }, 120_000);
@@ -82,10 +82,10 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     await pods.stage(2000);
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'umask 022; mkdir d; echo one > d/file', at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
     await pods.unpublish('pod');
     await pods.publish('pod', 3000);
-    expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
+    expect(await pods.groupsIn('pod', 3000)).toBe(everythingOwnedBy(3000));
     await asGroup(1002, 3000, 'echo two >> d/file; mv d/file d/moved', at('pod'));
     await expect(asGroup(1003, 4000, 'touch d/no', at('pod'))).rejects.toThrow('Permission denied');
     // Who is refused has changed nothing.
@@ -102,7 +102,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     expect([uid, gid, mode & 0o7777]).toEqual([1000, 2000, 0o2775]);
     await asGroup(1001, 2000, 'umask 002; mkdir d; echo one > d/file', at('pod'));
     await asGroup(1002, 2000, 'umask 002; echo two >> d/file; mv d/file d/moved; mv d/moved d/file', at('pod'));
-    expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
+    expect(await pods.groupsIn('pod', 2000)).toBe(everythingOwnedBy(2000));
   }, 120_000);
 
   test('are told where the server does not let anybody give them files', async () => {

@@ -15,7 +15,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { startServer } from '#testing/server.ts';

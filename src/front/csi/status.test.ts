@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
-import { collectingLog } from '#testing/calls.ts';
+import { collectingLog } from '#testing/core-calls.ts';
 import { answering } from './status.ts';
 
 const call = { signal: new AbortController().signal, method: '/csi.v1.Node/NodeStageVolume' };

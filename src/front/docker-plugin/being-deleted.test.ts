@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { servedPlugins } from '#testing/plugin.ts';
 
 describe.skipIf(needs('root', 'mount'))('a volume that is used otherwise, too', () => {

@@ -5,7 +5,7 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { gated } from '#testing/fakes/gated-store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { refusing } from '#testing/fakes/refusing-store.ts';

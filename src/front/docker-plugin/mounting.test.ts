@@ -8,7 +8,7 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createApi, startServer, type TestServer } from '#testing/server.ts';

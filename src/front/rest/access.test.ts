@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { allRoutes } from '#testing/routes.ts';
 import { type Answer, type Api, firstToken, startServer, type TestServer } from '#testing/server.ts';

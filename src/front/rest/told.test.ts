@@ -8,7 +8,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, collectingLog, inTime } from '#testing/calls.ts';
+import { aCall, collectingLog, inTime } from '#testing/core-calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, startServer, type TestServer } from '#testing/server.ts';
 import { operationJson } from './json.ts';

@@ -5,7 +5,7 @@ import type { NodeName, Volume } from '#core/model.ts';
 import type { Uses } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { type Api, startServer, type TestServer } from '#testing/server.ts';

@@ -9,9 +9,9 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
-import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
+import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import type { FileStore } from './verbs.ts';
@@ -22,7 +22,7 @@ import type { FileStore } from './verbs.ts';
 const name = volumeName;
 const spec = (called: string, instance: string): VolumeSpec =>
   volumeSpec(called, { requestId: `${instance} ${called}`, instance });
-const never: Hook = ({ make }) => make();
+const never: CallInterceptor = ({ make }) => make();
 
 let folder: string;
 beforeEach(() => {
@@ -44,11 +44,11 @@ interface Host {
   sweepForLong(): Promise<void>;
 }
 
-const lives = createLives();
+const lives = createProcesses();
 
-async function host(instance: string, hook: Hook = never): Promise<Host> {
-  const clock = impatient(systemClock());
-  const kind = createNfsStoreKind(clock, tapped(connectToDisk(folder), hook));
+async function host(instance: string, hook: CallInterceptor = never): Promise<Host> {
+  const clock = shortWaitClock(systemClock());
+  const kind = createNfsStoreKind(clock, interceptCalls(connectToDisk(folder), hook));
   const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind, marks: lives(instance) });
   return {
     store,

@@ -4,7 +4,7 @@ import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 
 // Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens it, and then either
 // repeats the call or sweeps. Both must end in the same complete state, and in between there is one volume, not two.

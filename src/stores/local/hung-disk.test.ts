@@ -5,8 +5,8 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { maxFileCalls, shortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
@@ -14,7 +14,7 @@ const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
   test('blocks a limited number of threads, and only the names of the blocked calls', { timeout: 60_000 }, async () => {
-    const ground = createGround();
+    const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     const disk = join(ground.folder, 'disk');
     await mkdir(disk);

@@ -6,7 +6,7 @@ import type { Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 
 interface Known {
   readonly id: VolumeId;

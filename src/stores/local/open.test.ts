@@ -11,7 +11,7 @@ import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createLocalStoreKind } from './kind.ts';
 

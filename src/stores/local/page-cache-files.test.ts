@@ -3,16 +3,16 @@ import { mkdirSync, readFileSync, renameSync, statSync, symlinkSync, writeFileSy
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { localFiles } from './files.ts';
 import { filesIn, folderInCache } from './page-cache-files.ts';
 
 describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   const at = (...names: readonly string[]): string => join(ground.folder, ...names);
 
   beforeEach(() => {
-    ground = createGround();
+    ground = createScratchFolder();
     mkdirSync(at('store', 'sub'), { recursive: true });
     writeFileSync(at('store', 'one.meta'), 'some record');
     readFileSync(at('store', 'one.meta'));

@@ -7,17 +7,17 @@ import type { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
 const mounted = {
-  tmpfs: (_ground: Ground, at: string): void => {
+  tmpfs: (_ground: ScratchFolder, at: string): void => {
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=8m', 'stowage-test', at]);
   },
-  ext4: (ground: Ground, at: string): void => {
+  ext4: (ground: ScratchFolder, at: string): void => {
     // With data=journal ext4 writes block by block; otherwise recent kernels write several blocks at once, all or none.
     mountImage(ground.image('disk.img', 32, 'ext4'), at, 'data=journal');
   },
@@ -25,13 +25,13 @@ const mounted = {
 
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block left', () => {
   describe.each(['tmpfs', 'ext4'] as const)('on %s', (kind) => {
-    let ground: Ground;
+    let ground: ScratchFolder;
     let disk: string;
     let under: LocalStoreUnderTest;
     let volume: Volume;
 
     beforeEach(async () => {
-      ground = createGround();
+      ground = createScratchFolder();
       disk = join(ground.folder, 'disk');
       mkdirSync(disk);
       mounted[kind](ground, disk);

@@ -7,7 +7,7 @@ import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openLocal } from '#testing/local-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 /** The folder of a store that 0.1 left. It never changes: a new format needs a new fixture. */

@@ -12,11 +12,11 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
-import { aCall, inTime } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { checkNfs } from './check.ts';
@@ -50,14 +50,14 @@ const checked = async (uri: string): Promise<StoreCheck> => check(await stowageW
 const healthy = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';
 
 describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let ganesha: NfsServer;
   const at = (...names: readonly string[]): string => join(ground.folder, ...names);
   const uri = (path: string, more = ''): string =>
     `nfs://${ganesha.host}:${ganesha.nfsPort}${at(path)}?mountport=${ganesha.mountPort}${more}`;
 
   beforeAll(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     for (const name of ['plain', 'squashed', 'read-only']) mkdirSync(at(name));
     ganesha = await startGanesha({
       exports: [
@@ -157,7 +157,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
 describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
   test('is asked, and its answer is reported', async () => {
-    const ground = createGround();
+    const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     const path = join(ground.folder, 'exported');
     mkdirSync(path);

@@ -13,7 +13,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';

@@ -11,10 +11,10 @@ import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
-import { impatient, mortal } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { contentsOf, quickFolder, snapshotOf, wrongRecords } from '#testing/nfs-contents.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
+import { crashableProcess, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
@@ -65,13 +65,13 @@ interface Ground {
   readonly connect: Connect;
 }
 
-const lives = createLives();
+const lives = createProcesses();
 
 const open = (
   ground: Ground,
   instance: string,
   connect = ground.connect,
-  clock: Clock = impatient(systemClock()),
+  clock: Clock = shortWaitClock(systemClock()),
 ): Promise<FileStore> => {
   const kind = createNfsStoreKind(clock, connect);
   return openNfs({ uri: ground.uri, options: ground.options, instance, kind, marks: lives(instance) });
@@ -139,7 +139,7 @@ interface Death {
 
 /** Whether it died: a verb that makes fewer calls does not. */
 async function die(ground: Ground, setting: Setting, { verb, at, when }: Death): Promise<boolean> {
-  const host = mortal(ground.connect);
+  const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
   host.dieAt(at, when);
   try {
@@ -178,7 +178,7 @@ const ways = [
 
 async function work(ground: Ground, setting: Setting, verb: string): Promise<void> {
   let waits = 0;
-  const clock = impatient(systemClock(), () => waits++);
+  const clock = shortWaitClock(systemClock(), () => waits++);
   const other = await open(ground, 'another', ground.connect, clock);
   await tidy(other);
   await other.housekeeping.orphans(scope);
@@ -211,7 +211,7 @@ function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
     const folder = quickFolder('crash');
     it.ground = { folder, uri: 'nfs://nowhere/export', options, connect: connectToDisk(folder) };
     it.setting = await furnish(it.ground);
-    it.layAgain = picture(folder);
+    it.layAgain = snapshotOf(folder);
   });
   afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
   return () => ({
@@ -259,7 +259,7 @@ test('an abandoned intent does not lead to the data of another volume', async ()
   mkdirSync(join(folder, 'n'));
   writeFileSync(join(folder, 'n', 'file'), 'somebody else’s');
   // Killed with the data removed, and the record not.
-  const layAgain = picture(folder);
+  const layAgain = snapshotOf(folder);
   for (let at = 1; existsSync(join(folder, 'e')); at++) {
     layAgain();
     expect(await die(ground, setting, { verb: 'delete an empty one', at, when: 'after' })).toBe(true);
@@ -275,7 +275,7 @@ test('an abandoned intent does not lead to the data of another volume', async ()
 
 async function callsOf(stage: Stage, verb: string): Promise<number> {
   const { ground, setting } = await stage.next();
-  const host = mortal(ground.connect);
+  const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
   host.dieAt(-1, 'before');
   await (verbs[verb] as Verb)(store, setting);

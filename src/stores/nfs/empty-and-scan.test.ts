@@ -21,7 +21,7 @@ import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { type Hook, tapped } from '#testing/nfs-tap.ts';
+import { type CallInterceptor, interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
@@ -31,7 +31,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trees');
   let folder: string;
   let freshExport: ReturnType<typeof ganesha.fresh>;
-  let hook: Hook;
+  let hook: CallInterceptor;
   beforeEach(() => {
     freshExport = ganesha.fresh();
     ({ folder } = freshExport);
@@ -39,7 +39,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<FileStore> {
-    const connect = tapped(createConnect(systemClock()), (call) => hook(call));
+    const connect = interceptCalls(createConnect(systemClock()), (call) => hook(call));
     const kind = createNfsStoreKind(systemClock(), connect);
     return openNfs({ ...freshExport, options: { ...freshExport.options, ...more }, instance, kind });
   }

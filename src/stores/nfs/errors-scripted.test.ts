@@ -1,9 +1,9 @@
 import { readdirSync, rmSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { scope } from '#testing/contracts/store.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
@@ -44,7 +44,7 @@ describe('errors that only a scripted server gives', () => {
     const store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(undefined, connect) });
     onTestFinished(() => store.close());
     isBroken = true;
-    expectTold(await refusal(store.create(volumeSpec('a'), scope)), { code, reason, message, action });
+    expectError(await refusal(store.create(volumeSpec('a'), scope)), { code, reason, message, action });
     expect(readdirSync(folder)).toEqual(['.stowage']);
   });
 
@@ -78,7 +78,7 @@ describe('errors that only a scripted server gives', () => {
         options,
         kind: createNfsStoreKind(undefined, () => Promise.reject(cause)),
       });
-    expectTold(await refusal(open({})), {
+    expectError(await refusal(open({})), {
       code: 'denied',
       reason: 'nfs-credential-denied',
       message: /^opening store test \(nowhere:\/export\) failed: nowhere rejects our credentials$/,

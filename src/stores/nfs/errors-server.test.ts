@@ -10,10 +10,10 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { nfsStatus } from '#wire/nfs3/index.ts';
 import { create, mkdir } from '#wire/nfs3/procedures.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -33,7 +33,7 @@ const spec = (name: string): VolumeSpec => ({
 });
 
 describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let ganesha: NfsServer;
 
   const at = (...names: readonly string[]): string => join(ground.folder, ...names);
@@ -49,7 +49,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   }
 
   beforeAll(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     const folders = ['plain', 'squashed', 'read-only', 'privileged', 'small'];
     for (const name of folders) mkdirSync(at(name));
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256k', 'stowage-test', at('small')]);
@@ -73,7 +73,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('reports an export that does not exist', async () => {
     const error = await refusal(open('nothing'));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message: new RegExp(
@@ -85,7 +85,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('reports a wrong port of the MOUNT service', async () => {
     const mountport = `${ganesha.nfsPort}`;
-    expectTold(await refusal(open('plain', { mountport })), {
+    expectError(await refusal(open('plain', { mountport })), {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(
@@ -96,7 +96,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 
   test('reports root squash, and works as the owner of the directory', async () => {
-    expectTold(await refusal(open('squashed')), {
+    expectError(await refusal(open('squashed')), {
       code: 'denied',
       reason: 'nfs-root-squash',
       message: new RegExp(`the server denies root access to ${placeOf('squashed')}: it seems to map root to nobody`),
@@ -104,7 +104,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
         /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
     });
     const options = { squash: 'root', uid: '1000', gid: '1000' };
-    expectTold(await refusal(open('squashed', options)), {
+    expectError(await refusal(open('squashed', options)), {
       code: 'denied',
       reason: 'store-permission',
       message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
@@ -117,7 +117,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 
   test('reports that a privileged port is required, and works with one', async () => {
-    expectTold(await refusal(open('privileged')), {
+    expectError(await refusal(open('privileged')), {
       code: 'denied',
       reason: 'nfs-privileged-port',
       message: new RegExp(
@@ -131,7 +131,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 
   test('reports a read-only export, and works as a read-only store', async () => {
-    expectTold(await refusal(open('read-only')), {
+    expectError(await refusal(open('read-only')), {
       code: 'denied',
       reason: 'nfs-read-only',
       message: new RegExp(`${placeOf('read-only')} is exported, or mounted on the server, read-only$`),
@@ -151,7 +151,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     };
     expect(fill).toThrow(/ENOSPC/);
     const before = readdirSync(at('small'), { recursive: true }).length;
-    expectTold(await refusal(store.create(spec('big'), scope)), {
+    expectError(await refusal(store.create(spec('big'), scope)), {
       code: 'exhausted',
       reason: 'store-full',
       message: new RegExp(
@@ -167,7 +167,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     const store = await open('plain', { timeout: '3s' });
     await ganesha.freeze();
     try {
-      expectTold(await refusal(store.create(spec('late'), scope)), {
+      expectError(await refusal(store.create(spec('late'), scope)), {
         code: 'deadline',
         reason: 'nfs-timeout',
         message: new RegExp(
@@ -241,7 +241,7 @@ describe('our own server', () => {
     const store = await open(own, '/export/gone');
     await store.create(spec('a'), scope);
     rmSync(folder, { recursive: true });
-    expectTold(await refusal(store.create(spec('b'), scope)), {
+    expectError(await refusal(store.create(spec('b'), scope)), {
       code: 'unavailable',
       reason: 'nfs-export-unknown',
       message:
@@ -249,7 +249,7 @@ describe('our own server', () => {
       action: /have the server's administrator export it/,
     });
     mkdirSync(folder);
-    expectTold(await refusal(store.create(spec('b'), scope)), {
+    expectError(await refusal(store.create(spec('b'), scope)), {
       code: 'unavailable',
       reason: 'store-identity',
       message:

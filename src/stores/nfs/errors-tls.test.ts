@@ -6,9 +6,9 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import type { StowageError } from '#core/errors.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
@@ -59,7 +59,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('reports that the server requires TLS, and works with TLS', async () => {
     const own = await serve('server');
     const error = await refusal(open(own));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-required',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
@@ -71,7 +71,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a server without TLS', async () => {
     const own = await startOwnServer({ path: '/export' });
-    expectTold(await refusal(open(own, { tls: 'on' })), {
+    expectError(await refusal(open(own, { tls: 'on' })), {
       code: 'unsupported',
       reason: 'nfs-tls-not-offered',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
@@ -82,7 +82,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('reports a certificate that another CA signed', async () => {
     const own = await serve('server');
     const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message:
@@ -96,7 +96,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
   test('reports a server that supports only older TLS versions', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
-    expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
+    expectError(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
@@ -107,7 +107,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('reports a certificate of another server', async () => {
     const own = await serve('elsewhere');
     const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
-    expectTold(error, {
+    expectError(error, {
       code: 'denied',
       reason: 'nfs-tls-certificate',
       message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
@@ -126,10 +126,10 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
         /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
     };
     const timeout = '600ms';
-    expectTold(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
+    expectError(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
     const unknown = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
     const error = await refusal(open(own, { timeout, tls: trusting('unknown', unknown) }));
-    expectTold(error, wanted);
+    expectError(error, wanted);
     expectNoSecret(error);
     const right = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
     const store = await open(own, { tls: trusting('right', right) });
@@ -142,7 +142,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
   ])('%s', async (title, files, missing) => {
     const tls = trusting(title, files);
-    expectTold(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
+    expectError(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
       code: 'invalid',
       reason: 'nfs-tls-files',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),

@@ -5,9 +5,9 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import { mountProgram, mountVersion, nfsProgram } from '#wire/nfs3/index.ts';
 import { createRpcServer, type Reply, type ServedProgram } from '#wire/rpc/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -41,7 +41,7 @@ const openElsewhere = `
 describe('a server that cannot be reached', () => {
   test('is reported if its name is unknown', async () => {
     const error = await refusal(open('nfs://nowhere.invalid/export', {}));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-host-unknown',
       message: /^opening store test \(nowhere\.invalid:\/export\) failed: no address is known for nowhere\.invalid$/,
@@ -54,7 +54,7 @@ describe('a server that cannot be reached', () => {
     const port = await listening(server);
     await new Promise((resolve) => server.close(resolve));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-refused',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
@@ -66,7 +66,7 @@ describe('a server that cannot be reached', () => {
     const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
     const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
-    expectTold(JSON.parse(stdout), {
+    expectError(JSON.parse(stdout), {
       code: 'unavailable',
       reason: 'nfs-no-route',
       message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
@@ -77,7 +77,7 @@ describe('a server that cannot be reached', () => {
   test('is reported if it accepts connections and does not answer', async () => {
     const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'deadline',
       reason: 'nfs-timeout',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
@@ -88,7 +88,7 @@ describe('a server that cannot be reached', () => {
   test('is reported if it closes connections of this host', async () => {
     const { server } = await startOwnServer({ path: '/export', networks: ['10.0.0.0/8'] });
     const error = await refusal(open('nfs://127.0.0.1/export', { port: `${server.port}`, timeout: '500ms' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
       message:
@@ -103,7 +103,7 @@ describe('a server that cannot be reached', () => {
     );
     const port = await listening(http);
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
-    expectTold(error, {
+    expectError(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
       message: /127\.0\.0\.1:\/export\) failed: the answers of 127\.0\.0\.1 are not NFS version 3$/,
@@ -125,7 +125,7 @@ const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => li
 describe('a server without a service', () => {
   test('is reported if it has no NFS version 3', async () => {
     const port = await rpcServer(answering(nfsProgram, 4));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service on that port$/,
@@ -135,7 +135,7 @@ describe('a server without a service', () => {
 
   test('is reported if nothing listens on the port of MOUNT', async () => {
     const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
       code: 'unavailable',
       reason: 'nfs-no-mount-service',
       message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
@@ -146,7 +146,7 @@ describe('a server without a service', () => {
   test('is reported if its MOUNT service does not answer', async () => {
     const port = await rpcServer(answering(nfsProgram, 3));
     const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
       code: 'deadline',
       reason: 'nfs-mount-timeout',
       message: new RegExp(
@@ -172,7 +172,7 @@ function mountProgramThat(status: number, ...exported: readonly string[]): Serve
 describe('a mount that the server rejects', () => {
   test('is reported as denied if this host may not mount it', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
       code: 'denied',
       reason: 'nfs-export-denied',
       message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
@@ -182,7 +182,7 @@ describe('a mount that the server rejects', () => {
 
   test('is reported as not exported if the export is not listed', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
       message:
@@ -193,7 +193,7 @@ describe('a mount that the server rejects', () => {
 
   test('is reported with the status of a failure of the server', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
-    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+    expectError(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
       reason: 'nfs-mount-refused',
       message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,

@@ -10,13 +10,13 @@ import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { outcome } from '#testing/expected-errors.ts';
+import { openExtraAddress } from '#testing/extra-address.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
-import { tapped } from '#testing/nfs-tap.ts';
-import { startPassage } from '#testing/passage.ts';
-import { outcome } from '#testing/refusals.ts';
+import { createProcesses, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
+import { interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -123,12 +123,12 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const { stuck, freshExport, folder } = await stores();
       const volume = await stuck.create(spec('a'), scope);
       const at = { ...freshExport, options: { ...freshExport.options, timeout: '2s' }, instance: 'other' };
-      const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
+      const freezing = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
         if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();
       });
       const kind = createNfsStoreKind(systemClock(), freezing);
-      const lives = createLives();
+      const lives = createProcesses();
       const store = await openNfs({ ...at, kind, marks: lives('other') });
       const want = spec('b', 'request');
       const run = (on: FileStore): Promise<unknown> =>
@@ -196,7 +196,10 @@ test('a server with two addresses works while one of them is unreachable', async
   onTestFinished(() => server.close());
   const hosts = [loopbackAddress(), loopbackAddress()] as const;
   const [port = 0] = await freePorts(hosts[0], 1);
-  const ways = [await startPassage(hosts[0], port, server), await startPassage(hosts[1], port, server)] as const;
+  const ways = [
+    await openExtraAddress(hosts[0], port, server),
+    await openExtraAddress(hosts[1], port, server),
+  ] as const;
   const options = { port: `${port}`, mountport: `${port}`, timeout: '5s' };
   const store = await openNfs({ uri: `nfs://${hosts.join(',')}/`, options });
   onTestFinished(() => store.close());

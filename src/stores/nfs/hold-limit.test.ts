@@ -7,8 +7,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -24,16 +24,16 @@ beforeEach(() => {
 
 interface Host {
   readonly store: FileStore;
-  readonly clock: ReturnType<typeof impatient>;
-  hook: Hook;
+  readonly clock: ReturnType<typeof shortWaitClock>;
+  hook: CallInterceptor;
 }
 
 async function startHost(): Promise<Host> {
-  const clock = impatient(systemClock());
-  const host = { clock, hook: (({ make }) => make()) as Hook };
+  const clock = shortWaitClock(systemClock());
+  const host = { clock, hook: (({ make }) => make()) as CallInterceptor };
   const kind = createNfsStoreKind(
     clock,
-    tapped(connectToDisk(folder), (call) => host.hook(call)),
+    interceptCalls(connectToDisk(folder), (call) => host.hook(call)),
   );
   return Object.assign(host, { store: await openNfs({ uri: 'nfs://nowhere/export', kind }) });
 }

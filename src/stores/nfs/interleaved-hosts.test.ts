@@ -9,10 +9,10 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { contentsOf, quickFolder, snapshotOf, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { type CallInterceptor, crashableProcess, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
@@ -48,7 +48,7 @@ let setting: Setting;
 let layAll: () => void;
 let layAgain: () => void;
 
-const hook: Hook = async ({ make }) => {
+const hook: CallInterceptor = async ({ make }) => {
   if (stop !== undefined && ++calls === stop.at) {
     stop.reached();
     await stop.goOn;
@@ -67,20 +67,20 @@ beforeAll(async () => {
       kind,
       marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
     });
-  first = await open('first', createNfsStoreKind(impatient(clock), tapped(connect, hook)));
+  first = await open('first', createNfsStoreKind(shortWaitClock(clock), interceptCalls(connect, hook)));
   // When it waits, it waits for the first.
   second = await open(
     'second',
     createNfsStoreKind(
-      impatient(clock, () => resume()),
+      shortWaitClock(clock, () => resume()),
       connect,
     ),
   );
-  witness = await open('witness', createNfsStoreKind(impatient(clock), connect));
+  witness = await open('witness', createNfsStoreKind(shortWaitClock(clock), connect));
 });
 beforeAll(async () => {
   setting = await setUp();
-  layAll = picture(folder);
+  layAll = snapshotOf(folder);
   layAgain = layAll;
 });
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -290,14 +290,14 @@ describe.each([
     layAgain = layAll;
     layAgain();
     const verb = verbs[died.replace(/,.*/, '')] as Verb;
-    const once = mortal(connectToDisk(folder));
+    const once = crashableProcess(connectToDisk(folder));
     const open = (): Promise<FileStore> =>
       openNfs({
         uri: 'nfs://nowhere/export',
         instance: 'first',
         marks: { own: dead, dead: [] },
         // By a clock of its own: on a busy machine the renewal of a lock would be one call more.
-        kind: createNfsStoreKind(impatient(systemClock()), once.connect),
+        kind: createNfsStoreKind(shortWaitClock(systemClock()), once.connect),
       });
     const counting = await open();
     once.dieAt(-1, 'before');
@@ -312,7 +312,7 @@ describe.each([
     rmSync(join(folder, '.stowage', 'locks'), { recursive: true });
     mkdirSync(join(folder, '.stowage', 'locks'));
     if (died.endsWith('given up')) rmSync(join(folder, 'n.meta'));
-    layAgain = picture(folder);
+    layAgain = snapshotOf(folder);
   });
 
   describe.each(some)('%s, and inside it', (one) => {

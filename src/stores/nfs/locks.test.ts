@@ -13,13 +13,13 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { outcome } from '#testing/expected-errors.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { contentsOf, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
-import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
-import { outcome } from '#testing/refusals.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
+import { type CallInterceptor, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -33,11 +33,11 @@ const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'rea
 
 interface Host {
   readonly store: FileStore;
-  readonly clock: ReturnType<typeof impatient>;
+  readonly clock: ReturnType<typeof shortWaitClock>;
   /** How often it waited for somebody. */
   waits: number;
   /** What happens to each of its calls. */
-  hook: Hook;
+  hook: CallInterceptor;
 }
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
@@ -52,8 +52,8 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   /** `marks` undefined: a process that cannot know whether the one before it is dead. */
   async function host(instance: string, marks?: ProcessMarks): Promise<Host> {
     const it = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
-    it.clock = impatient(systemClock(), () => it.waits++);
-    const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
+    it.clock = shortWaitClock(systemClock(), () => it.waits++);
+    const connect: Connect = interceptCalls(createConnect(systemClock()), (call) => it.hook(call));
     it.store = await openNfs({
       ...freshExport,
       instance,
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   }
 
   test('a restarted process takes the lock of its predecessor at once when that is known to be dead', async () => {
-    const lives = createLives();
+    const lives = createProcesses();
     const volume = await (await host('one', lives('one'))).store.create(spec('a', 'one'), scope);
     await killed(volume, 'one', lives('one'));
     const back = await host('one', lives('one'));
@@ -336,11 +336,11 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 });
 
 describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let path: string;
   let server: NfsServer;
   beforeAll(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     path = join(ground.folder, 'small');
     mkdirSync(path);
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m,nr_inodes=60', 'stowage-small', path]);
@@ -391,7 +391,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     if (hasLock) await one.label(volume, { x: 'y' }, scope);
     const stop = Promise.withResolvers<void>();
     const reached = Promise.withResolvers<void>();
-    const connect = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
+    const connect = interceptCalls(createConnect(systemClock()), async ({ procedure, make }) => {
       if (procedure !== 'rmdir') return make();
       reached.resolve();
       await stop.promise;
@@ -406,7 +406,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
       await openNfs({
         uri: `nfs://${server.host}${path}`,
         options: portsOf(server),
-        kind: createNfsStoreKind(impatient(systemClock()), createConnect(systemClock())),
+        kind: createNfsStoreKind(shortWaitClock(systemClock()), createConnect(systemClock())),
       }),
     ];
     using _room = fill(path);

@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { refusalOf } from '#testing/expected-errors.ts';
 import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
-import { refusalOf } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { optionHelp, parseOptions, shownPlace } from './options.ts';

@@ -4,11 +4,11 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { needs } from '#testbed/needs.ts';
+import { defaultPolicy } from '#testing/default-policy.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted } from '#testing/fakes/scripted-nfs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround } from '#testing/ground.ts';
-import { plainPolicy } from '#testing/policy.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { createNfsStoreKind } from './kind.ts';
 
@@ -19,7 +19,7 @@ type Kind = ReturnType<typeof createNfsStoreKind>;
 
 async function check(kind: Kind, uri: string): Promise<void> {
   const config = parseStoreConfig('silver', uri, 'file', new Map([[kind.scheme, kind]]));
-  const found = await kind.probe?.(config, plainPolicy, scope);
+  const found = await kind.probe?.(config, defaultPolicy, scope);
   expect(found?.steps.map(({ step, ok }) => `${step} ${ok}`).at(-1)).toBe('room true');
 }
 
@@ -65,7 +65,7 @@ describe.skipIf(needs('ganesha', 'root'))('on a real server, a check', () => {
 
 describe('the file of a check that was killed', () => {
   function stand(script: (real: NfsClient) => Partial<NfsClient> = () => ({})) {
-    const ground = createGround();
+    const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     const { folder } = ground;
     const clock = createFakeClock();

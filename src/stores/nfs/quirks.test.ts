@@ -14,11 +14,11 @@ import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { type StoreUnderTest, scope, storeContract } from '#testing/contracts/store.ts';
+import { openExtraAddress } from '#testing/extra-address.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { isOfVolumes, nfsStore, openNfs } from '#testing/nfs-store.ts';
-import { startPassage } from '#testing/passage.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -140,9 +140,9 @@ test('stores on one server share its connections; closing one leaves the others'
   onTestFinished(() => server.close());
   const host = loopbackAddress();
   const [port = 0, mountPort = 0] = await freePorts(host, 2);
-  const files = await startPassage(host, port, server);
+  const files = await openExtraAddress(host, port, server);
   // Asked once for each store, by a connection that then ends.
-  await startPassage(host, mountPort, server);
+  await openExtraAddress(host, mountPort, server);
 
   const kind = createNfsStoreKind(systemClock(), createConnect(systemClock()));
   const ports = { port: `${port}`, mountport: `${mountPort}` };

@@ -9,7 +9,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { type Api, startServer } from '#testing/server.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';

@@ -7,14 +7,14 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { impatient } from '#testing/nfs-tap.ts';
+import { shortWaitClock } from '#testing/nfs-tap.ts';
 
 const hour = 3_600_000;
 
 test('another host removes a leftover file in tmp after an hour, and no newer one', async () => {
   const folder = quickFolder('scratches');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
-  const clock = impatient(systemClock());
+  const clock = shortWaitClock(systemClock());
   const open = (instance: string) =>
     openNfs({ uri: 'nfs://nowhere/export', instance, kind: createNfsStoreKind(clock, connectToDisk(folder)) });
   const tmp = join(folder, '.stowage', 'tmp');

@@ -10,7 +10,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { tapped } from '#testing/nfs-tap.ts';
+import { interceptCalls } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
@@ -67,7 +67,7 @@ describe('the time for the expiry of the trash', () => {
     test('comes from a file if the server denies changing the folder', async () => {
       const folder = join(parent, 'export', 'refusing');
       mkdirSync(folder);
-      const connect = tapped(createConnect(systemClock()), ({ procedure, make }) =>
+      const connect = interceptCalls(createConnect(systemClock()), ({ procedure, make }) =>
         procedure === 'setattr' ? Promise.reject(new NfsError('SETATTR', nfsStatus.PERM, false)) : make(),
       );
       const kind = createNfsStoreKind(systemClock(), connect);

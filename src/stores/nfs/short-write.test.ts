@@ -8,16 +8,16 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
-import { createGround } from '#testing/ground.ts';
 import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 /** A folder on a disk of its own, which is unmounted at the end of the test. */
 function smallDisk(): { readonly disk: string; readonly state: string } {
-  const ground = createGround();
+  const ground = createScratchFolder();
   onTestFinished(() => ground[Symbol.dispose]());
   const disk = join(ground.folder, 'disk');
   mkdirSync(disk);

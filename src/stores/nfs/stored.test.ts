@@ -9,7 +9,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createMarks, isFree, isProcessMark, isTaken } from './lock-marks.ts';

@@ -10,10 +10,10 @@ import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { createLives, openNfs } from '#testing/nfs-store.ts';
-import { impatient, mortal } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { contentsOf, quickFolder, snapshotOf, wrongRecords } from '#testing/nfs-contents.ts';
+import { createProcesses, openNfs } from '#testing/nfs-store.ts';
+import { crashableProcess, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
@@ -37,12 +37,12 @@ interface Entries {
 }
 
 /** A running host. */
-type Host = FileStore & { readonly clock: ReturnType<typeof impatient> };
+type Host = FileStore & { readonly clock: ReturnType<typeof shortWaitClock> };
 
-const lives = createLives();
+const lives = createProcesses();
 
 async function open({ uri, options, connect }: Ground, instance: string, by = connect): Promise<Host> {
-  const clock = impatient(systemClock());
+  const clock = shortWaitClock(systemClock());
   return {
     ...(await openNfs({ uri, options, instance, kind: createNfsStoreKind(clock, by), marks: lives(instance) })),
     clock,
@@ -78,7 +78,7 @@ async function maintain({ trash, clock }: Host): Promise<void> {
 
 /** Whether the host died: maintenance that makes fewer calls is over before. */
 async function dieAt(ground: Ground, at: number, when: 'before' | 'after'): Promise<boolean> {
-  const host = mortal(ground.connect);
+  const host = crashableProcess(ground.connect);
   const store = await open(ground, 'mortal', host.connect);
   host.dieAt(at, when);
   try {
@@ -129,7 +129,7 @@ describe('a host that is killed while it maintains the trash', () => {
     const folder = quickFolder('trash-crash');
     it.ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
     it.entries = await furnish(it.ground);
-    it.layAgain = picture(folder);
+    it.layAgain = snapshotOf(folder);
   });
   afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
 
@@ -152,7 +152,7 @@ describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the 
 describe('maintenance of the trash', () => {
   test('makes few calls while nothing is due, however much is in the trash', async () => {
     const folder = quickFolder('trash-calls');
-    const host = mortal(connectToDisk(folder));
+    const host = crashableProcess(connectToDisk(folder));
     const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: host.connect };
     const store = await open(ground, 'mortal');
     const count = async (): Promise<number> => {

@@ -12,7 +12,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { impatient } from '#testing/nfs-tap.ts';
+import { shortWaitClock } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
@@ -23,7 +23,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
   let folder: string;
   let server: Awaited<ReturnType<typeof startGanesha>>;
   let store: FileStore;
-  const clock = impatient(systemClock());
+  const clock = shortWaitClock(systemClock());
 
   beforeEach(async () => {
     folder = quickFolder('trash-full');

@@ -12,8 +12,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { type Hook, tapped } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { type CallInterceptor, interceptCalls } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
@@ -94,7 +94,7 @@ for (const [title, start] of Object.entries(sites))
     let calls = 0;
     let resume: () => void = () => undefined;
 
-    const hook: Hook = async ({ make }) => {
+    const hook: CallInterceptor = async ({ make }) => {
       if (stop !== undefined && ++calls === stop.at) {
         stop.reached();
         await stop.goOn;
@@ -116,7 +116,7 @@ for (const [title, start] of Object.entries(sites))
       const { uri, options } = site;
       const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<FileStore> =>
         openNfs({ uri, options, instance, kind });
-      first = await open('first', createNfsStoreKind(clock, tapped(site.connect(), hook)));
+      first = await open('first', createNfsStoreKind(clock, interceptCalls(site.connect(), hook)));
       second = await open('second', createNfsStoreKind(waiting, site.connect()));
     });
     afterAll(async () => {

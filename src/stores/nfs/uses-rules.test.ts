@@ -16,12 +16,12 @@ import type { NodeName, Use, Volume } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { crashableProcess, interceptCalls, shortWaitClock } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { presumedDeadMs } from '../file-store/store-root.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -45,7 +45,7 @@ beforeEach(async () => {
   folder = quickFolder('rules');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   called = [];
-  const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
+  const connect = interceptCalls(connectToDisk(folder), ({ procedure, make }) => {
     called.push(procedure);
     return make();
   });
@@ -79,8 +79,8 @@ describe.each(Object.entries(ends))('after %s', (_, end) => {
       message: /^there is no volume 'photos' in store test$/,
       action: /stowage volume list --store test$/,
     };
-    expectTold(await refusal(uses.put(volume, use('h1'), scope)), gone);
-    expectTold(await refusal(uses.takeWriter(volume, 'h1', scope)), gone);
+    expectError(await refusal(uses.put(volume, use('h1'), scope)), gone);
+    expectError(await refusal(uses.takeWriter(volume, 'h1', scope)), gone);
     for (const part of ['users', 'tmp']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
     expect(contentsOf(folder).heldLocks()).toEqual([]);
   });
@@ -113,7 +113,7 @@ describe.each(Object.entries(uneasy))('%s', (verb, end) => {
     ['a writer that says nothing else', () => uses.takeWriter(volume, 'h1', scope), 'h1 \\(h1\\)'],
   ])('is refused for %s, until it is removed', async (_, begin, who) => {
     await begin();
-    expectTold(await refusal(end()), {
+    expectError(await refusal(end()), {
       code: 'in-use',
       reason: 'volume-in-use-elsewhere',
       message: new RegExp(`^volume 'test/photos' cannot be ${done}: it is used by host ${who}$`),
@@ -162,8 +162,8 @@ test('a writer file of an unknown host can be removed', async () => {
 });
 
 test('a host that was suspended while it had the volume locked gives up', async () => {
-  const clock = impatient(systemClock());
-  const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
+  const clock = shortWaitClock(systemClock());
+  const connect = interceptCalls(connectToDisk(folder), ({ procedure, make }) => {
     if (procedure === 'mkdir') clock.pass(presumedDeadMs / 2 + 1_000);
     return make();
   });
@@ -211,7 +211,7 @@ test('an unused volume takes one call, and a listing of volumes none', async () 
   expect(called).toEqual(['lookup']);
   await uses.put(volume, use('h1'), scope);
   const paths: string[] = [];
-  const connect = tapped(connectToDisk(folder), ({ args, make }) => {
+  const connect = interceptCalls(connectToDisk(folder), ({ args, make }) => {
     paths.push(String(args[0]));
     return make();
   });
@@ -239,7 +239,7 @@ describe('a server that says that very many hosts use a volume', () => {
     for (const host of hosts.slice(1)) linkSync(at('h0'), at(host));
     writeFileSync(at('.writer'), 'h2999');
     [atOnce, mostAtOnce] = [0, 0];
-    const connect = tapped(connectToDisk(folder), async ({ make }) => {
+    const connect = interceptCalls(connectToDisk(folder), async ({ make }) => {
       mostAtOnce = Math.max(mostAtOnce, ++atOnce);
       try {
         return await make();
@@ -274,7 +274,7 @@ describe('a server that says that very many hosts use a volume', () => {
   test('prevents the deletion, and the error counts the hosts', async () => {
     await crowd();
     called = [];
-    expectTold(await refusal(store.delete(volume, scope)), {
+    expectError(await refusal(store.delete(volume, scope)), {
       code: 'in-use',
       reason: 'volume-in-use-elsewhere',
       message: /it is used by host .* and 5\d\d more$/,
@@ -292,8 +292,8 @@ describe('a deletion got no further than the data when its host was killed', () 
   ])('%s finishes it: the volume does not exist', async (_, begin) => {
     writeFileSync(join(folder, 'photos', 'file'), 'data');
     const isHalfDone = (): boolean => !existsSync(join(folder, 'photos')) && existsSync(join(folder, 'photos.meta'));
-    const host = mortal(connectToDisk(folder));
-    const kind = createNfsStoreKind(impatient(systemClock()), host.connect);
+    const host = crashableProcess(connectToDisk(folder));
+    const kind = createNfsStoreKind(shortWaitClock(systemClock()), host.connect);
     const dying = await openNfs({ uri: 'nfs://nowhere/export', kind, marks: { own: dead, dead: [] } });
     host.dieOnce(isHalfDone);
     await refusal(dying.delete(volume, scope));

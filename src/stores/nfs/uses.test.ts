@@ -9,13 +9,13 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { aCall } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { aCall } from '#testing/core-calls.ts';
+import { expectError, refusal } from '#testing/expected-errors.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import { startServer } from '#testing/server.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -124,7 +124,7 @@ function contract(serve: () => Promise<Served>): void {
   test('one host at a time may write', async () => {
     const other = await openOn(served, 'instance-2');
     for (let i = 0; i < 2; i++) await uses.takeWriter(volume, 'h1', scope);
-    expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
+    expectError(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
       reason: 'volume-written-elsewhere',
       message: /^volume 'test\/photos' is written by host h1, and only one host may write to it$/,
@@ -135,7 +135,7 @@ function contract(serve: () => Promise<Served>): void {
     const named = use('h1', 'default/web-0');
     const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...named.users];
     await uses.put(volume, { ...named, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
-    expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
+    expectError(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
       reason: 'volume-written-elsewhere',
       message:
@@ -330,11 +330,11 @@ describe('core', () => {
         `^volume 'silver/photos' cannot be ${verb}: it is used by host node of host-b \\(host-b, pod web-0${silent}\\)$`,
       ),
     });
-    expectTold(await refusal(deletions.delete(id, undefined, aCall())), inUse('', 'deleted'));
-    expectTold(await refusal(volumes.rename(id, 'pictures', undefined, aCall())), inUse('', 'renamed'));
+    expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse('', 'deleted'));
+    expectError(await refusal(volumes.rename(id, 'pictures', undefined, aCall())), inUse('', 'renamed'));
     await age(served, id, 'host-b', staleMs + 5_000);
     const silent = ', silent since \\d{4}-\\d\\d-\\d\\dT[0-9:.]+Z';
-    expectTold(await refusal(deletions.delete(id, undefined, aCall())), inUse(silent, 'deleted'));
+    expectError(await refusal(deletions.delete(id, undefined, aCall())), inUse(silent, 'deleted'));
     expect(readdirSync(own.directory).sort()).toEqual(['.stowage', 'photos', 'photos.meta']);
     await elsewhere.remove(id, 'host-b', scope);
     expect(await deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });

@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { SourceKind, SourceOf, StoreName, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { collectingLog } from '../calls.ts';
+import { collectingLog } from '../core-calls.ts';
 import { targetAt } from '../staging-target.ts';
 import { scope } from './store.ts';
 import { refused, twice } from './twice.ts';
@@ -14,27 +14,27 @@ export interface ClientUnderTest<K extends SourceKind> extends AsyncDisposable {
   readonly client: Client<K>;
   readonly mounter: Mounter;
   readonly source: SourceOf<K>;
-  /** Where the volume is to be staged. The folder above it exists, and its name is a volume's id. */
+  /** The staging path. Its parent directory exists and is named after a volume's id. */
   readonly at: string;
-  /** Somebody else mounts a file system of theirs there. */
+  /** Another program mounts a file system there. */
   occupy(at: string): void;
-  /** A program works in what is mounted there. */
+  /** A program has a file open in the mount. */
   use(at: string): Disposable;
-  /** Present where the client can tell: removes the volume's data. */
+  /** Removes the volume's data. Only for clients that can notice that. */
   readonly lose?: () => void;
-  /** Present where others can mount the data without the client: the path of the data, and of a folder in them. */
+  /** The paths of the data and of a folder in them. Only where others can mount the data without the client. */
   readonly folders?: { readonly whole: string; readonly part: string };
-  /** Present where something serves mounts: it ends, and resolves when that can be known. */
+  /** Kills the process that serves the mount. Resolves when that can be noticed. Only for clients with such a process. */
   readonly kill?: () => Promise<void>;
-  /** With `kill`: writes something into the mount, which its server does not take until the returned object is disposed of. */
+  /** With `kill`: writes something that the server does not accept until the returned object is disposed of. */
   readonly hang?: (at: string) => Promise<AsyncDisposable>;
-  /** With `kill`: another mount namespace has the mount, too, until the returned object is disposed of. */
+  /** With `kill`: copies the mount into another mount namespace until the returned object is disposed of. */
   readonly copy?: (at: string) => Promise<AsyncDisposable>;
-  /** Present where staging sets up more than the mount: what is set up for the source now. */
+  /** What staging set up for the source besides the mount. Only for clients that do so. */
   readonly attached?: () => readonly string[];
 }
 
-/** The promises of the port `Client`. `facets`: those that this one must have. */
+/** The contract of the port `Client`. `facets`: those that this client must have. */
 export function clientContract<K extends SourceKind>(
   title: string,
   make: () => Promise<ClientUnderTest<K>>,
@@ -51,7 +51,7 @@ export function clientContract<K extends SourceKind>(
     const stage = (): Promise<void> => under.client.stage(under.source, targetAt(under.at), scope);
     const unstage = (force = false): Promise<void> =>
       under.client.unstage(under.source, targetAt(under.at), scope, force ? { force } : undefined);
-    /** The mounts that are seen at the stage. */
+    /** The number of mounts at the staging path. */
     const staged = async (): Promise<number> =>
       (await under.mounter.list(scope)).filter((point) => point.at === under.at).length;
     const grow = async (): Promise<void> => await under.client.grow?.(under.source, targetAt(under.at), scope);
@@ -63,14 +63,14 @@ export function clientContract<K extends SourceKind>(
     });
     afterEach(() => under[Symbol.asyncDispose]());
 
-    test('stage makes one mount, of which the client says that it shows the source', async () => {
+    test('stage makes one mount, and the client says that it shows the source', async () => {
       await twice(stage);
       expect(await staged()).toBe(1);
       expect(await under.mounter.isMounted(under.at, scope)).toBe(true);
       expect(await under.client.mountsOf(under.source, targetAt(under.at), scope)).toContain(under.at);
     });
 
-    test('unstage takes the mount away, and the place with it', async () => {
+    test('unstage removes the mount and its mount point', async () => {
       await stage();
       await twice(unstage);
       expect(await staged()).toBe(0);
@@ -80,13 +80,13 @@ export function clientContract<K extends SourceKind>(
       expect(await staged()).toBe(1);
     });
 
-    test('unstage of what was never staged is success', async () => {
+    test('unstage of a volume that was never staged succeeds', async () => {
       await twice(unstage);
       await twice(() => unstage(true));
       expect(existsSync(dirname(under.at))).toBe(true);
     });
 
-    test('unstage leaves nothing after somebody else unmounted the stage', async () => {
+    test('unstage leaves nothing behind after another program unmounted the stage', async () => {
       await stage();
       await under.mounter.unmount(under.at, scope);
       await twice(unstage);
@@ -94,7 +94,7 @@ export function clientContract<K extends SourceKind>(
       expect(await users()).toEqual([]);
     });
 
-    test('stage goes on from a place that a crash left empty, and unstage removes such a place', async () => {
+    test('stage uses an empty mount point that a crash left, and unstage removes it', async () => {
       mkdirSync(under.at);
       await twice(unstage);
       expect(existsSync(under.at)).toBe(false);
@@ -103,7 +103,7 @@ export function clientContract<K extends SourceKind>(
       expect(await staged()).toBe(1);
     });
 
-    test('a forced unstage takes the mount away', async () => {
+    test('a forced unstage removes the mount', async () => {
       await stage();
       await twice(() => unstage(true));
       expect(await staged()).toBe(0);
@@ -121,7 +121,7 @@ export function clientContract<K extends SourceKind>(
       expect(await staged()).toBe(0);
     });
 
-    test('stage refuses a place where something else is mounted, and leaves that', async () => {
+    test('stage refuses a path where something else is mounted, and leaves that mount', async () => {
       mkdirSync(under.at);
       under.occupy(under.at);
       const before = (await under.mounter.list(scope)).filter((point) => point.at === under.at);
@@ -138,7 +138,7 @@ export function clientContract<K extends SourceKind>(
       try {
         expect(await users()).toEqual([under.at, other].sort());
         under.occupy(other);
-        // A kernel may show what is mounted on a bind at its other paths, too.
+        // Some kernels show a mount on a bind at the other paths of that bind, too.
         expect(await users()).toEqual(expect.arrayContaining([under.at, other]));
         await under.mounter.unmount(other, scope);
       } finally {
@@ -161,28 +161,28 @@ export function clientContract<K extends SourceKind>(
       expect(under.client.withMountOptions?.(under.source, use) ?? under.source).toBe(under.source);
     });
 
-    test('unstage does nothing when its signal has ended', async () => {
+    test('unstage does nothing when its signal is aborted', async () => {
       await stage();
       const ended = { ...scope, signal: AbortSignal.abort(new Error('enough')) };
       await expect(under.client.unstage(under.source, targetAt(under.at), ended)).rejects.toThrow('enough');
       expect(await staged()).toBe(1);
     });
 
-    test('stage does nothing when its signal has ended', async () => {
+    test('stage does nothing when its signal is aborted', async () => {
       const signal = AbortSignal.abort(new Error('enough'));
       await under.client.stage(under.source, targetAt(under.at), { ...scope, signal }).catch(() => undefined);
       expect(await staged()).toBe(0);
       await twice(unstage);
     });
 
-    test('grow changes nothing for a volume that has its size already', async () => {
+    test('grow changes nothing for a volume that already has its size', async () => {
       await stage();
       await twice(grow);
       expect(await staged()).toBe(1);
     });
 
     if (facets.attached === true)
-      test('unstage after somebody else unmounted the stage detaches what the mount table does not show', async () => {
+      test('unstage after another program unmounted the stage detaches what the mount table does not show', async () => {
         const attached = (): readonly string[] => under.attached?.() ?? [];
         expect(attached()).toEqual([]);
         await twice(stage);
@@ -193,7 +193,7 @@ export function clientContract<K extends SourceKind>(
       });
 
     if (facets.sharing === true)
-      test('a source that was stored shares a mount like the original, and can be replaced by it', () => {
+      test('a stored source shares a mount like the original, and can be replaced by it', () => {
         const { sharing } = under.client;
         const stored = (): SourceOf<K> => JSON.parse(JSON.stringify(under.source));
         const volume = { store: 'silver' as StoreName, name: 'a' as VolumeName };
@@ -211,7 +211,7 @@ export function clientContract<K extends SourceKind>(
       });
 
     if (facets.lose === true)
-      test('stage of data that are gone is refused, and leaves nothing mounted', async () => {
+      test('stage of deleted data is refused, and leaves nothing mounted', async () => {
         under.lose?.();
         expect(await refused(stage)).toMatchObject({ code: 'not-found', reason: 'data-missing' });
         expect(await staged()).toBe(0);
@@ -228,7 +228,7 @@ export function clientContract<K extends SourceKind>(
           await under.mounter.bind(whole, to, { readOnly: false }, scope);
           await under.mounter.bind(part, other, { readOnly: false }, scope);
           expect(await users()).toEqual([other, to]);
-          // Hidden, it is still there.
+          // Hidden by the new mount, but still mounted.
           under.occupy(other);
           expect(await users()).toEqual([other, to]);
           await under.mounter.unmount(other, scope);
@@ -238,11 +238,11 @@ export function clientContract<K extends SourceKind>(
       });
 
     if (facets.kill === true)
-      describe('a mount that nobody serves any more', () => {
+      describe('a mount whose server process ended', () => {
         const dead = (): Promise<readonly string[] | undefined> =>
           twice(async () => await under.client.dead?.([{ source: under.source, target: targetAt(under.at) }], scope));
 
-        test('is dead though the mount table shows it, and one that is served is not', async () => {
+        test('is dead although the mount table shows it, and a served one is not', async () => {
           await stage();
           expect(await dead()).toEqual([]);
           await under.kill?.();
@@ -250,7 +250,7 @@ export function clientContract<K extends SourceKind>(
           expect(await staged()).toBe(1);
         });
 
-        test('is replaced by the next stage, which the mount table can tell from it', async () => {
+        test('is replaced by the next stage, which the mount table distinguishes from it', async () => {
           await stage();
           const [before] = (await under.mounter.list(scope)).filter((point) => point.at === under.at);
           await under.kill?.();
@@ -261,14 +261,14 @@ export function clientContract<K extends SourceKind>(
           expect(after?.source).not.toBe(before?.source);
         });
 
-        test('is taken away by a forced unstage', async () => {
+        test('is removed by a forced unstage', async () => {
           await stage();
           await under.kill?.();
           await twice(() => unstage(true));
           expect(await staged()).toBe(0);
         });
 
-        test('is told from one of another volume that is served', async () => {
+        test('is distinguished from a served mount of another volume', async () => {
           const other = join(dirname(under.at), newVolumeId());
           try {
             await stage();
@@ -284,13 +284,13 @@ export function clientContract<K extends SourceKind>(
       });
 
     if (facets.kill === true)
-      describe('a mount that a process serves', () => {
+      describe('a served mount', () => {
         const target = () => targetAt(under.at);
         const flush = async (): Promise<void> => await under.client.flush?.(under.source, target(), scope);
         const elsewhere = (): Promise<boolean | undefined> =>
           twice(async () => await under.client.elsewhere?.(under.source, target(), scope));
 
-        test('is busy while its server does not take what was written, and stays', async () => {
+        test('is busy and stays while its server does not accept written data', async () => {
           await stage();
           {
             await using _hung = await under.hang?.(under.at);
@@ -301,7 +301,7 @@ export function clientContract<K extends SourceKind>(
           expect(await staged()).toBe(1);
         });
 
-        test('is served elsewhere after an unstage while another mount namespace has it', async () => {
+        test('is served at the new path after an unstage, while another mount namespace still has the old one', async () => {
           await stage();
           {
             await using _copy = await under.copy?.(under.at);
@@ -312,7 +312,7 @@ export function clientContract<K extends SourceKind>(
           expect(await elsewhere()).toBe(false);
         });
 
-        test('has no trouble any more when it was staged again after its process was killed', async () => {
+        test('has no problem any more when it is staged again after its process was killed', async () => {
           const trouble = async (): Promise<string | undefined> =>
             await under.client.daemon?.trouble(under.source, target(), scope);
           await stage();
@@ -322,7 +322,7 @@ export function clientContract<K extends SourceKind>(
           expect(await twice(trouble)).toBeUndefined();
         });
 
-        test('is flushed when nothing is left to write, and stays', async () => {
+        test('is flushed when there are no dirty data, and stays', async () => {
           await twice(flush);
           await stage();
           expect(under.client.flush).toBeDefined();
@@ -330,7 +330,7 @@ export function clientContract<K extends SourceKind>(
           expect(await staged()).toBe(1);
         });
 
-        test('is not served elsewhere while it is staged, nor after that', async () => {
+        test('is not served at another path while it is staged, nor after that', async () => {
           expect(await elsewhere()).toBe(false);
           await stage();
           expect(await elsewhere()).toBe(false);
@@ -338,7 +338,7 @@ export function clientContract<K extends SourceKind>(
           expect(await elsewhere()).toBe(false);
         });
 
-        test('has no trouble while all is well', async () => {
+        test('has no problem while its process runs', async () => {
           await stage();
           const { daemon } = under.client;
           expect(daemon).toBeDefined();

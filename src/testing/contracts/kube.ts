@@ -14,15 +14,15 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { claims, events as eventResource, leases, persistentVolumes } from '#wire/kube/resources.ts';
 import type { KubeEvent, Lease, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-/** An API server that tests may fill. */
+/** An API server that tests may change. */
 export interface KubeSubject extends AsyncDisposable {
   readonly access: KubeAccess;
-  /** So that it can be reached no more, and then again. */
+  /** Makes it unreachable until the counterpart is called. */
   down(): Promise<void>;
   up(): Promise<void>;
-  /** Ends all watches, and whatever else is connected. */
+  /** Closes all watches and other connections. */
   cutWatches(): Promise<void>;
-  /** What it could have told of earlier changes it can tell no longer. */
+  /** Compacts the history: earlier changes can't be watched any more. */
   forget(): Promise<void>;
 }
 
@@ -37,7 +37,7 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-/** What an API server does that the client and the machinery of controllers rely upon. */
+/** The behaviour of an API server that the client and the controller machinery rely on. */
 export function kubeContract(name: string, start: () => Promise<KubeSubject>): void {
   describe(name, () => {
     let subject: KubeSubject;
@@ -45,7 +45,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
     let end: AbortController;
     let scope: Scope;
     let running: Promise<unknown>[];
-    /** So that no test finds what another left. */
+    /** A prefix for the names of each test, so that no test finds the objects of another one. */
     let prefix: string;
     const clock = systemClock();
 
@@ -74,7 +74,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
     const mine = () => ({ labelSelector: `prefix=${prefix}`, namespace: 'default' });
 
     describe('calls', () => {
-      test('what is not there is not found', async () => {
+      test('an object that does not exist is reported as NotFound', async () => {
         expect(await failure(client.get(leases, at(), end.signal))).toMatchObject({
           failure: 'refused',
           status: 404,
@@ -83,7 +83,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         expect(await failure(client.delete(leases, at(), {}, end.signal))).toMatchObject({ reason: 'NotFound' });
       });
 
-      test('the same name cannot be made twice', async () => {
+      test('a name cannot be created twice', async () => {
         const made = await client.create(leases, lease(), end.signal);
         expect(made.metadata.uid).toMatch(/./);
         expect(await failure(client.create(leases, lease(), end.signal))).toMatchObject({
@@ -92,14 +92,14 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         });
       });
 
-      test('only what was read last can be replaced', async () => {
+      test('a replace needs the latest resource version', async () => {
         const first = await client.create(leases, lease(), end.signal);
         const second = await client.update(leases, { ...first, spec: { holderIdentity: 'a' } }, end.signal);
         expect(second.spec?.holderIdentity).toBe('a');
         expect(await failure(client.update(leases, first, end.signal))).toMatchObject({ reason: 'Conflict' });
       });
 
-      test('patches of all kinds', async () => {
+      test('patches of all kinds are applied', async () => {
         await client.create(leases, lease('l', { holderIdentity: 'a' }), end.signal);
         const merge = { kind: 'merge', body: { spec: { holderIdentity: 'b' } } } as const;
         expect((await client.patch(leases, at(), merge, end.signal)).spec?.holderIdentity).toBe('b');
@@ -115,7 +115,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         expect((await client.get(leases, at('new'), end.signal)).spec?.holderIdentity).toBe('e');
       });
 
-      test('only the one that is meant is deleted', async () => {
+      test('a delete with a uid deletes only that object', async () => {
         const { metadata } = await client.create(leases, lease(), end.signal);
         const other = { uid: randomUUID() };
         expect(await failure(client.delete(leases, at(), other, end.signal))).toMatchObject({ reason: 'Conflict' });
@@ -125,7 +125,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
     });
 
     describe('lists and watches', () => {
-      test('a list in pages has everything once, of one moment', async () => {
+      test('a paged list has every object once, at one point in time', async () => {
         for (let i = 0; i < 7; i++) await client.create(leases, lease(String(i)), end.signal);
         const sizes: number[] = [];
         const versions = new Set<string>();
@@ -141,7 +141,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         for (let i = 0; i < 7; i++) expect(names).toContain(`${prefix}-${i}`);
       });
 
-      test('a watch sees what happens after the list, however often it is cut', async () => {
+      test('a watch sees every change after the list, however often it is disconnected', async () => {
         let resourceVersion = '';
         for await (const page of client.list(leases, mine(), end.signal)) ({ resourceVersion } = page);
         const seen: string[] = [];
@@ -155,7 +155,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         const { metadata } = await client.create(leases, lease('a'), end.signal);
         await expect.poll(() => seen, wait).toEqual(['added a']);
         await subject.cutWatches();
-        // What changes something is not sent twice: it must not begin on a connection that was cut.
+        // The client does not retry a change, so it must not send one on a connection that was cut.
         using other = createKubeClient({ access: subject.access, clock, userAgent: 'stowage/test' });
         await other.patch(leases, at('a'), { kind: 'merge', body: { spec: { holderIdentity: 'x' } } }, end.signal);
         await other.delete(leases, at('a'), { uid: metadata.uid }, end.signal);
@@ -163,7 +163,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         await expect.poll(() => seen, wait).toEqual(['added a', 'modified a', 'deleted a', 'added b']);
       });
 
-      test('a watch from long ago ends: a new list is needed', async () => {
+      test('a watch from an expired version ends: a new list is needed', async () => {
         const { resourceVersion = '' } = (await client.create(leases, lease('old'), end.signal)).metadata;
         await client.create(leases, lease('new'), end.signal);
         await subject.forget();
@@ -173,7 +173,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       });
     });
 
-    test('a cache that is trimmed follows, also over a time without an API server, and a controller with it', async () => {
+    test('a trimmed cache catches up after an outage of the API server, and so does its controller', async () => {
       const volume = (suffix: string): PersistentVolume => ({
         metadata: { name: `${prefix}-${suffix}`, labels: { prefix } },
         spec: {
@@ -227,7 +227,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       expect(cache.size).toBe(0);
     });
 
-    test('of two one leads, and the other when the first has ended', async () => {
+    test('one of two candidates leads, and the other one when the first has ended', async () => {
       const stops = [new AbortController(), new AbortController()];
       const leads: string[] = [];
       const overs = stops.map((stop, i) => {
@@ -254,7 +254,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       });
     });
 
-    test('Events are taken, with the longest note, and counted when they are repeated', async () => {
+    test('Events are accepted, with the longest note, and counted when they repeat', async () => {
       const claim: PersistentVolumeClaim = {
         metadata: { namespace: 'default', name: `${prefix}-c` },
         spec: {
@@ -272,7 +272,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       const about = { regarding, type: 'Warning', reason: 'ProvisioningFailed', action: 'Provision' } as const;
       const written = async (): Promise<readonly KubeEvent[]> => {
         const all: KubeEvent[] = [];
-        // Others of the cluster have something to say on it too.
+        // Other programs of the cluster write Events, too.
         for await (const page of client.list(eventResource, { namespace: 'default' }, end.signal))
           all.push(
             ...page.items.filter(

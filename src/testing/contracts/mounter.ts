@@ -7,20 +7,20 @@ import type { Mounter, MountPoint } from '#core/ports.ts';
 import { scope } from './store.ts';
 import { refused, twice } from './twice.ts';
 
-/** A mounter, and an empty folder to mount in, whose path has no symbolic link in it. */
+/** A mounter, and an empty folder to mount in. The folder's path contains no symbolic link. */
 export interface MounterUnderTest extends Disposable {
   readonly mounter: Mounter;
   readonly folder: string;
-  /** In `folder`. Nobody may mount in it, except directly in `published`. */
+  /** A folder in `folder` where mounting is forbidden, except directly in `published`. */
   readonly forbidden: string;
   readonly published: string;
-  /** Somebody else mounts a file system of theirs there. */
+  /** Another program mounts a file system there. */
   occupy(at: string, how?: { readonly readOnly: boolean }): void;
-  /** A program works in what is mounted there. */
+  /** A program works in the mount at that path. */
   use(at: string): Disposable;
 }
 
-/** The promises of the port `Mounter`. */
+/** The contract of the port `Mounter`. */
 export function mounterContract(title: string, make: () => MounterUnderTest): void {
   describe(`${title}: the contract of a mounter`, () => {
     let under: MounterUnderTest;
@@ -45,7 +45,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
     afterEach(() => under[Symbol.dispose]());
 
     describe('bind', () => {
-      test('shows the same device and root as what it was bound from', async () => {
+      test('shows the same device and root as its source', async () => {
         under.occupy(at('from'));
         await twice(() => bind('from', 'to'));
         expect(await mounted()).toEqual([at('from'), at('to')]);
@@ -54,14 +54,14 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounter.isMounted(at('to'), scope)).toBe(true);
       });
 
-      test('of a bind shows what the first one shows', async () => {
+      test('of a bind shows the same as the first bind', async () => {
         await bind('from', 'to');
         await twice(() => mounter.bind(at('to'), at('other'), writable, scope));
         const [first, second] = [await pointAt(at('to')), await pointAt(at('other'))];
         expect([second?.device, second?.root]).toEqual([first?.device, first?.root]);
       });
 
-      test('puts a file onto a file, and nothing onto something of another kind', async () => {
+      test('mounts a file on a file, and refuses a target of another kind', async () => {
         await twice(() => bind('file', 'place'));
         expect(await mounted()).toEqual([at('place')]);
         for (const [from, to] of [
@@ -80,7 +80,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('refuses a place where something else is mounted', async () => {
+      test('refuses a path where something else is mounted', async () => {
         under.occupy(at('to'));
         expect(await refused(() => bind('from', 'to'))).toMatchObject({ code: 'conflict', reason: 'mount-occupied' });
         await bind('from', 'other');
@@ -100,7 +100,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([at('to')]);
       });
 
-      test('shows what is on a read-only file system only read-only', async () => {
+      test('of a read-only file system is always read-only', async () => {
         under.occupy(at('from'), readOnly);
         expect(await refused(() => bind('from', 'to'))).toMatchObject({ code: 'conflict', reason: 'source-read-only' });
         await twice(() => bind('from', 'to', readOnly));
@@ -114,7 +114,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('is not made when its signal has ended', async () => {
+      test('is not made when its signal is aborted', async () => {
         const ended = { ...scope, signal: AbortSignal.abort(new Error('enough')) };
         await expect(mounter.bind(at('from'), at('to'), writable, ended)).rejects.toThrow('enough');
         expect(await mounted()).toEqual([]);
@@ -122,7 +122,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
     });
 
     describe('unmount', () => {
-      test('takes away what is mounted there, and nothing else', async () => {
+      test('removes the mount at the path, and nothing else', async () => {
         await bind('from', 'to');
         await bind('from', 'other');
         await twice(() => mounter.unmount(at('to'), scope));
@@ -130,7 +130,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounter.isMounted(at('to'), scope)).toBe(false);
       });
 
-      test('of what was never mounted, or is not there, is success', async () => {
+      test('of a path that was never mounted, or does not exist, succeeds', async () => {
         await twice(() => mounter.unmount(at('to'), scope));
         await twice(() => mounter.unmount(at('missing/below'), scope));
       });
@@ -150,8 +150,8 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('is refused while something is mounted in it', async () => {
-        // In both, since a fake shows no files.
+      test('is refused while another mount is inside', async () => {
+        // In both, because a fake shows no files of the mount.
         for (const name of ['from/sub', 'to/sub']) mkdirSync(at(name));
         await bind('from', 'to');
         await bind('other', 'to/sub');
@@ -161,7 +161,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('shows again what the mount had hidden', async () => {
+      test('reveals what the mount had hidden', async () => {
         under.occupy(at('to'));
         const before = await pointAt(at('to'));
         under.occupy(at('to'));
@@ -172,7 +172,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       });
     });
 
-    test('detach takes a mount out of sight though it is in use, with what is mounted in it', async () => {
+    test('detach removes a mount that is in use from the mount table, with all mounts inside', async () => {
       for (const name of ['from/sub', 'to/sub']) mkdirSync(at(name));
       await bind('from', 'to');
       await bind('other', 'to/sub');
@@ -182,7 +182,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       await twice(() => mounter.detach(at('to'), scope, { abort: true }));
     });
 
-    test('detach with abort takes away a mount that is in use, and nothing else', async () => {
+    test('detach with abort removes a mount that is in use, and nothing else', async () => {
       under.occupy(at('to'));
       await bind('from', 'other');
       using _busy = under.use(at('to'));
@@ -194,7 +194,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       expect(await twice(() => mounter.isMounted(at('missing/below'), scope))).toBe(false);
     });
 
-    test('a folder that is opened for engines is in memory, and goes with closing unless something is mounted in it', async () => {
+    test('a folder that is opened for engines is a tmpfs, and is removed by closing unless something is mounted inside', async () => {
       const folder = under.published;
       await twice(() => mounter.openShared(folder, scope));
       expect((await mounter.list(scope)).filter((point) => point.at === folder)).toMatchObject([{ type: 'tmpfs' }]);
@@ -208,7 +208,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       expect(readdirSync(folder)).toEqual([]);
     });
 
-    describe('a target', () => {
+    describe('a target path', () => {
       const inspect = (path: string, access: Access = 'filesystem') => mounter.inspectTarget(path, access, scope);
       const make = (path: string, access: Access = 'filesystem') => mounter.makeTarget(path, access, scope);
 
@@ -222,7 +222,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(existsSync(target)).toBe(false);
       });
 
-      test('is given with its symbolic links resolved', async () => {
+      test('is returned with its symbolic links resolved', async () => {
         symlinkSync(under.folder, at('link'));
         symlinkSync(at('to'), at('own'));
         expect(await twice(() => inspect(at('link/new')))).toEqual({ target: at('new'), existed: false });
@@ -232,7 +232,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await twice(() => mounter.resolvePath(at('missing/to'), scope))).toBeUndefined();
       });
 
-      test('that has something in it, is of another kind or has no parent is refused', async () => {
+      test('is refused if it is not empty, has the wrong kind or has no parent', async () => {
         writeFileSync(at('to/file'), '');
         const why = async (path: string, access?: Access): Promise<string> =>
           (await refused(() => inspect(path, access))).reason;
@@ -252,7 +252,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await twice(() => inspect(target))).toEqual({ target, existed: false });
       });
 
-      test('where something is mounted is not looked into, and not removed', async () => {
+      test('with a mount is neither read nor removed', async () => {
         writeFileSync(at('from/file'), '');
         await bind('from', 'to');
         expect(await twice(() => inspect(at('to')))).toEqual({ target: at('to'), existed: true });
@@ -261,14 +261,14 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([at('to')]);
       });
 
-      test('that is not empty stays', async () => {
+      test('that is not empty is kept', async () => {
         writeFileSync(at('to/file'), '');
         await twice(() => mounter.removeTarget(at('to'), scope));
         expect(readdirSync(at('to'))).toEqual(['file']);
       });
     });
 
-    test('reap lets go of stages of unknown volumes that nobody uses', async () => {
+    test('reap unmounts unused stages of unknown volumes', async () => {
       const [known, stale, busy, empty] = [newVolumeId(), newVolumeId(), newVolumeId(), newVolumeId()] as const;
       const stage = (name: string): string => join(at('mounts'), name);
       for (const name of [known, stale, busy, empty, 'foreign']) mkdirSync(stage(name), { recursive: true });
@@ -283,9 +283,9 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
   });
 }
 
-/** The promises of a `Mounter` that cannot mount. The others of the port do not hold for it. */
+/** The contract of a `Mounter` that cannot mount. The rest of the port's contract does not apply. */
 export function unableMounterContract(title: string, make: () => Pick<MounterUnderTest, 'mounter' | 'folder'>): void {
-  describe(`${title}: the contract of a mounter that is unable`, () => {
+  describe(`${title}: the contract of a mounter that cannot mount`, () => {
     test('says why it cannot mount and what to do', () => {
       const { unable } = make().mounter;
       expect([unable?.why, unable?.action]).toEqual([expect.stringMatching(/./), expect.stringMatching(/./)]);
@@ -298,7 +298,7 @@ export function unableMounterContract(title: string, make: () => Pick<MounterUnd
       expect(await twice(() => mounter.isMounted(join(folder, 'missing'), scope))).toBe(false);
     });
 
-    test('refuses everything else with what it takes', async () => {
+    test('refuses everything else, and says what is missing', async () => {
       const { mounter, folder } = make();
       const calls: readonly (() => Promise<unknown>)[] = [
         () => mounter.bind(folder, folder, { readOnly: false }, scope),

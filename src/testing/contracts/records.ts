@@ -15,7 +15,7 @@ import type {
 } from '#core/model.ts';
 import type { Records, VolumeQuery } from '#core/ports.ts';
 
-/** A place where records are kept. They are opened by one at a time. */
+/** A place for records. One at a time has them open. */
 export interface RecordsUnderTest extends Disposable {
   open(): Records;
 }
@@ -99,7 +99,7 @@ const fullWay: NfsConnection = {
   sync: true,
   quota: { bytes: 2 ** 40, ledger: 'bGVkZ2Vy' },
 };
-/** Of every kind, with all optional fields and with none. */
+/** Sources of every kind, with all optional fields and with none. */
 const sources: readonly Source[] = [
   { kind: 'directory', node, path: '/srv/v1' },
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: 'xfs' },
@@ -108,12 +108,12 @@ const sources: readonly Source[] = [
   { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way },
   { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullWay },
 ];
-/** Of every kind, as 0.1 wrote them. */
+/** Operations of every kind, as version 0.1 wrote them. */
 const { operations: intents }: { readonly operations: readonly Pick<Operation, 'kind' | 'params'>[] } = JSON.parse(
   readFileSync(new URL('../../core/fixtures/stored-1.json', import.meta.url), 'utf8'),
 );
 
-/** The promises of the port `Records`. What is read, is read again after the records were closed and opened. */
+/** The contract of the port `Records`. Everything is read again after the records were closed and reopened. */
 export function recordsContract(title: string, make: () => RecordsUnderTest): void {
   describe(`${title}: the contract of records`, () => {
     let under: RecordsUnderTest;
@@ -122,7 +122,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       records.close();
       records = under.open();
     };
-    /** Every write is made twice, and every answer is the same after a restart. */
+    /** Makes every write twice, and restarts. Answers must not change. */
     const write = (work: () => void): void => {
       work();
       work();
@@ -142,7 +142,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       under[Symbol.dispose]();
     });
 
-    test('a setting has the value that was set last', () => {
+    test('a setting has the value that was written last', () => {
       expect(records.settings.get('a')).toBeUndefined();
       records.settings.set('a', '1');
       write(() => records.settings.set('a', '2'));
@@ -181,7 +181,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.volumes.totals(gold), { volumes: 1, bytes: 100n });
       });
 
-      test('come in pages by store and name, and none of no store', () => {
+      test('are paged by store and name, and an unknown store has none', () => {
         for (const n of [3, 1, 2]) records.volumes.put(volume(n));
         records.volumes.put(volume(4, { store: silver }));
         kept(() => ids({ limit: 2 }), [idOf(1), idOf(2)]);
@@ -190,7 +190,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => ids({ stores: [] }), []);
       });
 
-      test('leave nothing of what they were, and nothing at all when they are removed', () => {
+      test('have only the values of their last write, and are gone when they are removed', () => {
         records.volumes.put(volume(1));
         write(() => records.volumes.put(volume(1, { name: 'new' as VolumeName, labels: {}, bytes: 7n })));
         kept(() => records.volumes.byName(gold, 'v1' as VolumeName), undefined);
@@ -200,7 +200,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => [records.volumes.byId(idOf(1)), ids(), records.volumes.totals(gold).volumes], [undefined, [], 0]);
       });
 
-      test('of a store that is forgotten are gone, and no others', () => {
+      test('of a forgotten store are gone, and no others', () => {
         records.volumes.put(volume(1));
         records.volumes.put(volume(2, { store: silver }));
         write(() => records.volumes.forgetStore(gold));
@@ -211,7 +211,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     describe('operations', () => {
       const failure = { code: 'exhausted', reason: 'disk-full', message: 'no room', action: 'Free some.' };
 
-      test('are unfinished until their first end, with all that a replay needs', () => {
+      test('are unfinished until they end for the first time, with everything that a replay needs', () => {
         for (const n of [1, 2]) write(() => records.operations.begin(operation(n)));
         kept(() => records.operations.unfinished(), [operation(1), operation(2)]);
         write(() => records.operations.end(operation(1).id, 'failed', 9, failure));
@@ -221,7 +221,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.operations.get(operation(1).id), ended);
       });
 
-      test('come in pages, the newest first, of the stores that were asked for', () => {
+      test('are paged with the newest first, and only of the requested stores', () => {
         for (const n of [1, 2, 3]) records.operations.begin(operation(n));
         records.operations.begin(operation(4, { store: undefined }));
         const page = (query: Parameters<Records['operations']['page']>[0]) => {
@@ -235,7 +235,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => page({ stores: [], limit: 2 }), { ids: [], next: undefined });
       });
 
-      test('that have ended are kept in the number asked for, and those that run all', () => {
+      test('are trimmed to the requested number when they have ended, and never while they run', () => {
         for (const n of [1, 2, 3]) records.operations.begin(operation(n));
         for (const n of [1, 3]) records.operations.end(operation(n).id, 'done', n + 10, undefined);
         write(() => records.operations.prune(1));
@@ -243,7 +243,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       });
     });
 
-    test('mounts are found by target and by volume, each as it was put last', () => {
+    test('mounts are found by target and by volume, with the values of their last write', () => {
       const [a, b] = [mount('/a'), mount('/b', { volumeId: idOf(2) })];
       records.mounts.put({ ...a, readOnly: true });
       for (const each of [a, b]) write(() => records.mounts.put(each));
@@ -270,7 +270,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       },
     );
 
-    test('a token is found by its last hash, and is removed once', () => {
+    test('a token is found by its latest hash, and can be removed once', () => {
       const token: Token = { id: 't', name: 'n', role: 'user', stores: [gold], createdAt: 1, expiresAt: undefined };
       records.tokens.put(token, 'old');
       write(() => records.tokens.put(token, 'new'));
@@ -279,7 +279,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       kept(() => records.tokens.list(), []);
     });
 
-    test('answers are kept until they are older than asked for', () => {
+    test('answers are kept until they reach the given age', () => {
       const answer = { fingerprint: 'f', status: 201, body: '{}', at: 200 };
       records.answers.put('key', { ...answer, status: undefined });
       write(() => records.answers.put('key', answer));
@@ -290,7 +290,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     });
 
     describe('of container engines', () => {
-      test('a name means the volume that it was put for last', () => {
+      test('a name refers to the volume that it was last given to', () => {
         records.engineNames.put('stowage', 'a', idOf(2));
         write(() => records.engineNames.put('stowage', 'a', idOf(1)));
         kept(
@@ -302,7 +302,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.engineNames.list('stowage'), []);
       });
 
-      test('a hold counts how often it was asked for, and is gone when it was taken as often', () => {
+      test('a hold counts its mounts, and is gone after as many unmounts', () => {
         const hold = { volumeId: idOf(1), plugin: 'stowage', id: '1', since: 5 } as const;
         write(() => records.engineMounts.add(hold));
         kept(() => records.engineMounts.of(idOf(1)), [{ ...hold, count: 2 }]);
@@ -315,7 +315,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.engineMounts.of(idOf(1)), []);
       });
 
-      test("the references of an engine replace what was known of that engine's, and of no other's", () => {
+      test('the references of an engine replace the earlier ones of the same engine only', () => {
         const reference = (engine: string, n: number) => ({
           engine,
           container: `c${n}`,
@@ -334,7 +334,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     describe('a transaction', () => {
       const wrong = new Error('wrong');
 
-      test('gives what its work gives, and is there as a whole or not at all', () => {
+      test('returns the result of its work, and is committed completely or not at all', () => {
         const set = (value: string): string => {
           records.settings.set('a', value);
           return value;
@@ -349,7 +349,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.settings.get('a'), '1');
       });
 
-      test('inside another goes by itself when it fails, and with the outer one', () => {
+      test('inside another one is rolled back alone when it fails, and together with the outer one', () => {
         const outer = (ends: () => void): void =>
           records.transaction(() => {
             records.settings.set('outer', '1');
@@ -373,11 +373,11 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(values, ['1', undefined, '1']);
       });
 
-      test('cannot wait', () => {
+      test('cannot be asynchronous', () => {
         expect(() => records.transaction(async () => undefined)).toThrow('a transaction cannot wait');
       });
 
-      test('of several that are written together is done or not by itself, in order', async () => {
+      test('of a batch is committed or rolled back by itself, in order', async () => {
         const order: string[] = [];
         const write = (key: string, ends = (): void => undefined): Promise<void> =>
           records.groupCommit(() => {

@@ -4,26 +4,26 @@ import type { Orphan, TrashEntry, Volume, VolumeName, VolumeRef, VolumeSpec } fr
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import type { FileStore } from '#stores/file-store/verbs.ts';
-import { keptForAWeek } from '../trash.ts';
+import { keptForAWeek } from '../trash-retention.ts';
 import { refused, twice } from './twice.ts';
 
-/** One store, empty at first, that a test may do anything to. */
+/** An initially empty store that a test may change in any way. */
 export interface StoreUnderTest<S extends Store = Store> extends AsyncDisposable {
   readonly store: S;
   /** The instance the store was opened for. */
   readonly instance: string;
   /** Closes it and opens it again, as a restart does. */
   reopen(): Promise<S>;
-  /** The same place, opened read-only; the writable one is closed. */
+  /** Opens the same store read-only. Closes the writable one. */
   reopenReadOnly(): Promise<S>;
-  /** Puts data there that no record knows. */
+  /** Adds data without a record. */
   plant(name: string): Promise<void>;
   /** Removes a volume's data behind the store's back. */
   lose(volume: Volume): Promise<void>;
-  /** Marks a volume's data, so that they can be told from any others. */
+  /** Marks a volume's data, so they can be recognized. */
   mark(volume: Volume, text: string): Promise<void>;
   readMark(volume: Volume): Promise<string | undefined>;
-  /** How many things lie in the place, seen and unseen: to prove that nothing is left behind. */
+  /** The number of files and directories of the store, including hidden ones. Shows whether anything is left behind. */
   count(): Promise<number>;
 }
 
@@ -35,7 +35,7 @@ const name = (text: string): VolumeName => volumeName(text);
 const facets = ['identity', 'names', 'expand', 'rename', 'usage', 'room', 'trash', 'adoption', 'housekeeping'] as const;
 type Facet = (typeof facets)[number];
 
-/** The promises of the port `Store`. `due`: the facets that this one must have, of those that do not depend on options. */
+/** The contract of the port `Store`. `due`: the facets that this store must have, of those that don't depend on options. */
 export function storeContract(
   title: string,
   make: () => Promise<StoreUnderTest>,
@@ -45,7 +45,7 @@ export function storeContract(
 
   describe(`${title}: the contract of a store`, () => {
     let under: StoreUnderTest;
-    /** Facets that are not due are not touched. */
+    /** Tests use only the facets that are due. */
     let store: FileStore;
     const reopen = async (): Promise<FileStore> => (await under.reopen()) as FileStore;
     const reopenReadOnly = async (): Promise<FileStore> => (await under.reopenReadOnly()) as FileStore;
@@ -91,7 +91,7 @@ export function storeContract(
     });
 
     describe('create', () => {
-      test('makes the volume that was asked for', async () => {
+      test('makes the requested volume', async () => {
         const want = spec('a');
         const made = await twice(() => store.create(want, scope));
         expect(made).toEqual({ ...want, enforce: false, store: store.name, revision: 1 });
@@ -100,7 +100,7 @@ export function storeContract(
         expect(await namesOf()).toEqual([made.name]);
       });
 
-      test('gives the first volume to the same request, also under a fresh id', async () => {
+      test('returns the existing volume for the same request, also with another id', async () => {
         const made = await create('a');
         expect(await twice(() => store.create(spec('a', { id: newVolumeId() }), scope))).toEqual(made);
       });
@@ -123,7 +123,7 @@ export function storeContract(
       });
 
       if (isDue('adoption'))
-        test('refuses a name whose data are there without a record, and leaves them', async () => {
+        test('refuses a name with data but no record, and leaves the data alone', async () => {
           await under.plant('a');
           const error = await refused(() => create('a'));
           expect([error.code, error.reason]).toEqual(['exists', 'directory-unrecorded']);
@@ -133,7 +133,7 @@ export function storeContract(
           ]);
         });
 
-      test('makes one volume of many calls at once', async () => {
+      test('makes one volume for many concurrent calls of the same request', async () => {
         const made = await Promise.all(
           Array.from({ length: 8 }, () => store.create(spec('a', { id: newVolumeId() }), scope)),
         );
@@ -141,7 +141,7 @@ export function storeContract(
         expect((await list()).length).toBe(1);
       });
 
-      test('gives one of many different requests the name', async () => {
+      test('gives the name to one of many different requests', async () => {
         const results = await Promise.allSettled(
           Array.from({ length: 8 }, (_, i) => store.create(spec('a', { requestId: `${i}`, id: newVolumeId() }), scope)),
         );
@@ -157,7 +157,7 @@ export function storeContract(
         );
       });
 
-      test('answers a call that was cancelled before it began with canceled, and makes nothing', async () => {
+      test('fails with canceled if it was aborted before it began, and makes nothing', async () => {
         const error = await refused(() => store.create(spec('a'), { ...scope, signal: AbortSignal.abort() }));
         expect(error.code).toBe('canceled');
         expect(await list()).toEqual([]);
@@ -165,12 +165,12 @@ export function storeContract(
     });
 
     describe('get and list', () => {
-      test('say nothing of a volume that is not there', async () => {
+      test('find nothing for a volume that does not exist', async () => {
         expect(await twice(() => store.get(name('a'), scope))).toBeUndefined();
         expect(await twice(list)).toEqual([]);
       });
 
-      test('show a volume without its data as missing', async () => {
+      test('report a volume without its data as missing', async () => {
         const made = await create('a');
         await under.lose(made);
         const seen = await twice(() => store.get(made.name, scope));
@@ -186,7 +186,7 @@ export function storeContract(
         expect(await list()).toEqual(made);
       });
 
-      test('are of the same store after it', async () => {
+      test('keep the identity of the store across a restart', async () => {
         const { identity } = store;
         expect(identity === undefined).toBe(!isDue('identity'));
         store = await reopen();
@@ -233,7 +233,7 @@ export function storeContract(
       const deleteIfEmpty = (volume: VolumeRef): Promise<void> => store.delete(volume, scope, { onlyIfEmpty: true });
 
       if (!isDue('usage'))
-        test('refuses a volume that nobody ever used, since the store cannot tell', async () => {
+        test('refuses a volume that nobody ever used, because the store cannot tell', async () => {
           const made = await create('a');
           const error = await refused(() => deleteIfEmpty(made));
           expect([error.code, error.reason]).toEqual(['conflict', 'volume-not-empty']);
@@ -316,7 +316,7 @@ export function storeContract(
           expect(await twice(() => store.rename(made, made.name, scope))).toEqual(made);
         });
 
-        test('goes there and back again', async () => {
+        test('can be reversed', async () => {
           const made = await create('a');
           const there = await store.rename(made, name('b'), scope);
           const back = await twice(() => store.rename(there, name('a'), scope));
@@ -324,7 +324,7 @@ export function storeContract(
           expect(await list()).toEqual([back]);
         });
 
-        test('refuses a name that is taken, by a volume or by unrecorded data', async () => {
+        test('refuses a name that a volume or unrecorded data have', async () => {
           const [a, b] = [await create('a'), await create('b')];
           await under.plant('c');
           expect((await refused(() => store.rename(a, b.name, scope))).reason).toBe('volume-exists');
@@ -332,16 +332,16 @@ export function storeContract(
           expect(await list()).toEqual([a, b]);
         });
 
-        test('says not-found when neither name holds the volume', async () => {
+        test('fails with not-found when neither name has the volume', async () => {
           const error = await refused(() => store.rename({ id: newVolumeId(), name: name('a') }, name('b'), scope));
           expect(error.code).toBe('not-found');
         });
       });
 
     describe('enforce, where the store can', () => {
-      test('is kept with the volume: through changes, the trash, a release and another opening', async () => {
+      test('is stored with the volume: through changes, the trash, a release and a restart', async () => {
         const { always = false, enforce } = store.enforcement ?? {};
-        // One that cannot does not claim to: the core then refuses it.
+        // A store that cannot enforce sizes does not claim to; the core then refuses such a volume.
         if (enforce === undefined) return expect(always).toBe(false);
         const made = await create('a');
         const enforced = await twice(() => enforce(made, scope));
@@ -367,7 +367,7 @@ export function storeContract(
     });
 
     describe('label, claim and expand', () => {
-      test('change what they should, and the revision with it', async () => {
+      test('change only the requested fields, and the revision', async () => {
         const made = await create('a');
         const labelled = await twice(() => store.label(made, { tier: 'gold' }, scope));
         expect(labelled).toEqual({ ...made, labels: { tier: 'gold' }, revision: 2 });
@@ -388,7 +388,7 @@ export function storeContract(
           expect(await list()).toEqual([made]);
         });
 
-      test('say not-found for a volume that is not there, or another of that name', async () => {
+      test('fail with not-found for a volume that does not exist or was replaced by another of that name', async () => {
         await create('b');
         for (const ref of [
           { id: newVolumeId(), name: name('a') },
@@ -405,7 +405,7 @@ export function storeContract(
     });
 
     describe('source and usage', () => {
-      test('tell where the data are and what they occupy', async () => {
+      test('return where the data are and how much space they use', async () => {
         const made = await create('a');
         await under.mark(made, 'x'.repeat(100_000));
         expect((await twice(() => store.source(made, scope))).kind).toBeTruthy();
@@ -418,7 +418,7 @@ export function storeContract(
       });
 
       if (isDue('usage'))
-        test('say that a volume is empty only while that is certain', async () => {
+        test('report a volume as empty only while that is certain', async () => {
           const made = await create('a');
           expect((await store.usage(made, scope)).empty).toBe(true);
           await twice(async () => store.noteUse?.(made, scope));
@@ -427,12 +427,12 @@ export function storeContract(
           expect((await store.get(name('a'), scope))?.volume).toEqual(made);
         });
 
-      test('say that a new volume can be written to', async () => {
+      test('report that a new volume can be written to', async () => {
         const source = await store.source(await create('a'), scope);
         await twice(async () => store.usable?.(source, scope));
       });
 
-      test('refuse a volume without its data', async () => {
+      test('fail for a volume without its data', async () => {
         const made = await create('a');
         await under.lose(made);
         expect((await refused(() => store.source(made, scope))).reason).toBe('volume-data-unusable');
@@ -442,7 +442,7 @@ export function storeContract(
 
     if (isDue('trash'))
       describe('the trash', () => {
-        test('keeps a volume out of sight and gives it back as it was', async () => {
+        test('hides a volume and restores it unchanged', async () => {
           const made = await create('a');
           await under.mark(made, 'mine');
           const expiresAt = await twice(() => store.trash.put(made, keptForAWeek(1234), scope));
@@ -460,7 +460,7 @@ export function storeContract(
           expect(await trashed()).toEqual([]);
         });
 
-        test('has nothing to expire before its time', async () => {
+        test('expires nothing before its time', async () => {
           const made = await create('a');
           await store.trash.put(made, keptForAWeek(1), scope);
           expect(await twice(() => store.trash.expired(1, scope))).toEqual([]);
@@ -468,7 +468,7 @@ export function storeContract(
           expect(await trashed()).toEqual([made.id]);
         });
 
-        test('purges at once what somebody asks for, but not what was deleted again since', async () => {
+        test('purges at once on request, except a volume that was restored and deleted again since', async () => {
           const made = await create('a');
           await store.trash.put(made, keptForAWeek(1), scope);
           const back = await store.trash.restore(made.id, made.name, scope);
@@ -479,7 +479,7 @@ export function storeContract(
           expect(await trashed()).toEqual([]);
         });
 
-        test('gives it back under another name, while the old one is taken', async () => {
+        test('restores under another name while the old one is taken', async () => {
           const first = await create('a');
           await store.trash.put(first, keptForAWeek(1), scope);
           const second = await store.create(spec('a', { requestId: 'another' }), scope);
@@ -489,7 +489,7 @@ export function storeContract(
           expect(await list()).toEqual([second, back]);
         });
 
-        test('keeps two volumes of one name apart', async () => {
+        test('keeps two volumes of the same name apart', async () => {
           const first = await create('a');
           await store.trash.put(first, keptForAWeek(1), scope);
           const second = await store.create(spec('a', { requestId: 'another' }), scope);
@@ -509,7 +509,7 @@ export function storeContract(
           expect((await refused(() => store.trash.restore(made.id, made.name, scope))).code).toBe('not-found');
         });
 
-        test('does not mind what is not there', async () => {
+        test('ignores volumes that do not exist', async () => {
           const nobody = { id: newVolumeId(), name: name('a') };
           await twice(() => store.trash.put(nobody, keptForAWeek(1), scope));
           await twice(() => store.trash.purge(nobody.id, scope));
@@ -519,7 +519,7 @@ export function storeContract(
 
     if (isDue('adoption'))
       describe('release and adopt', () => {
-        test('a released volume comes back under its old id, with its data', async () => {
+        test('a released volume is adopted under its old id, with its data', async () => {
           const made = await create('a');
           await under.mark(made, 'mine');
           await twice(() => store.adoption.release(made, scope));
@@ -533,7 +533,7 @@ export function storeContract(
           expect(await store.adoption.adoptable(scope)).toEqual([]);
         });
 
-        test('planted data become a volume', async () => {
+        test('unrecorded data are adopted as a volume', async () => {
           await under.plant('a');
           const want = spec('a', { bytes: undefined });
           const made = await twice(() => store.adoption.adopt(name('a'), want, scope));
@@ -542,7 +542,7 @@ export function storeContract(
           expect(await orphans()).toEqual([]);
         });
 
-        test('data that are not there cannot be adopted, nor can a volume twice', async () => {
+        test('data that do not exist cannot be adopted, and a volume cannot be adopted twice', async () => {
           expect((await refused(() => store.adoption.adopt(name('a'), spec('a'), scope))).code).toBe('not-found');
           await create('b');
           expect(
@@ -567,7 +567,7 @@ export function storeContract(
           for (const orphan of found) expect(orphan.action).not.toBe('');
         });
 
-      test('a sweep leaves whole volumes as they are', async () => {
+      test('a sweep leaves complete volumes unchanged', async () => {
         const made = await create('a');
         await under.mark(made, 'mine');
         await twice(sweep);
@@ -576,7 +576,7 @@ export function storeContract(
         expect(await under.readMark(made)).toBe('mine');
       });
 
-      test('a healthy store passes its check and says how much room there is', async () => {
+      test('a healthy store passes its check and reports its free space', async () => {
         const check = await store.check(scope);
         expect(check.steps.filter(({ ok }) => !ok)).toEqual([]);
         expect(check.ok).toBe(true);
@@ -590,7 +590,7 @@ export function storeContract(
     });
 
     describe('a read-only store', () => {
-      test('shows recorded volumes under their ids, and other data under ids that stay', async () => {
+      test('lists recorded volumes under their ids, and other data under stable ids', async () => {
         const made = await create('a');
         await under.mark(made, 'mine');
         if (isDue('adoption')) await under.plant('b');

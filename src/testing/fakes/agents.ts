@@ -2,11 +2,11 @@ import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 
-/** Agents that are connected because a test says so, and answer what it says. */
+/** Fake agents. The test connects them and decides on their answers. */
 export interface FakeAgents extends Agents {
   /** Every request so far: `node-1 GET /v1/status`. */
-  readonly asked: string[];
-  /** From now on this is what the agent answers; an Error is thrown. */
+  readonly requests: string[];
+  /** Connects the node, or replaces its answers. Throws an answer that is an Error. */
   connect(node: string, answer: (request: AgentRequest) => unknown): void;
   lose(node: string): void;
 }
@@ -19,10 +19,10 @@ export function createFakeAgents(): FakeAgents {
     for (const follower of followers) follower(node);
   };
   return {
-    asked,
+    requests: asked,
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
-      // As real ones do.
+      // Real agents answer these requests only.
       if (agentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
       asked.push(`${node} ${request.method} ${request.path}`);
       const given = answers.get(node)?.(request) ?? absent(node);

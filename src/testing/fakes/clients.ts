@@ -14,16 +14,16 @@ import { type FakeMounts, occupied } from './mounts.ts';
 
 export interface FakeClients extends ClientTable {
   readonly nfs: Client<'nfs'> & {
-    /** What serves the mount that is at the path now ends. The mount table still shows the mount. */
+    /** Kills the process that serves the mount at the path. The mount table still shows the mount. */
     kill(at: string): Promise<void>;
-    /** The mount that is at the path has data that no server takes, until the returned object is disposed of. */
+    /** Gives the mount at the path dirty data that no server accepts, until the returned object is disposed of. */
     hang(at: string): Promise<AsyncDisposable>;
-    /** The mount that is at the path stays served when it is unmounted, until the returned object is disposed of. */
+    /** Keeps the mount at the path served after an unmount, until the returned object is disposed of. */
     copy(at: string): Promise<AsyncDisposable>;
   };
 }
 
-/** Clients over a mount table in memory. The one of directories is the real one: all that it does to the kernel, a mounter does. */
+/** Clients on a mount table in memory. The directory client is the real one: it changes mounts only through its mounter. */
 export function createFakeClients(mounts: FakeMounts): FakeClients {
   return {
     directory: createDirectoryClient({ mounter: mounts.mounter, readTable: mounts.readTable }),
@@ -32,7 +32,7 @@ export function createFakeClients(mounts: FakeMounts): FakeClients {
   };
 }
 
-/** A mount of an image is a file system whose source is the image's path. */
+/** An image mount is a file system whose source is the path of the image. */
 function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client<'loop'> {
   return {
     kind: 'loop',
@@ -61,7 +61,7 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
   };
 }
 
-/** Each mount is a file system of its own, which something serves until it is killed. */
+/** Each mount is its own file system, served until it is killed. */
 function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeClients['nfs'] {
   let count = 0;
   const served = new Set<string>();
@@ -75,7 +75,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
     return { [Symbol.asyncDispose]: async () => void marked.delete(source) };
   }
 
-  /** What the mount table calls our mount there. Undefined: nothing is mounted there. */
+  /** The source of our mount in the mount table. Undefined: nothing is mounted there. */
   async function ours(at: string, volumeId: VolumeId): Promise<string | undefined> {
     const there = (await readTable()).at(at);
     if (there === undefined) return undefined;

@@ -1,10 +1,10 @@
 import { type Clock, deadlineBy } from '#base/clock.ts';
 
-/** Time that stands still until a test moves it. */
+/** A clock that a test advances. */
 export interface FakeClock extends Clock {
-  /** Wakes every sleeper and ends every deadline up to then, in their order. */
+  /** Wakes every sleeper and ends every deadline up to then, in order. */
   advance(ms: number): void;
-  /** Somebody sets the time of day: no time passes. */
+  /** Sets the time of day without letting time pass. */
   jump(ms: number): void;
 }
 

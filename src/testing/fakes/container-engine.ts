@@ -1,8 +1,8 @@
 import type { ContainerEngine, EngineKind, PluginName, SeenContainer } from '#core/containers.ts';
 
-/** An engine whose containers a test makes up. */
+/** An engine whose containers a test defines. */
 export interface FakeEngine extends ContainerEngine {
-  /** Also in the place of one of that name. */
+  /** Runs a container. Replaces a container of the same name. */
   run(
     container: string,
     volumes: Readonly<Record<string, PluginName | undefined>>,
@@ -11,9 +11,9 @@ export interface FakeEngine extends ContainerEngine {
   ): void;
   remove(container: string): void;
   isDown: boolean;
-  /** Tells of no change. */
+  /** Sends no change events. */
   isQuiet: boolean;
-  /** As after a crash of it. */
+  /** Restarts the engine as after a crash. */
   restart(): void;
   asked: number;
 }

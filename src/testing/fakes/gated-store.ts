@@ -3,31 +3,31 @@ import type { Scope } from '#base/log.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
-/** Without a signal, or with more than one answer. */
+/** Verbs without a signal, or with more than one answer. */
 type Ungated = 'close' | 'list' | 'filesystemFor' | 'identityBelow';
 const ungated: readonly string[] = ['close', 'list', 'filesystemFor', 'identityBelow'] satisfies readonly Ungated[];
 
-/** The verbs that can have a gate. */
+/** The verbs that can be gated. */
 export type GatedVerb = Exclude<VerbPath, Ungated>;
 
 export interface Gate {
-  /** Resolves when a call stands before the gate. */
+  /** Resolves when a call waits at the gate. */
   readonly reached: Promise<void>;
-  /** How many have come so far. */
+  /** How many calls have reached the gate. */
   readonly waiting: () => number;
   open(): void;
 }
 
 interface GateOptions {
-  /** Who waits there hears no signal, like a call of the system on a disk that is gone. */
+  /** Calls at the gate ignore their signals, like a system call on a hung disk. */
   readonly deaf?: boolean;
-  /** Only that store. */
+  /** The gate applies to that store only. */
   readonly store?: string;
 }
 
-/** Stores of a kind, with gates before their verbs: a test can look while an operation is in the middle of its work. */
+/** Stores of a kind with gates before their verbs, so that a test can look while an operation is in progress. */
 export interface GatedKind extends StoreKind {
-  /** From now on calls of that verb wait, until the gate opens or their signal ends. */
+  /** Calls of that verb wait from now on, until the gate opens or their signal is aborted. */
   close(verb: 'open' | GatedVerb, options?: GateOptions): Gate;
 }
 
@@ -35,7 +35,7 @@ interface Closed extends GateOptions {
   pass(scope: Scope): Promise<void>;
 }
 
-/** Options may follow it. */
+/** More options may follow. */
 const isScope = (given: unknown): boolean => typeof given === 'object' && given !== null && 'signal' in given;
 
 export function gated(inner: StoreKind): GatedKind {

@@ -3,29 +3,29 @@ import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 import type { KubeAccess } from '#wire/kube/access.ts';
-import { json, merged, patched, type Thing } from './kube-objects.ts';
+import { type AnyObject, json, merged, patched } from './kube-objects.ts';
 
-/** Answers in the place of the API server where it wants to. */
+/** Answers instead of the API server if it returns true. */
 export type Interception = (request: IncomingMessage, response: ServerResponse, body: string) => boolean;
 
-/** An API server in memory: objects of any kind, versions, pages, watches, conflicts; and all that can go wrong with it. */
+/** An API server in memory: objects of any kind, resource versions, pages, watches, conflicts, and faults. */
 export interface FakeKubeApi extends AsyncDisposable {
   readonly access: KubeAccess;
   readonly port: number;
   /** Every request so far: `GET /api/v1/nodes?limit=500`. */
-  readonly asked: string[];
-  /** Watches that are open. */
+  readonly requests: string[];
+  /** The number of open watches. */
   readonly watches: number;
   intercept: Interception | undefined;
-  /** Says no: a Status object, and what goes with it. */
+  /** Answers with an error: a Status object, and further fields. */
   refuse(response: ServerResponse, code: number, reason: string, more?: Refusal): void;
-  /** Without a request of a client. */
-  put(path: string, object: Thing): Thing;
+  /** Writes an object without a client's request. */
+  put(path: string, object: AnyObject): AnyObject;
   remove(path: string, name: string): void;
-  /** Nothing is known any more of what was before. */
+  /** Compacts the history: older resource versions are expired. */
   compact(): void;
   bookmark(): void;
-  /** Ends all watches; `isClean`: as the API server does it when their time is over. */
+  /** Ends all watches; `isClean`: as the API server does on a timeout. */
   cutWatches(isClean: boolean): void;
   down(): Promise<void>;
   up(): Promise<void>;
@@ -52,7 +52,7 @@ interface Happened {
   readonly version: number;
   readonly collection: string;
   readonly type: 'ADDED' | 'MODIFIED' | 'DELETED';
-  readonly object: Thing;
+  readonly object: AnyObject;
 }
 
 interface Watcher {
@@ -76,21 +76,21 @@ function addressOf(path: string): Address {
 }
 
 export async function startKubeApi(): Promise<FakeKubeApi> {
-  const objects = new Map<string, Map<string, Thing>>();
+  const objects = new Map<string, Map<string, AnyObject>>();
   const history: Happened[] = [];
   const watchers = new Set<Watcher>();
   const sockets = new Set<Socket>();
-  const snapshots = new Map<string, { readonly rest: Thing[]; readonly version: number }>();
+  const snapshots = new Map<string, { readonly rest: AnyObject[]; readonly version: number }>();
   const asked: string[] = [];
   let version = 100;
   let compacted = 100;
 
-  const inCollection = (collection: string): Map<string, Thing> => {
-    const known = objects.get(collection) ?? new Map<string, Thing>();
+  const inCollection = (collection: string): Map<string, AnyObject> => {
+    const known = objects.get(collection) ?? new Map<string, AnyObject>();
     objects.set(collection, known);
     return known;
   };
-  const keyOf = (object: Thing): string => `${object.metadata.namespace ?? ''}/${object.metadata.name ?? ''}`;
+  const keyOf = (object: AnyObject): string => `${object.metadata.namespace ?? ''}/${object.metadata.name ?? ''}`;
   const sees = (watcher: Watcher, { collection, object }: Happened): boolean => {
     const at = addressOf(watcher.path);
     return at.collection === collection && (at.namespace === undefined || at.namespace === object.metadata.namespace);
@@ -99,7 +99,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     response.write(`${JSON.stringify({ type, object })}\n`);
   };
 
-  function happen(collection: string, type: Happened['type'], given: Thing): Thing {
+  function happen(collection: string, type: Happened['type'], given: AnyObject): AnyObject {
     version++;
     const object = { ...given, metadata: { ...given.metadata, resourceVersion: String(version) } };
     const happened = { version, collection, type, object };
@@ -110,7 +110,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     return object;
   }
 
-  function put(path: string, object: Thing): Thing {
+  function put(path: string, object: AnyObject): AnyObject {
     const { collection, namespace } = addressOf(path);
     const fixed = namespace === undefined ? {} : { namespace };
     const metadata = { uid: randomUUID(), creationTimestamp: new Date(0).toISOString(), ...fixed, ...object.metadata };
@@ -171,7 +171,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
 
   function create(path: string, body: string): Reply {
     const at = addressOf(path);
-    const object = JSON.parse(body) as Thing;
+    const object = JSON.parse(body) as AnyObject;
     const { name = `${object.metadata.generateName ?? ''}${randomUUID().slice(0, 5)}` } = object.metadata;
     const fixed = at.namespace === undefined ? {} : { namespace: at.namespace };
     const named = { ...object, metadata: { ...object.metadata, name, ...fixed } };
@@ -188,10 +188,10 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     const found = inCollection(at.collection).get(`${at.namespace ?? ''}/${at.name ?? ''}`);
     const type = headers['content-type'] ?? '';
     if (found === undefined && type.includes('apply-patch'))
-      return granted(put(collectionPath, JSON.parse(body) as Thing), 201);
+      return granted(put(collectionPath, JSON.parse(body) as AnyObject), 201);
     if (found === undefined) return refused(404, 'NotFound', { message: `${at.name ?? ''} not found` });
     if (method === 'GET') return granted(found);
-    const given = JSON.parse(body) as Thing & { readonly preconditions?: Thing['metadata'] };
+    const given = JSON.parse(body) as AnyObject & { readonly preconditions?: AnyObject['metadata'] };
     const wanted = method === 'DELETE' ? given.preconditions : given.metadata;
     for (const field of ['uid', 'resourceVersion'] as const) {
       if (wanted?.[field] !== undefined && wanted[field] !== found.metadata[field])
@@ -200,11 +200,11 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     if (method !== 'DELETE') {
       const isJsonPatch = type.includes('json-patch');
       const next = method === 'PUT' ? given : isJsonPatch ? patched(found, JSON.parse(body)) : merged(found, given);
-      const { metadata } = next as Thing;
-      // It was only waiting for that.
+      const { metadata } = next as AnyObject;
+      // The object was only waiting for its finalizers.
       if (metadata.deletionTimestamp !== undefined && (metadata.finalizers ?? []).length === 0)
-        return granted(happen(at.collection, 'DELETED', next as Thing));
-      return granted(put(collectionPath, next as Thing));
+        return granted(happen(at.collection, 'DELETED', next as AnyObject));
+      return granted(put(collectionPath, next as AnyObject));
     }
     if ((found.metadata.finalizers ?? []).length === 0) happen(at.collection, 'DELETED', found);
     else
@@ -263,7 +263,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
       return watchers.size;
     },
     intercept: undefined,
-    asked,
+    requests: asked,
     refuse,
     put,
     remove,

@@ -1,20 +1,20 @@
 import type { ObjectMeta } from '#wire/kube/types.ts';
 
-/** An object of whatever kind. */
-export interface Thing {
+/** An object of any kind. */
+export interface AnyObject {
   readonly metadata: ObjectMeta;
   readonly [field: string]: unknown;
 }
 
 type Json = Readonly<Record<string, unknown>>;
 
-/** As it comes over a wire: without what is undefined. */
+/** As received over the wire: without undefined values. */
 export const json = <T>(value: T): T => JSON.parse(JSON.stringify(value)) as T;
 
 const isObject = (value: unknown): value is Json =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** RFC 7386. */
+/** RFC 7386 (JSON merge patch). */
 export function merged(before: unknown, patch: unknown): unknown {
   if (!isObject(patch)) return patch;
   const all: Record<string, unknown> = isObject(before) ? { ...before } : {};
@@ -25,7 +25,7 @@ export function merged(before: unknown, patch: unknown): unknown {
   return all;
 }
 
-/** Of RFC 6902: add, replace and remove, of fields of objects. */
+/** RFC 6902 (JSON patch): add, replace and remove, for fields of objects. */
 export function patched(before: unknown, operations: unknown): unknown {
   const steps = operations as readonly { readonly op: string; readonly path: string; readonly value?: unknown }[];
   return steps.reduce((all, { op, path, value }) => {

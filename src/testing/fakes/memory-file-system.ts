@@ -22,21 +22,21 @@ interface Node {
   lookups: number;
 }
 
-/** What tests look at. */
+/** The state that tests inspect. */
 export interface MemoryFileSystem {
   readonly operations: Operations;
-  /** The nodes that the kernel knows, without the root. */
+  /** The number of nodes that the kernel knows, without the root. */
   known(): number;
-  /** Names of requests in the order they came. */
-  readonly asked: string[];
-  /** READs wait while it is closed; other requests do not. */
+  /** The names of the requests in order. */
+  readonly calls: string[];
+  /** Delays READs until it is disposed of. Other requests continue. */
   hold(): Disposable;
 }
 
 const now = (): Time => ({ seconds: Math.floor(Date.now() / 1000), nanoseconds: (Date.now() % 1000) * 1e6 });
 const kept = 60_000;
 
-/** A file system in memory with every operation there is, to try the protocol on a real kernel. */
+/** A file system in memory with every FUSE operation, to test the protocol with a real kernel. */
 export function createMemoryFileSystem(): MemoryFileSystem {
   const nodes = new Map<number, Node>();
   const asked: string[] = [];
@@ -218,7 +218,7 @@ export function createMemoryFileSystem(): MemoryFileSystem {
 
   return {
     operations: noted(operations, asked),
-    asked,
+    calls: asked,
     known: () => [...nodes.values()].filter(({ ino, lookups }) => ino !== rootNode && lookups > 0).length,
     hold: () => {
       const { promise, resolve } = Promise.withResolvers<void>();

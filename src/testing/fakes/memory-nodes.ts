@@ -14,13 +14,13 @@ interface JournaledWrites {
   isLossTold: boolean;
 }
 
-/** What tests look at. */
+/** The state that tests inspect. */
 export interface MemoryNodes extends Nodes {
-  /** Without the root. */
+  /** The number of nodes without the root. */
   readonly size: number;
 }
 
-/** Nodes in the memory of this process: nothing outlives it. */
+/** Nodes in the memory of this process. */
 export function createMemoryNodes(root: FileHandle): MemoryNodes {
   const byId = new Map<number, JournaledWrites>();
   const byHandle = new Map<string, JournaledWrites>();
@@ -100,7 +100,7 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
   };
 }
 
-/** Proofs of requests that are under way; a test keeps them for a successor, and takes them away when one was answered. */
+/** Proofs of requests in flight. A test keeps them for a successor, and clears each one when its request is answered. */
 export function createMemoryProofs(): Proofs & { clear(place: number): void } {
   const kept = new Map<number, Proof>();
   return {

@@ -6,7 +6,7 @@ import type { NodeName, StoreConfig } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { type StoreUnderTest, scope, storeContract } from '../contracts/store.ts';
-import { plainPolicy as policy } from '../policy.ts';
+import { defaultPolicy as policy } from '../default-policy.ts';
 import { createMinimalStoreKind } from './minimal-store.ts';
 
 async function minimalStore(): Promise<StoreUnderTest> {

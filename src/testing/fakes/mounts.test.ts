@@ -24,7 +24,7 @@ mounterContract('the fake mounter', () => {
   };
 });
 
-test('a call on a path that is stalled waits until the path answers, or the signal of the call ends', async () => {
+test('a call on a stalled path waits until the path answers or the call is aborted', async () => {
   const at = newFolder();
   onTestFinished(() => rmSync(at, { recursive: true }));
   const mounts = createFakeMounts();

@@ -8,44 +8,44 @@ import { createTargets } from '#clients/mounter/targets.ts';
 import { type ReasonWith, StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 
-/** A file system that somebody mounts. */
+/** A file system that a test mounts. */
 export interface FileSystem {
-  /** What the mount table calls it. */
+  /** The source in the mount table. */
   readonly source: string;
   readonly type: string;
   readonly readOnly?: boolean;
 }
 
 /**
- * A mount table in memory, over real folders. It says what is mounted where; a path below a mount point still shows what the disk has
- * there. So a test that looks at the files of a mounted volume needs the kernel.
+ * A mount table in memory over real folders. It tracks which file system is mounted where, but a path below a mount point still shows
+ * the folder on the disk. A test that reads files of a mounted volume needs the kernel.
  */
 export interface FakeMounts {
   readonly mounter: Mounter;
   readTable(): Promise<MountTable>;
-  /** Mounts a new file system and returns its device, as a client does, or a person. */
+  /** Mounts a new file system and returns its device, like a client or a user. */
   mount(at: string, what: FileSystem): string;
-  /** Another program unmounts what is there, even if it is in use. */
+  /** Unmounts what is there, like another program, even if it is in use. */
   remove(at: string): void;
-  /** A program works in the mount that is at the path now. */
+  /** A program works in the mount that is now at the path. */
   use(at: string): Disposable;
-  /** Calls on that path wait, until the returned object is disposed of or their signal ends. */
-  stall(at: string): Stalled;
+  /** Makes calls on that path wait, until the returned object is disposed of or their signal is aborted. */
+  stall(at: string): StalledCall;
 }
 
-export interface Stalled extends Disposable {
+export interface StalledCall extends Disposable {
   /** Resolves when a call waits. */
   readonly reached: Promise<void>;
 }
 
 export interface FakeMountsOptions {
-  /** Where nobody may mount. */
+  /** Paths where mounting is forbidden. */
   readonly forbidden?: () => readonly string[];
-  /** Inside one of those, where container engines find volumes. */
+  /** The exception inside one of those paths, where container engines find volumes. */
   readonly published?: string;
 }
 
-/** What no file system of a test is. */
+/** Unlike any file system of a test. */
 const rootFileSystem: MountEntry = {
   id: 1,
   parent: 1,
@@ -97,7 +97,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
     entries = [...entries, entry];
   }
 
-  /** With everything that is mounted in it. */
+  /** Removes the entry and all mounts inside. */
   function drop(entry: MountEntry): void {
     for (const child of entries.filter(({ parent, id }) => parent === entry.id && id !== parent)) drop(child);
     entries = entries.filter((one) => one !== entry);
@@ -151,7 +151,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   async function closeShared(folder: string): Promise<void> {
     if (table().at(folder)?.source !== 'stowage' || table().below(folder).length > 0) return;
     await unmount(folder);
-    // They were in memory.
+    // Its files were in memory.
     for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
   }
 
@@ -182,7 +182,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
       ),
   };
 
-  /** A path comes first or second, and the scope after it. */
+  /** A path is the first or the second argument. The scope follows it. */
   async function stalled(args: readonly unknown[]): Promise<void> {
     const scope = args.find(isScope);
     scope?.signal.throwIfAborted();
@@ -241,7 +241,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
 
 const isScope = (given: unknown): given is Scope => typeof given === 'object' && given !== null && 'signal' in given;
 
-/** The symbolic links above it resolved, as the kernel's table has it. */
+/** Resolves the symbolic links of the parent, as in the kernel's mount table. */
 function located(path: string): string | undefined {
   try {
     return join(realpathSync(dirname(path)), basename(path));
@@ -262,7 +262,7 @@ function existing(path: string, place: string): string {
 const conflict = (reason: ReasonWith<'conflict'>, message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason, action });
 
-/** As clients say it, too. */
+/** The error that clients return, too. */
 export function occupied(place: string, { source, type }: Pick<MountEntry, 'source' | 'type'>): StowageError {
   const what = `something else is mounted at ${place}: ${source} (${type})`;
   return conflict('mount-occupied', what, `Unmount it: umount ${place}`);

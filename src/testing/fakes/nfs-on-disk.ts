@@ -17,9 +17,9 @@ import { grantedAccess } from '#wire/nfs3/server/access.ts';
 import type { Credentials } from '#wire/nfs3/server/identities.ts';
 
 /**
- * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
- * anywhere. What a handle means is where it was found; a real server's handle survives renaming, this one's does not,
- * and the store must not mind. A store whose path is a folder in it has that, any other the whole.
+ * The interface of an NFS client on a folder of this machine, without a server, so tests of the store run anywhere. A handle refers to a
+ * path: unlike a real server's handle it does not survive a rename, and the store must cope with that. If the store's path is a
+ * folder in it, the export is that folder; otherwise it is the whole one.
  */
 export function connectToDisk(folder: string): Connect {
   return async (options, onStep) => {
@@ -104,12 +104,12 @@ function attributesOf(found: BigIntStats): Attributes {
   };
 }
 
-/** It rules by the modes of files, and root is root to it. Whether this process may do it is for the system to say. */
+/** Checks the mode bits of files; root may do everything. Whether this process has the permission is up to the system. */
 function createNfsOnDisk(who: Credentials): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
-  /** In one step for everybody in this process, as a server does it. */
+  /** Sets the attributes atomically for this process, as a server does. */
   function dress(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
     const { ctime, ctimeNs, ...now } = attributesOf(lstatSync(path, { bigint: true }));
     if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))

@@ -4,7 +4,7 @@ import { createMemoryRecords } from './records.ts';
 
 recordsContract('records in memory', createMemoryRecords);
 
-test('what has closed the records cannot write into those of the next one', () => {
+test('a core that closed its records cannot write into those of the next one', () => {
   using memory = createMemoryRecords();
   const first = memory.open();
   first.close();

@@ -2,16 +2,16 @@ import type { StowageError } from '#core/errors.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
-/** Stores of a kind whose verbs a test can make fail. */
+/** Stores of a kind whose verbs fail on a test's request. */
 export interface RefusingKind extends StoreKind {
-  /** From now on calls of that verb fail. */
+  /** Calls of that verb fail from now on. */
   fail(verb: VerbPath, error: StowageError): Refusing;
 }
 
 export interface Refusing {
-  /** How many calls failed so far. */
+  /** How many calls have failed. */
   readonly refused: () => number;
-  /** Stops refusing: later calls work. */
+  /** Stops failing: later calls work. */
   stop(): void;
 }
 

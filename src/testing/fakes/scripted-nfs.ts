@@ -2,7 +2,7 @@ import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, NfsError, type NfsStatusName, nfsStatus } from '#wire/nfs3/index.ts';
 import { connectToDisk } from './nfs-on-disk.ts';
 
-/** A server on a folder of this machine, some of whose answers a test decides on. */
+/** An NFS server on a folder of this machine. The test replaces some of its answers. */
 export function connectScripted(folder: string, script: (real: NfsClient) => Partial<NfsClient>): Connect {
   const connect = connectToDisk(folder);
   return async (...args) => {

@@ -1,20 +1,20 @@
 import type { LedgerFiles } from '#datapath/quota/ledger-files.ts';
 import { createFakeClock, type FakeClock } from './clock.ts';
 
-/** A folder that several nodes share, and the order in which a server comes to what they ask: any, told by the seed. */
+/** A folder that several nodes share. The seed decides the order in which the server executes their requests. */
 export interface SharedFolder {
   readonly clock: FakeClock;
   readonly texts: Map<string, string>;
-  /** As one of the nodes sees it. */
+  /** The folder as one node sees it. */
   files(): LedgerFiles;
-  /** The moment at which something else happens on the server, somewhere among the rest. */
+  /** Waits until another request has been executed, at a random point of the schedule. */
   turn(): Promise<void>;
   random(below: number): number;
-  /** Lets all happen, one step after the other, until `done`; looks at everything after each. */
+  /** Executes the requests one by one until `done`, and calls `look` after each one. */
   run(done: Promise<unknown>, look: () => void): Promise<void>;
 }
 
-/** So that a test which waits for what never happens ends. */
+/** Ends a test that would wait forever. */
 const mostSteps = 200_000;
 const idleMs = 250;
 
@@ -31,7 +31,7 @@ export function createSharedFolder(seed: number): SharedFolder {
     waiting.push(resolve);
     return promise;
   };
-  /** At the server, and back: what happens in between is seen late. */
+  /** Sends a request and returns its answer. Other requests run between the two. */
   const asked = async <T>(work: () => T): Promise<T> => {
     await turn();
     const result = work();
@@ -74,8 +74,8 @@ export function createSharedFolder(seed: number): SharedFolder {
       });
       end.catch(() => undefined);
       for (let steps = 0; !isDone; steps++) {
-        if (steps > mostSteps) throw new Error(`after ${mostSteps} steps it still goes on`);
-        // All promises that can be kept are, before the next thing happens.
+        if (steps > mostSteps) throw new Error(`still running after ${mostSteps} steps`);
+        // All settled promises are handled before the next request runs.
         await new Promise(setImmediate);
         const [next] = waiting.splice(random(waiting.length), 1);
         if (next === undefined) clock.advance(idleMs);
@@ -88,7 +88,7 @@ export function createSharedFolder(seed: number): SharedFolder {
   };
 }
 
-/** A small generator: the same seed gives the same story. */
+/** A small generator: the same seed gives the same sequence. */
 function createRandom(seed: number): (below: number) => number {
   let state = seed >>> 0 || 1;
   return (below) => {

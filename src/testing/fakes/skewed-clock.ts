@@ -1,10 +1,10 @@
 import { type Clock, systemClock } from '#base/clock.ts';
 
-/** The clock of one host among several: real time passes, and a test can set the time of day or let more time pass. */
+/** The clock of one of several hosts. Real time passes, and a test can set the time of day or let more time pass. */
 export interface SkewedClock extends Clock {
-  /** Somebody sets the time of day: no time passes. */
+  /** Sets the time of day without letting time pass. */
   jump(ms: number): void;
-  /** That much time passes for this host, at once. Nobody who sleeps is woken. */
+  /** Lets that much time pass for this host at once. Does not wake sleepers. */
   pass(ms: number): void;
 }
 

@@ -1,8 +1,8 @@
 import { type Clock, deadlineBy, systemClock } from '#base/clock.ts';
 
-/** The system's time, of which a test can leave out what it would only wait for. */
+/** The system clock. A test can skip time that it would only wait for. */
 export interface SkippingClock extends Clock {
-  /** It is later by so much: what was to happen by then happens now. */
+  /** Advances by so much, and fires every timer that is due by then. */
   skip(ms: number): void;
 }
 
@@ -36,7 +36,7 @@ export function createSkippingClock(): SkippingClock {
     skip: (ms) => {
       skipped += ms;
       const due = [...waiting].filter(({ at }) => at <= elapsed()).sort((a, b) => a.at - b.at);
-      // One may dispose of another.
+      // One timer may dispose of another.
       for (const one of due) if (waiting.has(one)) one.fire();
     },
   };

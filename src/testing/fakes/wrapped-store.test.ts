@@ -1,14 +1,14 @@
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
-import { aCall } from '../calls.ts';
+import { aCall } from '../core-calls.ts';
 import { type GatedVerb, gated } from './gated-store.ts';
 import { refusing } from './refusing-store.ts';
 import { type AnyVerb, replaceVerbs, type VerbPath } from './wrapped-store.ts';
 
 const scope = aCall();
 
-/** Every verb that can have a gate, with what it is called with. */
+/** Every verb that can have a gate, with its arguments. */
 const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
   create: [{}, scope],
   get: ['a', scope],
@@ -48,7 +48,7 @@ const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
 };
 const verbs = Object.keys(calls) as GatedVerb[];
 
-/** A store whose verbs answer with their paths. */
+/** A store whose verbs return their paths. */
 function plainKind(): StoreKind {
   const store: Record<string, unknown> = { name: 'silver', access: ['filesystem'], sources: ['nfs'], identity: 'it' };
   for (const path of verbs) {
@@ -86,7 +86,7 @@ describe('a store with gates', () => {
     expect(await call(store, path)).toBe(path);
   });
 
-  test('keeps what is no verb as it is', async () => {
+  test('keeps members that are no verbs', async () => {
     const { name, access, sources, identity } = await openIn(gated(plainKind()));
     expect({ name, access, sources, identity }).toEqual({
       name: 'silver',
@@ -112,7 +112,7 @@ describe('a store that refuses', () => {
 });
 
 describe('a store with some verbs replaced', () => {
-  test('answers with the replacements, and with its own verbs otherwise', async () => {
+  test('uses the replacements, and its own verbs otherwise', async () => {
     const store = replaceVerbs(await openIn(plainKind()), {
       'trash.list': async () => [],
       'housekeeping.sweep': async () => undefined,
@@ -122,7 +122,7 @@ describe('a store with some verbs replaced', () => {
       if (path !== 'trash.list' && path !== 'housekeeping.sweep') expect(await call(store, path)).toBe(path);
   });
 
-  test('is refused when it lacks the verb', async () => {
+  test('is rejected if the store lacks the verb', async () => {
     const { uses: _, ...store } = await openIn(plainKind());
     expect(() => replaceVerbs(store, { 'uses.list': async () => [] })).toThrow('the store has no uses.list');
   });

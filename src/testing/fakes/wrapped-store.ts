@@ -28,7 +28,7 @@ export type AnyVerb = (...given: readonly unknown[]) => unknown;
 const isFacet = (value: unknown): value is object =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** The store with each verb replaced by what `wrap` makes of it, those of facets too. */
+/** The store with each verb replaced by the result of `wrap`, including the verbs of facets. */
 export function wrapVerbs(store: Store, wrap: (path: VerbPath, verb: AnyVerb) => AnyVerb): Store {
   const wrapped = (value: unknown, path: readonly string[]): unknown => {
     if (typeof value === 'function') return wrap(path.join('.') as VerbPath, value as AnyVerb);

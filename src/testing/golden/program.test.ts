@@ -7,7 +7,7 @@ import { pluginNames } from '#core/containers.ts';
 import { errorCodes } from '#core/errors.ts';
 import { configurationNames } from '../../../scripts/docs/configuration.ts';
 import { failuresIn } from '../../../scripts/docs/errors.ts';
-import { askController, askServer, type Told } from '../../../scripts/docs/live.ts';
+import { askController, askServer, type LiveAnswers } from '../../../scripts/docs/live.ts';
 import { metricsIn } from '../../../scripts/docs/metrics.ts';
 import { programSources } from '../../../scripts/docs/sources.ts';
 import { literal, nameOf, partOf, partsOf, propertiesOf, type Source, walk } from '../../../scripts/docs/syntax.ts';
@@ -16,7 +16,7 @@ import { expectGolden } from './golden.ts';
 import { settingsIn } from './settings-keys.ts';
 
 let sources: readonly Source[];
-let told: Told;
+let told: LiveAnswers;
 beforeAll(async () => {
   [sources, told] = await Promise.all([programSources(), askServer()]);
 });

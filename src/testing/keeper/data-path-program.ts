@@ -1,6 +1,6 @@
 /**
- * A data path that serves nothing, and writes down what its keeper gave it: a line for each mount into the file that is
- * the mount's descriptor. How it behaves stands in a file, read at each start (`Behaviour`).
+ * A fake data path. It writes what its keeper passed to it into the file that is the mount's descriptor, one line per
+ * mount. It reads its behaviour from a file at each start (`Behaviour`).
  */
 
 import { appendFileSync, closeSync, readFileSync, writeSync } from 'node:fs';
@@ -20,7 +20,7 @@ if (behaviour.dies === 'at once') process.kill(process.pid, 'SIGKILL');
 const until = performance.now() + (behaviour.loadsForMs ?? 0);
 while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);
 
-/** In the journal, beyond what is the keeper's: how many had it. */
+/** The journal offset, after the keeper's part, of the number of data paths that had it. */
 const servedAt = 100;
 const open = new Map<string, number>();
 

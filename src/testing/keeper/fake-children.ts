@@ -2,7 +2,7 @@ import type { Connection, Handlers } from '#keeper/connection.ts';
 import type { Kind, Message } from '#keeper/protocol.ts';
 import type { ProcessHandle } from '#keeper/worker.ts';
 
-/** A data path that does what a test says. */
+/** A data path that a test controls. */
 export interface FakeChild {
   readonly program: string;
   readonly sent: readonly Message[];
@@ -11,11 +11,11 @@ export interface FakeChild {
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
-  /** Somebody killed it; a thread of it hangs, and so its connection is open. */
+  /** It was killed, but a thread of it hangs, so its connection is still open. */
   wasKilled(): void;
-  /** Its connection is closed, and it lives. */
+  /** Closes its connection while it keeps running. */
   breaks(): void;
-  /** Its connection is closed. If it was told to end, or is told later, it has. */
+  /** Closes its connection. It ends if it was told to end, or as soon as it is told to. */
   dies(): Promise<void>;
 }
 
@@ -24,7 +24,7 @@ export interface FakeChildren {
   readonly start: (program: string) => ProcessHandle;
 }
 
-/** All that waits for a promise that is resolved. */
+/** Resolves after all callbacks of resolved promises have run. */
 export const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 export function createFakeChildren(): FakeChildren {

@@ -1,7 +1,7 @@
 /**
- * A data path that serves one file, `who`, on every mount that its keeper gives it: in it stands its process number. The first
- * one never answers a MKDIR. It keeps it in the journal, and has the kernel told of a name in the same directory, by a thread
- * that then hangs in the kernel until somebody answers. A successor does.
+ * A data path that serves one file, `who`, on each mount of its keeper. The file contains its process id. The first data path never
+ * answers a MKDIR: it stores it in the journal, and notifies the kernel of a name in the same directory from a thread, which
+ * then hangs in the kernel until the MKDIR is answered. A successor answers it.
  */
 
 import { readSync, writeSync } from 'node:fs';
@@ -16,12 +16,12 @@ import { header, type Message } from '#wire/fuse/message.ts';
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import { usualWishes } from '../fuse-mount.ts';
+import { defaultWishes } from '../fuse-mount.ts';
 
 hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
-/** Where in the journal the MKDIR lies. */
+/** The journal offset of the MKDIR. */
 const keptAt = 1024;
 const longestKept = 1024;
 const content = Buffer.from(`${process.pid}\n`);
@@ -67,7 +67,7 @@ async function serve(fd: number, as: As): Promise<Device> {
   };
   const session = createSession({
     operations,
-    initOptions: usualWishes,
+    initOptions: defaultWishes,
     store: {
       reply: (place, bytes) => {
         device.write(bytes);
@@ -110,7 +110,7 @@ function leftBehind(): Message | undefined {
 }
 
 function createSlot(place: number): Slot {
-  const memory = new ArrayBuffer(usualWishes.maxWrite + requestOverhead);
+  const memory = new ArrayBuffer(defaultWishes.maxWrite + requestOverhead);
   return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 

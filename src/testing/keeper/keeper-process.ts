@@ -15,45 +15,45 @@ import { connectKeeper, type KeeperClient } from '#keeper/keeper-client.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { type StartedKeeper, type StartOptions, startKeeper } from '#keeper/start-keeper.ts';
 
-/** How data-path-program.ts behaves. */
+/** The behaviour of data-path-program.ts. */
 export interface Behaviour {
   readonly dies?: 'at once' | 'serving';
   readonly loadsForMs?: number;
   readonly stops?: boolean;
-  /** A port on which it is to hold a connection. */
+  /** A port that it stays connected to. */
   readonly connectsTo?: number;
-  /** Of what the one before held. */
+  /** It releases what its predecessor held. */
   readonly letsGo?: boolean;
-  /** Files that it says are not written; left out: it never says. */
+  /** The number of dirty files that it reports; undefined: it never reports. */
   readonly unwritten?: number;
 }
 
-/** What a data path wrote down about a mount. */
+/** What a data path recorded about a mount. */
 export interface Noted {
   readonly as: string;
   readonly id: string;
   readonly spec: unknown;
   readonly pid: number;
   readonly version: string;
-  /** Milliseconds since 1970, and parts of one. */
+  /** Milliseconds since 1970, with fractions. */
   readonly at: number;
   readonly served?: number;
   readonly sockets?: readonly string[];
 }
 
-/** Keepers and their data paths in a folder of their own. */
-export interface KeeperGround extends AsyncDisposable {
+/** Keepers and their data paths in a temporary folder. */
+export interface KeeperFixture extends AsyncDisposable {
   readonly folder: string;
   readonly socket: string;
   readonly signal: AbortSignal;
-  /** Resolves when it is in charge. */
+  /** Resolves when the keeper is in charge. */
   startKeeper(how?: Partial<StartOptions>): Promise<StartedKeeper>;
   client(changed?: (state: KeeperState) => void, user?: number): KeeperClient;
   behave(how: Behaviour): void;
-  /** Has a file adopted as if it were /dev/fuse. */
+  /** Makes the keeper adopt a file as if it were /dev/fuse. */
   adopt(client: KeeperClient, mount: string, spec?: unknown): Promise<void>;
   noted(mount: string): readonly Noted[];
-  /** The last that was noted, once there are so many. */
+  /** The last record, once there are that many. */
   notedAfter(mount: string, count: number): Promise<Noted>;
   log(): string;
 }
@@ -61,7 +61,7 @@ export interface KeeperGround extends AsyncDisposable {
 export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
 const patienceMs = 20_000;
 
-/** Looks until it is so; throws what it is otherwise. */
+/** Polls until it succeeds; otherwise throws the last value. */
 export async function eventually<T>(
   look: () => T | Promise<T>,
   isSo: (found: T) => boolean,
@@ -76,7 +76,7 @@ export async function eventually<T>(
   }
 }
 
-export function createKeeperGround(): KeeperGround {
+export function createKeeperFixture(): KeeperFixture {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-keeper-'));
   const socket = join(folder, 'own', 'keeper.sock');
   const stop = new AbortController();
@@ -147,7 +147,7 @@ export function createKeeperGround(): KeeperGround {
     [Symbol.asyncDispose]: async () => {
       stop.abort();
       for (const client of clients) client[Symbol.dispose]();
-      // A data path goes on without its keeper, and one that is just beginning would still write into the folder.
+      // A data path keeps running without its keeper, and one that is just starting would still write into the folder.
       await eventually(
         () => startedFor(folder),
         (pids) => {
@@ -161,7 +161,7 @@ export function createKeeperGround(): KeeperGround {
   };
 }
 
-/** The processes that have this folder in their environment; one that has ended has none any more. */
+/** The processes that have this folder in their environment. A zombie has no environment. */
 function startedFor(folder: string): readonly number[] {
   return readdirSync('/proc')
     .map(Number)

@@ -6,13 +6,13 @@ import { keeperFlags } from '#keeper/node-flags.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { eventually } from './keeper-process.ts';
 
-/** A keeper and its data paths as a pod has them: the keeper is the first process, and with it all others end. */
+/** A keeper and its data paths in a PID namespace, like a pod. The keeper is process 1, so all others end with it. */
 export interface KeeperPod {
-  /** As this process sees it. */
+  /** The pid in this process's namespace. */
   readonly pid: number;
-  /** All of it. */
+  /** Resolves when all its processes have ended. */
   readonly ended: Promise<unknown>;
-  /** The kernel ends every other process in it, too, before the first is gone. */
+  /** The kernel ends all other processes of the namespace before process 1 is gone. */
   kill(): Promise<void>;
 }
 

@@ -4,13 +4,13 @@ import { accepted, connectTo, listenAt, shutDown } from '#base/linux/descriptor-
 import { createConnection } from '#keeper/connection.ts';
 import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 
-/** In the place of a keeper that was just given everything by the one at this socket, and has not got any further: nobody finds it there yet. */
+/** A successor that has just received everything from the keeper at this socket, but does not listen there yet. */
 export async function createSlowSuccessor(socket: string): Promise<Disposable> {
   using all = new DisposableStack();
   const clock = systemClock();
   const own = `${socket}.slow`;
   const listening = all.adopt(listenAt(own), shutDown);
-  // Data paths run as somebody else.
+  // Data paths run as another user.
   chmodSync(own, 0o666);
   const keeper = all.adopt(createConnection(connectTo(socket), clock), (line) => line.close());
   const { promise: yours, resolve, reject } = Promise.withResolvers<void>();

@@ -56,21 +56,21 @@ describe('calls that wait for a free connection', () => {
     const stop = new AbortController();
     const calls = Array.from({ length: 8 }, (_, at) => client.startContainer(`c${at}`, stop.signal));
     const all = Promise.allSettled(calls);
-    await expect.poll(() => engine.asked.length, patience).toBe(8);
+    await expect.poll(() => engine.requests.length, patience).toBe(8);
     const one = new AbortController();
     const waiting = failure(client.startContainer('last', one.signal));
     one.abort();
     expect(await waiting).toMatchObject({ failure: 'canceled' });
     stop.abort();
     await all;
-    expect(engine.asked).toHaveLength(8);
+    expect(engine.requests).toHaveLength(8);
   });
 
   test('are not blocked by calls that wait for a container to end', async () => {
     const { engine, client } = await scripted(deafTo('/wait'));
     const stop = new AbortController();
     const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.waitContainer(`c${at}`, stop.signal)));
-    await expect.poll(() => engine.asked.length, patience).toBe(9);
+    await expect.poll(() => engine.requests.length, patience).toBe(9);
     await client.startContainer('c', signal);
     stop.abort();
     await all;
@@ -88,7 +88,7 @@ describe('the version of the API', () => {
     engine.version = { Version: 'x', ApiVersion, MinAPIVersion };
     await client.info(signal);
     await client.info(signal);
-    expect(engine.asked).toEqual([`GET ${path}`, `GET ${path}`]);
+    expect(engine.requests).toEqual([`GET ${path}`, `GET ${path}`]);
   });
 
   test('of an engine that is too old is refused', async () => {
@@ -108,7 +108,7 @@ describe('the version of the API', () => {
     engine.version = { Version: '29.0', ApiVersion: '1.52', MinAPIVersion: '1.44' };
     await engine.start();
     await client.info(signal);
-    expect(engine.asked.at(-1)).toBe('GET /v1.44/info');
+    expect(engine.requests.at(-1)).toBe('GET /v1.44/info');
   });
 
   test('is negotiated again when the engine reports that it is too old', async () => {
@@ -130,7 +130,7 @@ describe('the version of the API', () => {
     const { engine, client } = await scripted(answers({}));
     engine.version = { Version: 'x', ApiVersion: '1.41/../x', MinAPIVersion: '1.12' };
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
-    expect(engine.asked).toEqual([]);
+    expect(engine.requests).toEqual([]);
   });
 });
 
@@ -250,7 +250,7 @@ describe('connections', () => {
     await engine.stop();
     await engine.start();
     await client.info(signal);
-    expect(engine.asked).toHaveLength(2);
+    expect(engine.requests).toHaveLength(2);
   });
 
   test('closed by the engine during a call are retried for GET only', async () => {
@@ -262,10 +262,10 @@ describe('connections', () => {
     });
     await client.info(signal);
     await client.info(signal);
-    expect(engine.asked).toHaveLength(3);
+    expect(engine.requests).toHaveLength(3);
     isKept = false;
     expect(await failure(client.startContainer('x', signal))).toMatchObject({ failure: 'lost' });
-    expect(engine.asked).toHaveLength(4);
+    expect(engine.requests).toHaveLength(4);
   });
 
   test('are limited to eight', async () => {
@@ -303,7 +303,7 @@ describe('events', () => {
     for await (const { action, id } of await client.events({ types: ['container'], since: 17_002 }, signal))
       seen.push(id + action);
     expect(seen).toEqual(['xcreate', 'xstart']);
-    expect(decodeURIComponent(engine.asked[0] ?? '')).toBe(
+    expect(decodeURIComponent(engine.requests[0] ?? '')).toBe(
       'GET /v1.41/events?filters={"type":["container"]}&since=17.002',
     );
   });
@@ -392,7 +392,7 @@ test('names are escaped in paths', async () => {
   const { engine, client } = await scripted(answers({ Id: 'x' }));
   await client.removeContainer('a/../b?c', signal);
   await client.image('registry:5000/team/stowage:1', signal);
-  expect(engine.asked).toEqual([
+  expect(engine.requests).toEqual([
     'DELETE /v1.41/containers/a%2F..%2Fb%3Fc?force=1&v=1',
     'GET /v1.41/images/registry%3A5000/team/stowage%3A1/json',
   ]);

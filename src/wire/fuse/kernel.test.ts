@@ -9,8 +9,8 @@ import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
-import { mountFuse, usualWishes } from '#testing/fuse-mount.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { defaultWishes, mountFuse } from '#testing/fuse-mount.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
 const run = promisify(execFile);
@@ -26,7 +26,7 @@ async function call(prototype: string, ...args: readonly unknown[]): Promise<num
   return await promise;
 }
 
-const mounted = async (ground: Ground, wishes = usualWishes) => {
+const mounted = async (ground: ScratchFolder, wishes = defaultWishes) => {
   const memory = createMemoryFileSystem();
   const mount = await mountFuse(ground, memory.operations, wishes);
   return { memory, mount, path: (name: string) => join(mount.at, name) };
@@ -34,10 +34,10 @@ const mounted = async (ground: Ground, wishes = usualWishes) => {
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   test('a malformed reply fails its request and no other', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
-    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, usualWishes);
+    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, defaultWishes);
     await fs.symlink('somewhere', join(mount.at, 'link'));
     await expect(fs.readlink(join(mount.at, 'link'))).rejects.toThrow('EIO');
     await fs.writeFile(join(mount.at, 'file'), 'data');
@@ -45,7 +45,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('files are created, written in large and small writes, read, truncated and removed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     const data = randomBytes(5_000_001);
@@ -67,13 +67,13 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await fs.unlink(path('file'));
     await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
     expect(mount.faults).toEqual([]);
-    expect(memory.asked).toEqual(
+    expect(memory.calls).toEqual(
       expect.arrayContaining(['create', 'write', 'read', 'setattr', 'fsync', 'flush', 'unlink']),
     );
   });
 
   test('directories, links, renames and special files work', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.mkdir(path('a/b/c'), { recursive: true });
@@ -103,9 +103,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('directories longer than one reply are listed with and without attributes', async () => {
-    for (const flags of [usualWishes.flags, ['asyncRead'] as const]) {
-      using ground = createGround();
-      const { mount, path } = await mounted(ground, { ...usualWishes, flags });
+    for (const flags of [defaultWishes.flags, ['asyncRead'] as const]) {
+      using ground = createScratchFolder();
+      const { mount, path } = await mounted(ground, { ...defaultWishes, flags });
       await using _ = mount;
       const names = Array.from({ length: 2000 }, (_, i) => `a-name-that-is-not-short-${i}`);
       for (const name of names) await fs.writeFile(path(name), '');
@@ -117,7 +117,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel sends FORGET and BATCH_FORGET for looked up nodes', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');
@@ -127,7 +127,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('statfs reports sizes beyond 32 bits', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount } = await mounted(ground);
     await using _ = mount;
     expect(await fs.statfs(mount.at)).toMatchObject({
@@ -140,7 +140,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('extended attributes are set, read, listed and removed', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), '');
@@ -163,7 +163,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel stops sending an operation after ENOSYS', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const { getxattr: _one, fallocate: _two, ...operations } = { ...memory.operations };
     await using mount = await mountFuse(ground, operations);
@@ -175,9 +175,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('locks are passed to a file system that requested them', async () => {
-    using ground = createGround();
-    const flags = [...usualWishes.flags, 'posixLocks', 'flockLocks'] as const;
-    const { memory, mount, path } = await mounted(ground, { ...usualWishes, flags });
+    using ground = createScratchFolder();
+    const flags = [...defaultWishes.flags, 'posixLocks', 'flockLocks'] as const;
+    const { memory, mount, path } = await mounted(ground, { ...defaultWishes, flags });
     await using _ = mount;
     await fs.writeFile(path('file'), '');
     const holder = spawn('flock', [path('file'), 'sh', '-c', 'echo locked; read line'], {
@@ -188,11 +188,11 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     holder.stdin.end('\n');
     await once(holder, 'exit');
     await run('flock', ['-n', path('file'), 'true']);
-    expect(memory.asked).toContain('setlk');
+    expect(memory.calls).toContain('setlk');
   });
 
   test('fallocate, lseek and copy_file_range work', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await run('fallocate', ['-l', '100000', path('file')]);
@@ -207,24 +207,24 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(await call(seek, from.fd, 5, hole)).toBe(12);
     await Promise.all([from.close(), to.close()]);
     expect(await fs.readFile(path('other'), 'utf8')).toBe('to be copied');
-    expect(memory.asked).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
+    expect(memory.calls).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
   });
 
   test('an interrupted process gets its reply at once', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'x'.repeat(10_000));
     mount.device.write(invalidateInode((await fs.stat(path('file'))).ino, { offset: 0, length: 0 }));
     using _held = memory.hold();
     const reader = spawn('cat', [path('file')], { stdio: 'ignore' });
-    await expect.poll(() => memory.asked.includes('read'), { timeout: 10_000 }).toBe(true);
+    await expect.poll(() => memory.calls.includes('read'), { timeout: 10_000 }).toBe(true);
     reader.kill('SIGKILL');
     expect(await once(reader, 'exit')).toEqual([null, 'SIGKILL']);
   });
 
   test("notifications invalidate the kernel's caches", async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
     await fs.writeFile(path('file'), 'old');
@@ -247,7 +247,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('the kernel resends requests without a reply', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const seen: boolean[] = [];
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -269,9 +269,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('reading pauses while there is no memory for another request', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
-    await using mount = await mountFuse(ground, memory.operations, usualWishes, { slots: 3 });
+    await using mount = await mountFuse(ground, memory.operations, defaultWishes, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
     const held = memory.hold();
     const direct = Array.from({ length: 8 }, async () => {
@@ -279,7 +279,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
       return (await file.read(Buffer.alloc(4096), 0, 4096, 4096)).bytesRead;
     });
     await expect
-      .poll(() => memory.asked.filter((name) => name === 'read').length, { timeout: 10_000 })
+      .poll(() => memory.calls.filter((name) => name === 'read').length, { timeout: 10_000 })
       .toBeGreaterThan(1);
     held[Symbol.dispose]();
     expect(await Promise.all(direct)).toEqual(Array(8).fill(4096));
@@ -287,7 +287,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('an unmount ends the device and is reported', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { mount } = await mounted(ground);
     await using _ = mount;
     await run('umount', [mount.at]);

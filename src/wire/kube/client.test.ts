@@ -85,13 +85,13 @@ describe('a request', () => {
       { apiVersion: 'coordination.k8s.io/v1', kind: 'Lease' },
       { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
     ]);
-    expect(api.asked.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
+    expect(api.requests.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
   });
 
   test('cannot have a name that changes the path', async () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
-    expect(api.asked).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
+    expect(api.requests).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
     expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is not a valid name');
     expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is not a valid name');
   });
@@ -100,7 +100,7 @@ describe('a request', () => {
     using behind = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
     api.intercept = (_request, response) => response.end('{}') && true;
     await behind.get(nodes, { name: 'n' }, signal);
-    expect(api.asked).toEqual(['GET /clusters/a/api/v1/nodes/n']);
+    expect(api.requests).toEqual(['GET /clusters/a/api/v1/nodes/n']);
   });
 
   test('has the content type of its kind of patch', async () => {
@@ -119,7 +119,7 @@ describe('a request', () => {
       'application/json-patch+json',
       'application/apply-patch+yaml',
     ]);
-    expect(api.asked.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
+    expect(api.requests.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
   });
 
   test('shares connections with others', async () => {
@@ -160,7 +160,7 @@ describe('lists', () => {
 
   test('are limited to a namespace and to selectors', async () => {
     for await (const _ of client.list(pods, { namespace: 'a', labelSelector: 'x=y', fieldSelector: 'z=1' }, signal));
-    expect(api.asked).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
+    expect(api.requests).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
   });
 
   test('fail with 410 when they expire between pages', async () => {
@@ -216,7 +216,7 @@ describe('a KubeError is thrown when', () => {
       return true;
     };
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 429, retryAfterMs: 7_000 });
-    expect(api.asked.length).toBe(1);
+    expect(api.requests.length).toBe(1);
   });
 
   test('a proxy answers with its own error page', async () => {
@@ -325,7 +325,7 @@ describe('a KubeError is thrown when', () => {
       return true;
     };
     await client.raw({ method: 'GET', path: '/version' }, signal);
-    expect(api.asked.length).toBe(3);
+    expect(api.requests.length).toBe(3);
   });
 
   test('a call that changes something is not sent twice', async () => {
@@ -336,7 +336,7 @@ describe('a KubeError is thrown when', () => {
     };
     const claim = { metadata: { namespace: 'a', name: 'c' }, spec: {} };
     expect(await failure(client.create(claims, claim, signal))).toMatchObject({ failure: 'lost' });
-    expect(api.asked.length).toBe(2);
+    expect(api.requests.length).toBe(2);
   });
 });
 
@@ -366,7 +366,7 @@ describe('credentials', () => {
       () => fresh,
     );
     await one.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
-    expect(api.asked.length).toBe(2);
+    expect(api.requests.length).toBe(2);
   });
 
   test('that are rejected again are an error', async () => {
@@ -376,7 +376,7 @@ describe('credentials', () => {
       (same) => same,
     );
     expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 401, reason: 'Unauthorized' });
-    expect(api.asked.length).toBe(1);
+    expect(api.requests.length).toBe(1);
   });
 
   test('with invalid characters are an error that does not show them', async () => {

@@ -37,7 +37,7 @@ function seen(resourceVersion: string): { readonly words: string[]; readonly end
 }
 const node = (name: string) => ({ metadata: { name } });
 const now = (): string => api.put(path, node('first')).metadata.resourceVersion ?? '';
-const watchesAsked = (): string[] => api.asked.filter((one) => one.includes('watch=true'));
+const watchesAsked = (): string[] => api.requests.filter((one) => one.includes('watch=true'));
 const from = (asked: string | undefined): string | null =>
   new URL(asked ?? '', 'http://x').searchParams.get('resourceVersion');
 

@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { eventually } from '#testing/controlled.ts';
+import { eventually } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from './client.ts';
 import { configMaps } from './resources.ts';
@@ -54,7 +54,7 @@ describe('a watched object', () => {
     api.remove(path, 'other');
     api.remove(path, 'mine');
     await eventually(() => seen).toEqual(['1', '2', undefined]);
-    expect(api.asked.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
+    expect(api.requests.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
   });
 
   test('is up to date again after an outage', async () => {
@@ -76,7 +76,7 @@ describe('a watched object', () => {
       return true;
     };
     run();
-    await eventually(() => api.asked.length).toBeGreaterThan(1);
+    await eventually(() => api.requests.length).toBeGreaterThan(1);
     expect(followed.synced).toBe(false);
     api.intercept = undefined;
     await eventually(() => seen).toEqual(['1']);

@@ -5,8 +5,8 @@ import { systemClock } from '#base/clock.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
-import { createGround } from '#testing/ground.ts';
 import { openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { createNfsClient } from './client.ts';
 import { create } from './procedures.ts';
 import { nfsStatus } from './status.ts';
@@ -18,7 +18,7 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
   const marked = (seconds: number) => ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
 
   async function served() {
-    const ground = createGround();
+    const ground = createScratchFolder();
     onTestFinished(() => ground[Symbol.dispose]());
     const server = await startGoNfs({ path: ground.folder, signal: ground.scope.signal });
     onTestFinished(() => server[Symbol.asyncDispose]());

@@ -8,8 +8,8 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { findPort, portmapPort } from '../rpc/portmap.ts';
 import type { NfsClient } from './client.ts';
 import { copyTree } from './copy-tree.ts';
@@ -22,7 +22,7 @@ import { emptyDirectory, removeTree } from './remove-tree.ts';
 import { type FileHandle, fileType, nfsProgram, nfsVersion, stability } from './structures.ts';
 
 interface Tried {
-  ground: Ground;
+  ground: ScratchFolder;
   server: NfsServer;
   open: OpenExport;
   nfs: NfsClient;
@@ -33,7 +33,7 @@ interface Tried {
 function served({ start, exported }: Kind): Tried {
   const tried = {} as Tried;
   beforeAll(async () => {
-    tried.ground = createGround();
+    tried.ground = createScratchFolder();
     tried.server = await start(tried.ground.folder, tried.ground.scope.signal);
     tried.open = await openExport(tried.server, exported);
     ({ nfs: tried.nfs, root: tried.root } = tried.open);
@@ -340,7 +340,7 @@ describe.skipIf(needs('nfs3-server'))('what nfs3_server does otherwise', () => {
 
 describe.skipIf(needs('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbind', () => {
   test('its ports are found, and an export is mounted through them', async () => {
-    using ground = createGround();
+    using ground = createScratchFolder();
     const { signal } = ground.scope;
     await using server = await startGaneshaWithRpcbind({ exports: [{ path: ground.folder, tag: 'it' }], signal });
     using portmapper = rpcTo(server.host, portmapPort);

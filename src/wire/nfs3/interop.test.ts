@@ -8,9 +8,9 @@ import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest'
 import { type GaneshaExport, startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
 import { listDirectory } from './listing.ts';
@@ -50,15 +50,16 @@ function expectSame(attributes: Attributes, stat: Stats): void {
 }
 
 const kinds = [
-  { kind: 'ext4', mount: (ground: Ground, at: string) => mountImage(ground.image('disk', 256, 'ext4'), at) },
+  { kind: 'ext4', mount: (ground: ScratchFolder, at: string) => mountImage(ground.image('disk', 256, 'ext4'), at) },
   {
     kind: 'tmpfs',
-    mount: (_: Ground, at: string) => void execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256m', 'stowage-nfs', at]),
+    mount: (_: ScratchFolder, at: string) =>
+      void execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256m', 'stowage-nfs', at]),
   },
 ] as const;
 
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
-  let ground: Ground;
+  let ground: ScratchFolder;
   let server: NfsServer;
   let open: OpenExport;
   let nfs: NfsClient;
@@ -74,7 +75,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     (await nfs.create(directory, name, { mode: 'guarded', set: { mode } })).handle;
 
   beforeAll(async () => {
-    ground = createGround();
+    ground = createScratchFolder();
     disk = join(ground.folder, 'exported');
     fs.mkdirSync(disk);
     mount(ground, disk);

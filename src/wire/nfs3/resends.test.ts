@@ -7,7 +7,6 @@ import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { type ReplayingProxy, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
 import {
-  askUnnoticed,
   delayFirstCopy,
   failOver,
   loseReply,
@@ -16,9 +15,16 @@ import {
   refuseExisting,
   restartAfter,
   restartBefore,
+  restartProbeHasNoEffect,
   takePort,
 } from '#testing/resend-cases.ts';
-import { type Mutation, makingNames, mutations, type Nodes, takingNames } from '#testing/resend-mutations.ts';
+import {
+  creatingMutations,
+  type Mutation,
+  mutations,
+  type ResendNodes,
+  removingMutations,
+} from '#testing/resend-mutations.ts';
 import { createRpcClient, type RpcClientOptions } from '../rpc/client.ts';
 import { createNfsClient, type NfsClient } from './client.ts';
 
@@ -38,7 +44,7 @@ async function proxyTo(
 }
 
 /** What every server that remembers its answers has to be used for. */
-function recognised(nodesOf: () => Promise<Nodes>): void {
+function recognised(nodesOf: () => Promise<ResendNodes>): void {
   test.each(mutations)('$name: the reply is lost, and node B goes on before it is resent', async (mutation) => {
     await loseReply(await nodesOf(), mutation);
   });
@@ -48,11 +54,11 @@ function recognised(nodesOf: () => Promise<Nodes>): void {
   });
 
   test('the question whether the server restarted changes nothing, and is no COMMIT', async () => {
-    const [removal] = takingNames as readonly [Mutation];
-    await askUnnoticed(await nodesOf(), removal);
+    const [removal] = removingMutations as readonly [Mutation];
+    await restartProbeHasNoEffect(await nodesOf(), removal);
   });
 
-  test.each(makingNames)(
+  test.each(creatingMutations)(
     '$name: refuses a name that existed, though node B removes it before the call is resent',
     async (mutation) => {
       await refuseExisting(await nodesOf(), mutation);
@@ -62,7 +68,7 @@ function recognised(nodesOf: () => Promise<Nodes>): void {
 
 describe('a server that recognises resent calls as Linux does, by their xid, address and port', () => {
   let own: OwnServer;
-  async function nodesOf(more: Partial<RpcClientOptions> = {}): Promise<Nodes> {
+  async function nodesOf(more: Partial<RpcClientOptions> = {}): Promise<ResendNodes> {
     own = await startOwnServer({ replaysByPort: true });
     const { nfs: b, root } = await own.mount();
     const { handle: directory } = await b.mkdir(root, 'work', { mode: 0o755 });
@@ -77,12 +83,12 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
       await loseReplyOfUnknown(nodes, mutation);
-      const isTaking = takingNames.includes(mutation);
+      const isTaking = removingMutations.includes(mutation);
       expect(nodes.proxy.passed(mutation.procedure)).toBeGreaterThanOrEqual(isTaking ? 1 : 2);
     },
   );
 
-  test.each(takingNames)(
+  test.each(removingMutations)(
     '$name: the reply is lost, and nobody knows whether the server restarted: it did, and node B goes on',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
@@ -91,26 +97,29 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     },
   );
 
-  test.each(takingNames)(
+  test.each(removingMutations)(
     '$name: the reply is lost on a connection on which nothing was written: another one knows the verifier',
     async (mutation) => {
       await loseReplyOfSecondLane(await nodesOf({ connections: 2 }), mutation);
     },
   );
 
-  test.each(takingNames)(
+  test.each(removingMutations)(
     '$name: the server restarts and forgets it, and node B goes on before it is resent',
     async (mutation) => {
       await restartAfter(await nodesOf(), mutation, () => own.restart());
     },
   );
 
-  test.each(takingNames)('$name: the server restarts before it was done: it is done afterwards', async (mutation) => {
-    await restartBefore(await nodesOf(), mutation, () => own.restart());
-  });
+  test.each(removingMutations)(
+    '$name: the server restarts before it was done: it is done afterwards',
+    async (mutation) => {
+      await restartBefore(await nodesOf(), mutation, () => own.restart());
+    },
+  );
 
   test('REMOVE: the port is taken meanwhile: what the name means decides', async () => {
-    const [removal] = takingNames as readonly [Mutation];
+    const [removal] = removingMutations as readonly [Mutation];
     await takePort(await nodesOf({ stallMs: 500 }), removal);
   });
 });
@@ -125,7 +134,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('nfs-ganesha', () => {
 });
 
 describe('a server with two addresses', () => {
-  test.each(takingNames)('$name: node B goes on before node A has failed over', async (mutation) => {
+  test.each(removingMutations)('$name: node B goes on before node A has failed over', async (mutation) => {
     const own = await startOwnServer({ replaysByPort: true });
     const { nfs: b, root } = await own.mount();
     const proxy = await proxyTo(own.server);

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { startRawServer } from '#testing/fake-nfs.ts';
 import { heldMib } from '#testing/memory.ts';
-import { asRecord, onRecords, type RpcRecord, reply, words } from '#testing/rpc-records.ts';
+import { asRecord, onRecords, type RpcRecord, reply, uint32s } from '#testing/rpc-records.ts';
 import { nullCall } from '../nfs3/procedures.ts';
 import { createRpcClient } from './client.ts';
 import { createReceiver } from './receiver.ts';
@@ -92,7 +92,7 @@ describe('a server that', () => {
       answering(({ xid }, socket) => {
         const message = readReply(xid, Buffer.from('whole'));
         const [one, other] = [message.subarray(0, cut), message.subarray(cut)];
-        socket.write(Buffer.concat([words(one.length), one, asRecord(other)]));
+        socket.write(Buffer.concat([uint32s(one.length), one, asRecord(other)]));
       }),
     );
     for (; cut <= readReply(0, Buffer.from('whole')).length; cut++) {
@@ -135,11 +135,11 @@ describe('memory is not what a server says it needs', () => {
         await Promise.race([new Promise((resolve) => socket.once('drain', resolve)), delay(50)]);
   }
 
-  const fragment = (length: number): Buffer => Buffer.concat([words(length), Buffer.alloc(length)]);
+  const fragment = (length: number): Buffer => Buffer.concat([uint32s(length), Buffer.alloc(length)]);
 
   test.each([
-    ['a record of 2 GiB', words(0xffff_ffff), Buffer.alloc(65_536), 'garbled'],
-    ['a record of just too much', words(0x8000_0000 | (2 ** 21 + 1)), Buffer.alloc(65_536), 'garbled'],
+    ['a record of 2 GiB', uint32s(0xffff_ffff), Buffer.alloc(65_536), 'garbled'],
+    ['a record of just too much', uint32s(0x8000_0000 | (2 ** 21 + 1)), Buffer.alloc(65_536), 'garbled'],
     ['fragments without end', Buffer.alloc(0), fragment(65_536), 'garbled'],
     ['empty fragments without end', Buffer.alloc(0), Buffer.alloc(65_536), 'deadline'],
   ])('%s', async (_, first, more, failure) => {

@@ -7,15 +7,15 @@ import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { heldMib } from '#testing/memory.ts';
-import { words } from '#testing/rpc-records.ts';
+import { uint32s } from '#testing/rpc-records.ts';
 import { createRpcServer, type RpcServerOptions } from './server.ts';
 
 const program = 200_000;
 const mib = 1024 * 1024;
 /** NULL, by nobody. */
-const whole = words(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
+const whole = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
 /** The TLS probe. */
-const forTls = words(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
+const forTls = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
 
 async function listening(options: Partial<RpcServerOptions>) {
   const clock = createFakeClock();
@@ -65,8 +65,8 @@ describe('a call that is received only in part', () => {
   test.each([
     ['the mark', whole.subarray(0, 2)],
     ['the head', whole.subarray(0, 20)],
-    ['a fragment that is not the last', words(4, 7)],
-    ['a long one', words(0x8000_0000 | mib, 7, 0, 2)],
+    ['a fragment that is not the last', uint32s(4, 7)],
+    ['a long one', uint32s(0x8000_0000 | mib, 7, 0, 2)],
   ])('%s: its connection is dropped when the rest does not arrive, and idle connections stay', async (_what, part) => {
     const { clock, errors, connected } = await listening({});
     const [idle, half] = [await connected(), await connected()];
@@ -87,7 +87,7 @@ describe('a call that is received only in part', () => {
     const { clock, connected } = await listening({});
     const [half, other] = [await connected(), await connected()];
     await isAnswered(half);
-    half.write(words(0x8000_0000 | mib));
+    half.write(uint32s(0x8000_0000 | mib));
     // What came before it is read by then.
     await isAnswered(other);
     for (let i = 0; i < 20 && !half.closed; i++) {
@@ -112,7 +112,7 @@ describe('a call that is received only in part', () => {
   test('holds bounded memory together with others, and slow clients of other addresses are not evicted', async () => {
     const { connected, errors } = await listening({ partialCalls: { bytes: 16 * mib } });
     const honest = await connected('127.0.0.2');
-    const long = Buffer.concat([words(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
+    const long = Buffer.concat([uint32s(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
     honest.write(long.subarray(0, mib / 2));
     const before = heldMib();
     const part = long.subarray(0, -1);
@@ -140,9 +140,9 @@ describe('a call that is received only in part', () => {
         }),
       );
     // Those that have been quiet longest hold next to nothing.
-    await several(words(4, 7));
+    await several(uint32s(4, 7));
     await isAnswered(probe);
-    const large = await several(words(0x8000_0000 | (2 * mib - 100)));
+    const large = await several(uint32s(0x8000_0000 | (2 * mib - 100)));
     const left = (): number => large.filter(({ closed }) => !closed).length;
     await expect.poll(left, { timeout: 10_000 }).toBeLessThanOrEqual(2);
     await isAnswered(probe);
@@ -153,7 +153,7 @@ describe('a call that is received only in part', () => {
     const { connected } = await listening({ tls: certificate('server') });
     const before = heldMib();
     const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
-    const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, words(0x8000_0000 | mib)])));
+    const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, uint32s(0x8000_0000 | mib)])));
     await Promise.all(granted);
     await expect.poll(() => heldMib() - before).toBeLessThan(40);
     expect(sockets.filter(({ closed }) => closed)).toEqual([]);

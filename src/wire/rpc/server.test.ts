@@ -6,7 +6,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
-import { words } from '#testing/rpc-records.ts';
+import { uint32s } from '#testing/rpc-records.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 import { type Caller, createRpcServer, type RpcServerOptions, type ServedProcedure } from './server.ts';
@@ -118,14 +118,14 @@ async function serveSlowly(options: Partial<RpcServerOptions>) {
 async function expectEndAfter(socket: Socket, finish: () => void, port: number): Promise<void> {
   const seen: (Buffer | 'end')[] = [];
   socket.on('data', (chunk: Buffer) => seen.push(chunk)).on('end', () => seen.push('end'));
-  socket.end(words(0x8000_0028, 9, 0, 2, program, 3, 5, 0, 0, 0, 0));
+  socket.end(uint32s(0x8000_0028, 9, 0, 2, program, 3, 5, 0, 0, 0, 0));
   const other = client(port);
   for (let i = 0; i < 20; i++) await other.call(double, i);
   expect(seen).toEqual([]);
   finish();
   await expect.poll(() => seen, { timeout: 10_000 }).toHaveLength(2);
   expect(seen[1]).toBe('end');
-  expect(seen[0]).toEqual(words(0x8000_001c, 9, 1, 0, 0, 0, 0, 42));
+  expect(seen[0]).toEqual(uint32s(0x8000_001c, 9, 1, 0, 0, 0, 0, 42));
 }
 
 describe('an RPC server', () => {
@@ -323,11 +323,11 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
     // The question for TLS, and the beginning of a call that would swallow what the client says next.
-    plain.write(Buffer.concat([words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0), words(0x8000_1000, 2, 0)]));
+    plain.write(Buffer.concat([uint32s(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0), uint32s(0x8000_1000, 2, 0)]));
     await once(plain, 'data');
     const secure = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
     await once(secure, 'secureConnect');
-    secure.write(words(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
+    secure.write(uint32s(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
     const [answer] = (await once(secure, 'data')) as [Buffer];
     expect(answer.readUInt32BE(4)).toBe(3);
     expect(calls()).toBe(1);
@@ -350,7 +350,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
     const call = (xid: number, procedure: number, kind = 0): Buffer =>
-      words(0x8000_0028, xid, 0, 2, program, 3, procedure, kind, 0, 0, 0);
+      uint32s(0x8000_0028, xid, 0, 2, program, 3, procedure, kind, 0, 0, 0);
     const questions = Array.from({ length: 20 }, (_, i) => call(10 + i, 0, 7));
     plain.write(Buffer.concat([call(1, 5), ...questions, call(2, 2)]));
     const [granted] = (await once(plain, 'data')) as [Buffer];
@@ -373,13 +373,13 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
     // More than are worked on at once.
-    const doubles = Array.from({ length: 200 }, (_, i) => words(0x8000_002c, i, 0, 2, program, 3, 1, 0, 0, 0, 0, i));
-    plain.write(Buffer.concat([...doubles, words(0x8000_0028, 999, 0, 2, program, 3, 0, 7, 0, 0, 0)]));
+    const doubles = Array.from({ length: 200 }, (_, i) => uint32s(0x8000_002c, i, 0, 2, program, 3, 1, 0, 0, 0, 0, i));
+    plain.write(Buffer.concat([...doubles, uint32s(0x8000_0028, 999, 0, 2, program, 3, 0, 7, 0, 0, 0)]));
     let have = Buffer.alloc(0);
     while (!have.includes('STARTTLS')) have = Buffer.concat([have, ...((await once(plain, 'data')) as [Buffer])]);
     const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
     await once(secured, 'secureConnect');
-    secured.write(words(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
+    secured.write(uint32s(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
     expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(3);
   });
 
@@ -388,7 +388,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const { port, finish } = await serveSlowly({ tls: own });
     const plain = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
     onTestFinished(() => void plain.destroy());
-    plain.write(words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
+    plain.write(uint32s(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
     await once(plain, 'data');
     const secure = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
     await once(secure, 'secureConnect');
@@ -416,13 +416,17 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     async function granting(options: TlsOptions): Promise<{ readonly port: number }> {
       const tls = createTlsServer(options, (secured) => {
         secured.on('data', (call: Buffer) =>
-          secured.write(words(0x8000_001c, call.readUInt32BE(4), 1, 0, 0, 0, 0, 42)),
+          secured.write(uint32s(0x8000_001c, call.readUInt32BE(4), 1, 0, 0, 0, 0, 42)),
         );
       });
       const server = createServer((socket) => {
         socket.once('data', (call: Buffer) => {
           socket.write(
-            Buffer.concat([words(0x8000_0020, call.readUInt32BE(4), 1, 0, 0, 8), Buffer.from('STARTTLS'), words(0)]),
+            Buffer.concat([
+              uint32s(0x8000_0020, call.readUInt32BE(4), 1, 0, 0, 8),
+              Buffer.from('STARTTLS'),
+              uint32s(0),
+            ]),
           );
           tls.emit('connection', socket);
         });
@@ -437,7 +441,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     async function chosen(port: number, ca: Buffer, offered: string[] | undefined): Promise<string | false | null> {
       const plain = connect(port, '127.0.0.1');
       onTestFinished(() => void plain.destroy());
-      plain.write(words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
+      plain.write(uint32s(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
       await once(plain, 'data');
       const secure = connectTls({ socket: plain, ca, host: '127.0.0.1', ALPNProtocols: offered });
       await once(secure, 'secureConnect');

@@ -2,7 +2,7 @@ import * as fs from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { as, startOwnServer } from '#testing/own-nfs-server.ts';
+import { runAs, startOwnServer } from '#testing/own-nfs-server.ts';
 import { accessRight, getattr } from '../procedures.ts';
 import { createIdentities } from './identities.ts';
 
@@ -13,7 +13,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     const own = await startOwnServer();
     const on = (name: string) => fs.lstatSync(join(own.directory, name));
     fs.chmodSync(own.directory, 0o777);
-    const { nfs, root } = await own.mount(as(1001, 50));
+    const { nfs, root } = await own.mount(runAs(1001, 50));
     const { handle } = await nfs.mkdir(root, 'd', { mode: 0o750 });
     await nfs.create(root, 'f', file);
     await nfs.symlink(root, 'l', 'target', {});
@@ -35,7 +35,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     fs.writeFileSync(at('secret'), 'secret', { mode: 0o600 });
     fs.writeFileSync(at('group'), 'group', { mode: 0o640 });
     fs.chownSync(at('group'), 0, 50);
-    const { nfs, root } = await own.mount(as(1001, 50));
+    const { nfs, root } = await own.mount(runAs(1001, 50));
     const denied = { statusName: 'ACCES' };
     await expect(nfs.create(root, 'f', file)).rejects.toMatchObject(denied);
     await expect(nfs.mkdir(root, 'f', {})).rejects.toMatchObject(denied);
@@ -63,11 +63,11 @@ describe.skipIf(needs('root'))('who calls', () => {
   test('and owns a file may read and write it, whatever its mode has become', async () => {
     const own = await startOwnServer();
     fs.chmodSync(own.directory, 0o777);
-    const { nfs, root } = await own.mount(as(1001));
+    const { nfs, root } = await own.mount(runAs(1001));
     const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: { mode: 0o000 } });
     await nfs.write(handle, 0, Buffer.from('mine'), 0);
     expect((await nfs.read(handle, 0, Buffer.alloc(9))).count).toBe(4);
-    const other = await own.mount(as(1002));
+    const other = await own.mount(runAs(1002));
     await expect(other.nfs.read(handle, 0, Buffer.alloc(9))).rejects.toMatchObject({ statusName: 'ACCES' });
   });
 
@@ -77,7 +77,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     for (const change of ['write', 'truncate'] as const) {
       fs.writeFileSync(path, 'x');
       fs.chmodSync(path, 0o6777);
-      const { nfs, root } = await own.mount(as(1001));
+      const { nfs, root } = await own.mount(runAs(1001));
       const { handle } = await nfs.lookup(root, 'p');
       if (change === 'write') await nfs.write(handle, 0, Buffer.from('evil'), 0);
       else await nfs.setattr(handle, { size: 0 });
@@ -88,7 +88,7 @@ describe.skipIf(needs('root'))('who calls', () => {
   test('in a sticky directory takes away only what is his own', async () => {
     const own = await startOwnServer();
     fs.chmodSync(own.directory, 0o1777);
-    const [one, other] = [await own.mount(as(1001)), await own.mount(as(1002))];
+    const [one, other] = [await own.mount(runAs(1001)), await own.mount(runAs(1002))];
     await one.nfs.create(one.root, 'f', file);
     await expect(other.nfs.remove(other.root, 'f')).rejects.toMatchObject({ statusName: 'ACCES' });
     await other.nfs.create(other.root, 'g', file);
@@ -107,29 +107,29 @@ describe.skipIf(needs('root'))('who calls', () => {
       await nfs.create(root, name, file);
       return owner(name);
     };
-    expect(await made('a', as(0))).toBe(65_534);
-    expect(await made('b', as(1001))).toBe(1001);
+    expect(await made('a', runAs(0))).toBe(65_534);
+    expect(await made('b', runAs(1001))).toBe(1001);
     expect(await made('c', { identity: undefined })).toBe(65_534);
-    expect(await made('d', as(0xffff_ffff))).toBe(65_534);
-    const { nfs, root } = await own.mount(as(0));
+    expect(await made('d', runAs(0xffff_ffff))).toBe(65_534);
+    const { nfs, root } = await own.mount(runAs(0));
     const { handle } = await nfs.lookup(root, 'b');
     await expect(nfs.setattr(handle, { uid: 0 })).rejects.toMatchObject({ statusName: 'PERM' });
     await expect(nfs.setattr(handle, { uid: 0xffff_ffff })).rejects.toMatchObject({ statusName: 'INVAL' });
     await own.restart({ squash: 'all', anonymous: { uid: 777, gid: 778 } });
-    expect(await made('e', as(1001))).toBe(777);
+    expect(await made('e', runAs(1001))).toBe(777);
     expect(fs.statSync(join(own.directory, 'e')).gid).toBe(778);
     await own.restart({ squash: 'none' });
-    expect(await made('f', as(0))).toBe(0);
+    expect(await made('f', runAs(0))).toBe(0);
   });
 
   test('is somebody else here, where the administrator says so, in both directions', async () => {
     const own = await startOwnServer({ users: [{ client: 500, here: 1500 }], groups: [{ client: 500, here: 1600 }] });
     fs.chmodSync(own.directory, 0o777);
-    const { nfs, root, rpc } = await own.mount(as(500));
+    const { nfs, root, rpc } = await own.mount(runAs(500));
     const { handle } = await nfs.create(root, 'f', file);
     expect(fs.statSync(join(own.directory, 'f'))).toMatchObject({ uid: 1500, gid: 1600 });
     expect(await rpc.call(getattr, handle)).toMatchObject({ uid: 500, gid: 500 });
-    const other = await own.mount(as(0));
+    const other = await own.mount(runAs(0));
     await other.nfs.setattr(handle, { uid: 500, gid: 7 });
     expect(fs.statSync(join(own.directory, 'f'))).toMatchObject({ uid: 1500, gid: 7 });
   });
@@ -145,7 +145,7 @@ describe('a server that is an ordinary user', () => {
     serverUser: only,
   });
   test.each([0, 1000, 4242])('does everything as that one, also for %d', (uid) => {
-    const caller = { address: '::1', port: 1, isEncrypted: false, ...as(uid) };
+    const caller = { address: '::1', port: 1, isEncrypted: false, ...runAs(uid) };
     expect(identities.credentialsOf(caller)).toEqual(only);
   });
 });

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { heldMib } from '#testing/memory.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
-import { words } from '#testing/rpc-records.ts';
+import { uint32s } from '#testing/rpc-records.ts';
 import type { Procedure } from '../../rpc/procedure.ts';
 import { nfsProgram, stability } from '../structures.ts';
 
@@ -57,10 +57,10 @@ async function pour(socket: Socket, chunk: Buffer, bytes: number): Promise<void>
 
 describe.skipIf(needs('linux'))('a client that means harm', () => {
   test.each([
-    ['a record of 2 GiB', words(0xffff_ffff)],
-    ['a record of just too much', words(0x8000_0000 | (mib + 64 * 1024 + 1))],
-    ['a reply in place of a call', words(0x8000_0018, 1, 1, 0, 0, 0, 0)],
-    ['a record too short for a call', words(0x8000_0004, 1)],
+    ['a record of 2 GiB', uint32s(0xffff_ffff)],
+    ['a record of just too much', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
+    ['a reply in place of a call', uint32s(0x8000_0018, 1, 1, 0, 0, 0, 0)],
+    ['a record too short for a call', uint32s(0x8000_0004, 1)],
   ])('%s ends its connection', async (_, bytes) => {
     const own = await startOwnServer({ durable: false });
     const socket = await attacker(own);
@@ -74,7 +74,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     const mounted = await own.mount();
     const before = heldMib();
     const [full, empty] = [await attacker(own), await attacker(own)];
-    const fragments = Buffer.concat([words(65_536), Buffer.alloc(65_536)]);
+    const fragments = Buffer.concat([uint32s(65_536), Buffer.alloc(65_536)]);
     const pouring = [pour(full, fragments, 64 * mib), pour(empty, Buffer.alloc(65_536), 16 * mib)];
     let most = 0;
     for (let i = 0; i < 20; i++) {
@@ -106,7 +106,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     const own = await startOwnServer({ maxConnections: places, durable: false });
     const before = heldMib();
     // All but the last byte of a WRITE, and more connections than there are places.
-    const part = Buffer.concat([words(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
+    const part = Buffer.concat([uint32s(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
     await Promise.all((await crowd(own, places * 2)).map((socket) => pour(socket, part, part.length)));
     await works(await own.mount(), 'file');
     // In each place one call, and the memory to receive and to send.
@@ -135,11 +135,11 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
       },
       decode: (reader) => (reader.u32() === 0 ? reader.left : 0),
     });
-    const read = await rpc.call(sized(6, 'READ', large, words(0, 0, huge)), undefined, promptly);
+    const read = await rpc.call(sized(6, 'READ', large, uint32s(0, 0, huge)), undefined, promptly);
     expect(read).toBeGreaterThan(mib);
     expect(read).toBeLessThan(mib + 200);
-    const readdir = await rpc.call(sized(16, 'READDIR', many, words(0, 0, 0, 0, huge)), undefined, promptly);
-    const plus = await rpc.call(sized(17, 'READDIRPLUS', many, words(0, 0, 0, 0, huge, huge)), undefined, promptly);
+    const readdir = await rpc.call(sized(16, 'READDIR', many, uint32s(0, 0, 0, 0, huge)), undefined, promptly);
+    const plus = await rpc.call(sized(17, 'READDIRPLUS', many, uint32s(0, 0, 0, 0, huge, huge)), undefined, promptly);
     for (const length of [readdir, plus]) {
       expect(length).toBeGreaterThan(100_000);
       expect(length).toBeLessThanOrEqual(128 * 1024);
@@ -179,8 +179,8 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     const attacks: ((socket: Socket) => Promise<unknown>)[] = [
       (socket) => pour(socket, Buffer.alloc(65_536, 0xff), mib),
       (socket) => pour(socket, Buffer.alloc(4096), 65_536),
-      (socket) => pour(socket, words(0x8000_0028, 1, 0, 2, nfsProgram, 3, 1, 0, 0, 0, 0), 8192),
-      (socket) => pour(socket, words(0x8010_0000, 1, 2, 3), 16),
+      (socket) => pour(socket, uint32s(0x8000_0028, 1, 0, 2, nfsProgram, 3, 1, 0, 0, 0, 0), 8192),
+      (socket) => pour(socket, uint32s(0x8010_0000, 1, 2, 3), 16),
       async (socket) => socket.resetAndDestroy(),
     ];
     const attackers = attacks.map(async (attack) => {

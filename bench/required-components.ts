@@ -1,0 +1,10 @@
+import { type ComponentName, component } from '#testbed/components.ts';
+
+/** Fails before anything is started, with a clear message. */
+export function requireComponents(...names: readonly ComponentName[]): void {
+  for (const name of names) {
+    const { probe, command } = component(name);
+    const why = probe();
+    if (why !== undefined) throw new Error(`${name} is needed: ${why}. Get it: ${command}`);
+  }
+}

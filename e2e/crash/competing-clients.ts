@@ -1,0 +1,115 @@
+import { createCheckedCall, hasStatus } from './checked-call.ts';
+import type { KilledServer, RetriedAnswer } from './killed-server.ts';
+import { pick } from './seeded-random.ts';
+
+/** What all clients know together. Every answer must agree with it. */
+interface History {
+  /** Ids that a successful creation returned. */
+  readonly created: Set<string>;
+  /** Ids for which a client sent a delete: the volume may be gone from then on. */
+  readonly deleteRequested: Set<string>;
+  /** Ids that the server reported as deleted. */
+  readonly deleted: Set<string>;
+  /** The number of answers that said that a name is taken. */
+  taken: number;
+}
+
+interface Listed {
+  readonly id: string;
+  readonly name: string;
+}
+
+/** Clients that use the same few names on one store. */
+export function createCompetingClients(about: {
+  readonly count: number;
+  readonly stowage: KilledServer;
+  readonly store: string;
+  readonly names: readonly string[];
+  readonly random: () => number;
+}): { readonly steps: readonly (() => Promise<void>)[]; readonly history: History; check(): Promise<void> } {
+  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), taken: 0 };
+  const clients = Array.from({ length: about.count }, (_, index) => createClient(`client${index}`, about, history));
+  return {
+    history,
+    steps: clients.map(({ step }) => step),
+    check: async () => {
+      const found = (await clients[0]?.list()) ?? [];
+      const present = new Set(found.map(({ id }) => id));
+      for (const id of present) if (!history.created.has(id)) throw new Error(`no creation returned ${id}`);
+      const accounted = [...history.created].filter((id) => present.has(id) === history.deleted.has(id));
+      if (accounted.length > 0) throw new Error(`both present and deleted, or neither: ${accounted.join(', ')}`);
+    },
+  };
+}
+
+function createClient(me: string, about: Parameters<typeof createCompetingClients>[0], history: History) {
+  const { store, names, random } = about;
+  const ask = createCheckedCall(me, about.stowage, random);
+  const mine = new Set<string>();
+  const name = (): string => pick(names, random) ?? '';
+  const fail = (what: string): never => {
+    throw new Error(`${me}: ${what}`);
+  };
+  const isTaken = ({ status, body }: RetriedAnswer): boolean => {
+    if (status !== 409 || body['reason'] !== 'volume-exists') return false;
+    history.taken++;
+    return true;
+  };
+
+  async function find(wanted: string): Promise<string | undefined> {
+    const gone = new Set(history.deleted);
+    const { status, body } = await ask('GET', `/v1/volumes/${store}..${wanted}`, undefined, hasStatus(200, 404));
+    if (status === 404) return undefined;
+    const id = String(body['id']);
+    if (gone.has(id)) fail(`${wanted} is ${id}, which was said to be gone`);
+    return id;
+  }
+
+  async function list(): Promise<readonly Listed[]> {
+    const [gone, created] = [new Set(history.deleted), new Set(history.created)];
+    const { body } = await ask('GET', `/v1/volumes?store=${store}`, undefined, hasStatus(200));
+    const items = body['items'] as readonly Listed[];
+    const ids = new Set(items.map(({ id }) => id));
+    if (new Set(items.map((one) => one.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
+    for (const id of ids) if (gone.has(id)) fail(`${id} is listed, and was said to be gone`);
+    for (const id of created) if (!ids.has(id) && !history.deleteRequested.has(id)) fail(`${id} is not listed`);
+    return items;
+  }
+
+  const actions: readonly (() => Promise<unknown>)[] = [
+    list,
+    async function create() {
+      const wanted = { store, name: name() };
+      const { status, body } = await ask('POST', '/v1/volumes', wanted, (a) => a.status === 201 || isTaken(a));
+      if (status !== 201) return;
+      const id = String(body['id']);
+      if (history.created.has(id)) fail(`two creations were answered with ${id}`);
+      history.created.add(id);
+      mine.add(id);
+    },
+    async function remove() {
+      const id = await find(name());
+      if (id === undefined) return;
+      // Another client may have deleted it first.
+      const contested = history.deleteRequested.has(id);
+      history.deleteRequested.add(id);
+      const allowed = (a: RetriedAnswer): boolean =>
+        a.status === 200 || (a.status === 404 && (contested || a.wasRetried));
+      const { status } = await ask('DELETE', `/v1/volumes/${id}`, undefined, allowed);
+      if (status === 200 && history.deleted.has(id)) fail(`${id} was deleted twice`);
+      history.deleted.add(id);
+    },
+    // Renames only volumes that this client created. No other client renames them, so their name is known.
+    async function rename() {
+      const id = pick([...mine], random);
+      if (id === undefined) return;
+      const to = name();
+      const allowed = (a: RetriedAnswer): boolean =>
+        a.status === 200 || (a.status === 404 && history.deleteRequested.has(id)) || isTaken(a);
+      const { status, body } = await ask('POST', `/v1/volumes/${id}/rename`, { name: to }, allowed);
+      if (status === 404) mine.delete(id);
+      if (status === 200 && body['name'] !== to) fail(`${id} was renamed to ${body['name']}, not ${to}`);
+    },
+  ];
+  return { list, step: async () => void (await pick(actions, random)?.()) };
+}

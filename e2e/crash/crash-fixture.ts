@@ -1,0 +1,111 @@
+import { execFile } from 'node:child_process';
+import { mkdir, mkdtemp, readdir, readFile, realpath, rename, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { readMountTable } from '#clients/mounter/mountinfo.ts';
+import { serve } from '../nfs-serve-fixture.ts';
+import { contents } from './volume-contents.ts';
+import type { Store } from './workload.ts';
+
+/** The folders, stores and files that the test works with. */
+export interface CrashFixture {
+  readonly top: string;
+  readonly state: string;
+  readonly config: string;
+  readonly mounts: string;
+  readonly extras: string;
+  readonly template: string;
+  readonly stores: readonly Store[];
+  readonly contested: Store;
+  /** Stops the NFS server of the remote stores. */
+  end(): Promise<void>;
+  /** Adds an unused store to the configuration, or removes it. */
+  changeConfig(): Promise<void>;
+}
+
+export async function createCrashFixture(): Promise<CrashFixture> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
+  const at = (name: string): string => join(top, name);
+  const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
+    name,
+    root: at(name),
+    layout,
+    onDelete,
+    isRemote: false,
+  });
+  const remote = (name: string, onDelete: Store['onDelete']): Store => ({
+    ...store(name, 'directory', onDelete),
+    root: at(`remote/${name}`),
+    isRemote: true,
+  });
+  const stores = [
+    store('plain', 'directory', 'delete'),
+    store('kept', 'directory', 'archive'),
+    store('held', 'directory', 'retain'),
+    store('images', 'image', 'archive'),
+    remote('far', 'archive'),
+    remote('farther', 'retain'),
+  ];
+  const contested = store('contested', 'directory', 'delete');
+  for (const name of ['mounts', 'extras', 'unused', 'inside', 'remote']) await mkdir(at(name));
+  for (const { root } of [...stores, contested]) await mkdir(root);
+  await writeFile(at('inside/marker'), contents('template'));
+  await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
+  await rm(at('inside'), { recursive: true });
+
+  // It outlives every Stowage that is killed. It has its own process: this one has threads that wait for its mounts.
+  const server = await serve([
+    '--json',
+    'nfs',
+    'serve',
+    at('remote'),
+    '--state',
+    at('nfs-state'),
+    '--port',
+    '0',
+    '--async',
+  ]);
+  const uriOf = (one: Store): string =>
+    one.isRemote
+      ? `nfs://127.0.0.1/export/${one.name}?port=${server.port}&mountport=${server.port}&onDelete=${one.onDelete}`
+      : `local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`;
+  const lines = [...stores, contested].map((one) => `  ${one.name}: ${uriOf(one)}`);
+  const config = at('stowage.yaml');
+  let more = false;
+  const changeConfig = async (): Promise<void> => {
+    const unused = more ? [`  unused: local://${at('unused')}`] : [];
+    await writeFile(`${config}.new`, ['version: 1', 'stores:', ...lines, ...unused, ''].join('\n'));
+    await rename(`${config}.new`, config);
+    more = !more;
+  };
+  await changeConfig();
+  const folders = { state: at('state'), mounts: at('mounts'), extras: at('extras'), template: at('template.img') };
+  return { top, config, stores, contested, changeConfig, ...folders, end: async () => void (await server.end()) };
+}
+
+export async function loopsOn(folder: string): Promise<string[]> {
+  const found: string[] = [];
+  for (const device of await readdir('/sys/block')) {
+    const backing = await readFile(`/sys/block/${device}/loop/backing_file`, 'utf8').catch(() => '');
+    if (backing.startsWith(folder)) found.push(backing.trim());
+  }
+  return found;
+}
+
+export async function mountsUnder(folder: string): Promise<string[]> {
+  const { entries } = await readMountTable();
+  return entries.map(({ at }) => at).filter((at) => at.startsWith(folder));
+}
+
+const settleMs = 60_000;
+
+/** The server keeps working in the background after it answers. Waits until the folder is empty; returns what is left in it. */
+export async function entriesAfterCleanup(folder: string): Promise<string[]> {
+  for (const since = performance.now(); ; ) {
+    const left = await readdir(folder);
+    if (left.length === 0 || performance.now() - since > settleMs) return left;
+    await delay(50);
+  }
+}

@@ -1,0 +1,53 @@
+import { chmod, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll } from 'vitest';
+import { startDockerd } from '#testbed/dockerd.ts';
+import { startPodman } from '#testbed/podman.ts';
+
+export const startEngine = { docker: startDockerd, podman: startPodman } as const;
+
+/** Resources of all tests of a describe. They are disposed of in reverse order after the last test. */
+export interface SuiteResources {
+  readonly all: AsyncDisposableStack;
+  /** Aborted after all resources are disposed of. */
+  readonly signal: AbortSignal;
+}
+
+export function suiteResources(): SuiteResources {
+  const over = new AbortController();
+  const all = new AsyncDisposableStack();
+  afterAll(async () => {
+    await all.disposeAsync();
+    over.abort();
+  }, 60_000);
+  return { all, signal: over.signal };
+}
+
+/** Other users may enter the folder, as usual: the data path runs as nobody, and NFS servers may map clients to any user. */
+export async function worldReadableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
+  const at = await realpath(await mkdtemp(join(tmpdir(), prefix)));
+  all.defer(() => rm(at, { recursive: true, force: true }));
+  await chmod(at, 0o755);
+  return at;
+}
+
+type Run = (...words: readonly string[]) => Promise<string>;
+
+/** Runs an engine's command that must fail, and returns its error output. */
+export const expectFailure =
+  (run: Run): Run =>
+  (...words) =>
+    run(...words).then(
+      (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
+      (thrown: { readonly stderr: string }) => thrown.stderr,
+    );
+
+/** For a container with a volume at /data: appends lines and reads each one back. Ends on the first error, or when told to stop. */
+export const appendLinesScript = `
+  i=0
+  until [ -e /data/stop ]; do
+    i=$((i + 1))
+    echo "line $i" >>/data/log || exit 3
+    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
+  done`;

@@ -1,0 +1,154 @@
+import { execFile } from 'node:child_process';
+import { cp, mkdir, mkdtemp, readdir, readFile, realpath, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const exec = promisify(execFile);
+let top: string;
+let server: Stowage | undefined;
+const clearUp: (() => Promise<unknown>)[] = [];
+
+beforeEach(async () => {
+  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-others-')));
+});
+
+afterEach(async () => {
+  for (const step of clearUp.splice(0).reverse()) await step().catch(() => undefined);
+  await server?.stop();
+  server = undefined;
+  await rm(top, { recursive: true, force: true });
+});
+
+const start = async (): Promise<Stowage> => {
+  server = await startStowage({ state: join(top, 'state') });
+  return server;
+};
+
+async function mount(...args: string[]): Promise<void> {
+  await exec('mount', args);
+  clearUp.push(() => exec('umount', [args.at(-1) ?? '']));
+}
+
+describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
+  test('over a former volume target is left alone by a stop and by unmount', async () => {
+    const stowage = await start();
+    const target = join(top, 'target');
+    await mkdir(target);
+    await stowage.api('POST', '/v1/volumes', { name: 'data' });
+    expect((await stowage.api('POST', '/v1/volumes/data/mount', { target })).status).toBe(200);
+    await exec('umount', [target]);
+    await mount('-t', 'tmpfs', 'mine', target);
+    await writeFile(join(target, 'precious'), 'kept');
+    expect((await stowage.api('GET', '/v1/mounts')).body['items']).toMatchObject([{ target, mounted: false }]);
+    await stowage.stop();
+    expect(await readFile(join(target, 'precious'), 'utf8')).toBe('kept');
+  });
+
+  test('of a volume prevents its deletion, wherever it is and even if it is hidden', async () => {
+    const stowage = await start();
+    const [target, elsewhere] = [join(top, 'parent', 'target'), join(top, 'elsewhere')];
+    await mkdir(join(top, 'parent'));
+    await mkdir(elsewhere);
+    await stowage.api('POST', '/v1/volumes', { name: 'data' });
+    await stowage.api('POST', '/v1/volumes/data/mount', { target });
+    await writeFile(join(target, 'file'), 'kept');
+    // The test binds it to another path, and unmounts Stowage's own target.
+    await mount('--bind', target, elsewhere);
+    expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
+    const bound = await stowage.api('DELETE', '/v1/volumes/data');
+    expect(bound.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
+    expect(bound.body['detail']).toContain(elsewhere);
+    await clearUp.pop()?.();
+    // The test hides it with a mount over its parent directory.
+    await stowage.api('POST', '/v1/volumes/data/mount', { target });
+    await mount('-t', 'tmpfs', 'cover', join(top, 'parent'));
+    expect((await stowage.api('DELETE', '/v1/volumes/data')).body).toMatchObject({ status: 409 });
+    await clearUp.pop()?.();
+    expect(await readFile(join(target, 'file'), 'utf8')).toBe('kept');
+    expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
+    expect((await stowage.api('DELETE', '/v1/volumes/data')).status).toBe(200);
+  });
+});
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
+  test('prevents the deletion of its image, and on a file in a volume survives a restart', async () => {
+    const stowage = await start();
+    const images = join(top, 'images');
+    await mkdir(images);
+    await stowage.api('POST', '/v1/stores', { name: 'images', uri: `local://${images}?layout=image` });
+    await stowage.api('POST', '/v1/volumes', { store: 'images', name: 'disk', bytes: String(16 * 1024 * 1024) });
+    const attach = async (file: string): Promise<string> => {
+      const { stdout } = await exec('losetup', ['--find', '--show', file]);
+      clearUp.push(() => exec('losetup', ['--detach', stdout.trim()]));
+      return stdout.trim();
+    };
+    const device = await attach(join(images, 'disk.img'));
+    const refused = await stowage.api('DELETE', '/v1/volumes/images..disk');
+    expect(refused.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
+    expect(refused.body['detail']).toContain(device);
+    await clearUp.pop()?.();
+    expect((await stowage.api('DELETE', '/v1/volumes/images..disk')).status).toBe(200);
+
+    await stowage.api('POST', '/v1/volumes', { store: 'local', name: 'plain' });
+    const file = join(top, 'state', 'stores', 'local', 'plain', 'disk.img');
+    await writeFile(file, Buffer.alloc(1024 * 1024));
+    const theirs = await attach(file);
+    await stowage.stop();
+    await start();
+    expect((await exec('losetup', ['--list', '--noheadings', '--output', 'BACK-FILE', theirs])).stdout.trim()).toBe(
+      file,
+    );
+  });
+});
+
+describe.skipIf(needs('linux'))('a store', () => {
+  test('is refused if its directory is, contains or is inside of another store’s or the state folder', async () => {
+    const stowage = await start();
+    const outer = join(top, 'outer');
+    await mkdir(join(outer, 'inner'), { recursive: true });
+    expect((await stowage.api('POST', '/v1/stores', { name: 'inner', uri: `local://${outer}/inner` })).status).toBe(
+      201,
+    );
+    for (const uri of [`local://${outer}`, `local://${top}`, `local://${top}/state`, `local://${top}/state/stores`]) {
+      const refused = await stowage.api('POST', '/v1/stores', { name: 'outer', uri });
+      expect(refused.body, uri).toMatchObject({ status: 400, reason: 'store-overlaps' });
+    }
+    expect((await readdir(outer)).sort()).toEqual(['inner']);
+  });
+
+  test('in the directory of another store is refused with the name of that store, unless both are read-only', async () => {
+    const stowage = await start();
+    await mkdir(join(top, 'images'));
+    await symlink(join(top, 'images'), join(top, 'link'));
+    const add = (name: string, uri: string) => stowage.api('POST', '/v1/stores', { name, uri });
+    expect((await add('img', `local://${top}/images`)).status).toBe(201);
+    for (const uri of [`local://${top}/images`, `local://${top}/images/?layout=image`, `local://${top}/link`]) {
+      expect((await add('again', uri)).body, uri).toMatchObject({
+        status: 409,
+        code: 'exists',
+        reason: 'store-place-taken',
+        detail: `store 'again' cannot be in ${top}/images: store 'img' is already there`,
+      });
+    }
+    expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);
+    // After its deletion the directory is free.
+    expect((await stowage.api('DELETE', '/v1/stores/img')).status).toBe(204);
+    expect((await add('again', `local://${top}/images`)).status).toBe(201);
+  });
+
+  test('that is a copy of another one does not get the original’s volumes', async () => {
+    const stowage = await start();
+    await mkdir(join(top, 'a'));
+    await stowage.api('POST', '/v1/stores', { name: 'a', uri: `local://${top}/a` });
+    const { body: made } = await stowage.api('POST', '/v1/volumes', { store: 'a', name: 'x' });
+    await cp(join(top, 'a'), join(top, 'b'), { recursive: true });
+    expect((await stowage.api('POST', '/v1/stores', { name: 'b', uri: `local://${top}/b` })).status).toBe(201);
+    const { body } = await stowage.api('POST', '/v1/stores/b/adopt', {});
+    expect(body).toMatchObject({ adopted: [], skipped: [{ name: 'x' }] });
+    expect((await stowage.api('GET', `/v1/volumes/${made['id']}`)).body).toMatchObject({ store: 'a', condition: 'ok' });
+  });
+});
