@@ -8,7 +8,7 @@ import type { UpOptions } from '#cli/io.ts';
 import type { Core } from '#core/core.ts';
 import { drivers } from '#core/csi-drivers.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Space } from '#front/csi/driver.ts';
+import type { Space } from '#front/csi/driver-context.ts';
 import { type CsiOptions, createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';

@@ -8,7 +8,7 @@ import { silentLog } from '#base/log.ts';
 import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
-import type { TakeOverWish } from '#cli/taking-over.ts';
+import type { TakeOverWish } from '#cli/take-over-service.ts';
 import { usualKeeper } from '#clients/data-path/starting.ts';
 import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';

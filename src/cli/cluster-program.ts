@@ -1,7 +1,7 @@
 import type { Verb } from './command.ts';
+import { childrenOf } from './command-tree.ts';
 import { invalid } from './problem.ts';
 import type { Act } from './session.ts';
-import { childrenOf } from './tree.ts';
 
 /** In place of those that say where a server on a machine is. */
 export const clusterReaching = ['--kubeconfig', '--context', '--namespace', '--account'] as const;

@@ -3,9 +3,9 @@ import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, type Ran, run, store, volume } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 interface Seen {
   readonly request: string;

@@ -1,4 +1,4 @@
-import type { CommandNode, Kind } from './tree.ts';
+import type { CommandNode, Kind } from './command-tree.ts';
 
 /** Which server is asked is for these to say, also while somebody types. */
 export const reaching = ['--socket', '--url', '--token-file'];

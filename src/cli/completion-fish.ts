@@ -1,5 +1,5 @@
+import type { CommandNode, Kind } from './command-tree.ts';
 import { reaching, valued } from './completion-bash.ts';
-import type { CommandNode, Kind } from './tree.ts';
 
 const quote = (text: string): string => `'${text.replaceAll('\\', '\\\\').replaceAll("'", "\\'")}'`;
 

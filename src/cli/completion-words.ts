@@ -1,5 +1,5 @@
+import type { CommandNode, Kind } from './command-tree.ts';
 import { valued } from './completion-bash.ts';
-import type { CommandNode, Kind } from './tree.ts';
 
 const anything: Kind = { kind: 'anything' };
 

@@ -1,5 +1,5 @@
+import type { CommandNode } from './command-tree.ts';
 import { answer, places, valued, wordLoop } from './completion-bash.ts';
-import type { CommandNode } from './tree.ts';
 
 /** `name:what it does`, as _describe wants it, in single quotes. */
 const entry = (name: string, about: string): string =>

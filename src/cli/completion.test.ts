@@ -5,9 +5,9 @@ import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { operation, run, scriptedServer, store, volume } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 const exec = promisify(execFile);
 

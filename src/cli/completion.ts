@@ -8,12 +8,12 @@ import type {
   VolumeJson,
 } from '#front/rest/schemas.ts';
 import type { Verb } from './command.ts';
+import { type CommandNode, commandNodes } from './command-tree.ts';
 import { bashScript } from './completion-bash.ts';
 import { fishScript } from './completion-fish.ts';
 import { wanted } from './completion-words.ts';
 import { zshScript } from './completion-zsh.ts';
 import type { Act, Session } from './session.ts';
-import { type CommandNode, commandNodes } from './tree.ts';
 
 const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>> = {
   bash: bashScript,

@@ -1,11 +1,11 @@
 import { canceled, StowageError } from '#core/errors.ts';
 import type { DeletionJson, StoreJson, TrashEntryJson, VolumeJson } from '#front/rest/schemas.ts';
+import { called, type Guard, isVolumeId, refPath, revisionIn, splitRef } from './arguments.ts';
 import type { Verb } from './command.ts';
-import { called, type Guard, isVolumeId, refPath, revisionIn, splitRef } from './names.ts';
+import { longWork } from './long-operation.ts';
 import { exitOf, invalid, Refused } from './problem.ts';
 import type { Act, Session } from './session.ts';
 import { age, date, shown, size } from './text.ts';
-import { longWork } from './work.ts';
 
 export function addDeletionCommands(volume: Verb, act: Act): void {
   volume

@@ -5,7 +5,7 @@ import { StowageError } from '#core/errors.ts';
 import type { UnreachedJson } from '#front/rest/schemas.ts';
 import { clusterRefusal } from './cluster-connection.ts';
 import { placeOf, type Where } from './connection.ts';
-import { Broken, type Outgoing, readBody, send } from './exchange.ts';
+import { Broken, type Outgoing, readBody, send } from './http-exchange.ts';
 import { Refused, refusal } from './problem.ts';
 import { readEvents, type ServerEvent } from './sse.ts';
 

@@ -1,7 +1,7 @@
 import type { Writable } from 'node:stream';
 import type { FindingJson } from '#front/rest/schemas.ts';
 import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
-import type { TakeOverWish, TakingOver } from './taking-over.ts';
+import type { TakeOverWish, TakingOver } from './take-over-service.ts';
 
 /** The world as the command line sees it; handed in, so that tests need no process. */
 export interface Io {

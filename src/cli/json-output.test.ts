@@ -1,8 +1,8 @@
 import type { ServerResponse } from 'node:http';
 import { expect, test } from 'vitest';
+import { childrenOf, walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, problem, run, scriptedServer, volume } from './scripted-server.ts';
-import { childrenOf, walk } from './tree.ts';
 
 /**
  * Scripts rely on what `--json` prints: with few exceptions, the object or the list items that the REST API returns, including fields that

@@ -1,7 +1,7 @@
 import { Option } from 'commander';
+import { numberIn } from './arguments.ts';
 import { collect, type Verb } from './command.ts';
 import type { NfsMapping, NfsServed, NfsServeOptions } from './io.ts';
-import { numberIn } from './names.ts';
 import { invalid } from './problem.ts';
 import type { Act, Session } from './session.ts';
 import { shellWord, shown } from './text.ts';

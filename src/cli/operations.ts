@@ -1,7 +1,7 @@
 import type { OperationJson } from '#front/rest/schemas.ts';
+import { numberIn, step } from './arguments.ts';
 import type { Verb } from './command.ts';
 import { followEvents, operationOf } from './events.ts';
-import { numberIn, step } from './names.ts';
 import type { Act, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, date, shown } from './text.ts';

@@ -1,9 +1,9 @@
 import { describe, expect, test } from 'vitest';
 import { errorCodes } from '#core/errors.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { cliReference } from './reference.ts';
 import { run } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 const nobody = (): Promise<never> => Promise.reject(new Error('nobody answers'));
 const program = createProgram({ version: '1.2.3', program: 'stowage' }, () => async () => undefined);

@@ -1,6 +1,7 @@
 import { addClientCommands } from './client.ts';
 import { addClusterOptions, refuseMachineCommands, spokenAs, useAccounts } from './cluster-program.ts';
 import { Verb } from './command.ts';
+import { firstSentence } from './command-tree.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addControllerCommands } from './controller.ts';
 import { addEventCommands } from './events.ts';
@@ -11,14 +12,13 @@ import { addMountCommands } from './mount.ts';
 import { addNfsCommands } from './nfs.ts';
 import { addOperationCommands } from './operations.ts';
 import { invalid } from './problem.ts';
-import { addServingCommands } from './serving.ts';
+import { addServingCommands } from './server-commands.ts';
 import type { Act } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
 import { addTakeOverCommand } from './take-over.ts';
 import { shown } from './text.ts';
 import { addTokenCommands } from './token.ts';
-import { firstSentence } from './tree.ts';
 import { addVolumeCommands } from './volume.ts';
 
 /** What can be said before or after any command. */

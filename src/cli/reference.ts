@@ -1,9 +1,9 @@
 import { clusterReaching } from './cluster-program.ts';
 import type { Verb } from './command.ts';
+import { childrenOf, walk } from './command-tree.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
 import type { Act } from './session.ts';
-import { childrenOf, walk } from './tree.ts';
 
 const cell = (text: string): string => text.replaceAll('|', '\\|').replaceAll('\n', ' ');
 

@@ -3,17 +3,17 @@ import { CommanderError } from 'commander';
 import { systemClock } from '#base/clock.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
+import { durationIn } from './arguments.ts';
 import type { Verb } from './command.ts';
+import { childrenOf } from './command-tree.ts';
 import { findServer, type Where } from './connection.ts';
 import { createClient, type Deadline } from './http.ts';
 import type { Injected, Io } from './io.ts';
-import { durationIn } from './names.ts';
 import { createOutput, type Output, wantsColor } from './output.ts';
 import { exitOf, invalid } from './problem.ts';
 import { createProgram, type GlobalOptions } from './program.ts';
 import { createWaiting } from './progress.ts';
 import type { Act, Session } from './session.ts';
-import { childrenOf } from './tree.ts';
 
 /** Runs one command line (without the program's own name) and gives its exit status. Never ends the process. */
 export async function runCli(argv: readonly string[], io: Io, injected: Injected): Promise<number> {

@@ -1,9 +1,9 @@
 import type { AdoptionJson, OrphanJson, StoreCheckJson, StoreJson } from '#front/rest/schemas.ts';
+import { step } from './arguments.ts';
 import type { Verb } from './command.ts';
-import { step } from './names.ts';
+import { longWork } from './long-operation.ts';
 import type { Act, Session } from './session.ts';
 import { plural, shown, size } from './text.ts';
-import { longWork } from './work.ts';
 
 const pathOf = (name: string): string => `/v1/stores/${step('store', name, 'store-reference')}`;
 

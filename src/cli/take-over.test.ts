@@ -1,7 +1,7 @@
 import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
 import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
-import type { Candidate, CandidateState, TakeOverWish } from './taking-over.ts';
+import type { Candidate, CandidateState, TakeOverWish } from './take-over-service.ts';
 
 const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
   claim: name === '' ? null : `shop/${name}`,

@@ -1,14 +1,14 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import { StowageError } from '#core/errors.ts';
 import type { AdoptionJson, StoreJson, VolumeJson } from '#front/rest/schemas.ts';
+import { step } from './arguments.ts';
 import type { ClusterOptions } from './cluster-connection.ts';
 import { collect, type Verb } from './command.ts';
-import { step } from './names.ts';
+import { longWork } from './long-operation.ts';
 import { invalid, problemOf } from './problem.ts';
 import type { Act, Session } from './session.ts';
-import type { Candidate, CandidateState, Deed, TakingOver } from './taking-over.ts';
+import type { Candidate, CandidateState, Deed, TakingOver } from './take-over-service.ts';
 import { plural, shown } from './text.ts';
-import { longWork } from './work.ts';
 
 interface Options {
   readonly all?: boolean;

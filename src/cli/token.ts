@@ -1,7 +1,7 @@
 import { Option } from 'commander';
 import type { CreatedTokenJson, TokenJson } from '#front/rest/schemas.ts';
+import { durationIn, step } from './arguments.ts';
 import { collect, type Verb } from './command.ts';
-import { durationIn, step } from './names.ts';
 import type { Act, Session } from './session.ts';
 import { age, date, shown } from './text.ts';
 

@@ -1,6 +1,4 @@
 import type { MountJson, UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
-import { collect, type Verb } from './command.ts';
-import { addDeletionCommands } from './deletion.ts';
 import {
   called,
   type Guard,
@@ -11,12 +9,14 @@ import {
   revisionIn,
   sizeIn,
   splitRef,
-} from './names.ts';
+} from './arguments.ts';
+import { collect, type Verb } from './command.ts';
+import { addDeletionCommands } from './deletion.ts';
+import { longWork } from './long-operation.ts';
 import { invalid } from './problem.ts';
+import { addReleaseCommand, useFields } from './release.ts';
 import type { Act, Session } from './session.ts';
 import { age, date, labelList, shown, size } from './text.ts';
-import { addReleaseCommand, useFields } from './uses.ts';
-import { longWork } from './work.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
 const whichVolume = 'store/name, name or id';

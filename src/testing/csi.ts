@@ -6,7 +6,7 @@ import { beforeEach, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Core } from '#core/core.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
-import type { Space } from '#front/csi/driver.ts';
+import type { Space } from '#front/csi/driver-context.ts';
 import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';

@@ -1,7 +1,7 @@
 import { beforeEach, onTestFinished } from 'vitest';
 import { createTakingOver } from '#app/take-over/taking-over.ts';
 import { systemClock } from '#base/clock.ts';
-import type { Candidate, Deed } from '#cli/taking-over.ts';
+import type { Candidate, Deed } from '#cli/take-over-service.ts';
 import { stowageError } from '#core/errors.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';

@@ -1,4 +1,4 @@
-import type { Candidate } from '#cli/taking-over.ts';
+import type { Candidate } from '#cli/take-over-service.ts';
 import { provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import { fileDriver } from '#core/csi-drivers.ts';

@@ -1,4 +1,4 @@
-import type { Candidate, Looked } from '#cli/taking-over.ts';
+import type { Candidate, Looked } from '#cli/take-over-service.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { KubeClient } from '#wire/kube/client.ts';

@@ -1,5 +1,5 @@
 import { systemClock } from '#base/clock.ts';
-import type { TakeOverWish, TakingOver } from '#cli/taking-over.ts';
+import type { TakeOverWish, TakingOver } from '#cli/take-over-service.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { accessFor, type ClusterWish } from '../kubectl.ts';
 import { version } from '../version.ts';

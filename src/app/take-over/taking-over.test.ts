@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import type { Deed } from '#cli/taking-over.ts';
+import type { Deed } from '#cli/take-over-service.ts';
 import { type Foreign, foreignDirectory } from '#testing/foreign-volumes.ts';
 import { administrator, asIs, paths, takingOverGround } from '#testing/taking-over.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/taking-over.ts';
+import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/take-over-service.ts';
 import { type StoreObject, storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';

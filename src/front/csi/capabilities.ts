@@ -4,7 +4,7 @@ import { areMountFlags, mountFlags, splitMountFlags } from '#core/mount-flags.ts
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
-import { refuse, textIn } from './requests.ts';
+import { refuse, textIn } from './request-fields.ts';
 
 /** What a capability comes to. */
 export interface Wish {

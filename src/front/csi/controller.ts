@@ -13,12 +13,12 @@ import {
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { cannotHave, wishesFrom } from './capabilities.ts';
-import { conditionMessage, conditionOf, healthMessage } from './condition.ts';
-import { createVolume, isHere, parametersFrom } from './creating.ts';
-import { type About, callFrom, storeFor, storesOf } from './driver.ts';
-import { listHealth, listVolumes } from './listing.ts';
-import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './requests.ts';
-import { contextOf, otherFilesystemOf, volumeMessage, volumeOf } from './volumes.ts';
+import { createVolume, isHere, parametersFrom } from './create-volume.ts';
+import { type About, callFrom, storeFor, storesOf } from './driver-context.ts';
+import { listHealth, listVolumes } from './list-volumes.ts';
+import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './request-fields.ts';
+import { contextOf, otherFilesystemOf, volumeMessage, volumeOf } from './resolve-volume.ts';
+import { conditionMessage, conditionOf, healthMessage } from './volume-condition.ts';
 
 const capabilities = [
   Rpc.CREATE_DELETE_VOLUME,

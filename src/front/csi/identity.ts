@@ -4,7 +4,7 @@ import {
   PluginCapability_Service_Type as Service,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import type { About } from './driver.ts';
+import type { About } from './driver-context.ts';
 
 const service = (type: (typeof Service)[keyof typeof Service]) => ({
   type: { case: 'service' as const, value: { type } },

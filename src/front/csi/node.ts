@@ -13,12 +13,12 @@ import {
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { groupOf, type Wish, wishFrom } from './capabilities.ts';
-import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
-import { type About, callFrom, storesOf, topologyOf } from './driver.ts';
-import { publishVolume } from './publishing.ts';
-import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
-import { usageOf } from './usage.ts';
-import { fittingVolume, volumeOf } from './volumes.ts';
+import { type About, callFrom, storesOf, topologyOf } from './driver-context.ts';
+import { publishVolume } from './publish-volume.ts';
+import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './request-fields.ts';
+import { fittingVolume, volumeOf } from './resolve-volume.ts';
+import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './volume-condition.ts';
+import { usageOf } from './volume-usage.ts';
 
 const capabilities = [
   Rpc.STAGE_UNSTAGE_VOLUME,

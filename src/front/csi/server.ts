@@ -7,13 +7,13 @@ import { Registration } from '#wire/csi/generated/registration.ts';
 import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
-import { createCounting } from './counting.ts';
-import type { About } from './driver.ts';
+import type { About } from './driver-context.ts';
+import { answering, ended } from './grpc-status.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
 import { registrationOf } from './registration.ts';
-import { answering, ended } from './status.ts';
-import { createUnderway } from './underway.ts';
+import { createUnderway } from './run-exclusive.ts';
+import { createCounting } from './usage-counter.ts';
 
 export interface CsiOptions {
   readonly core: Core;

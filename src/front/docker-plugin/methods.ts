@@ -3,13 +3,13 @@ import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
-import { createVolume } from './creating.ts';
-import { lookUp, notAnswering } from './looking-up.ts';
-import { type Message, textIn, textsIn } from './messages.ts';
-import { type KnownToStores, wantedFrom } from './options.ts';
-import { oneLine } from './refusals.ts';
-import { statusOf, volumeJson } from './status.ts';
-import type { Used } from './used.ts';
+import { type KnownToStores, wantedFrom } from './create-options.ts';
+import { createVolume } from './create-volume.ts';
+import { oneLine } from './error-response.ts';
+import { lookUp, notAnswering } from './look-up-volume.ts';
+import { type Message, textIn, textsIn } from './plugin-request.ts';
+import type { Used } from './used-bytes.ts';
+import { statusOf, volumeJson } from './volume-status.ts';
 
 /** What a method works with. */
 export interface About {

@@ -7,10 +7,17 @@ import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Core } from '#core/core.ts';
 import { stoppingNow } from '#core/stopping.ts';
-import { readMessage } from './messages.ts';
+import {
+  contentType,
+  httpError,
+  overloaded,
+  refusalFrom,
+  refuseExpectation,
+  refuseUnparsable,
+} from './error-response.ts';
 import { type About, methods } from './methods.ts';
-import { contentType, httpError, overloaded, refusalFrom, refuseExpectation, refuseUnparsable } from './refusals.ts';
-import { createUsed } from './used.ts';
+import { readMessage } from './plugin-request.ts';
+import { createUsed } from './used-bytes.ts';
 
 /** One of the two names by which engines know Stowage. It translates; what is true is in core. */
 export interface PluginServer {

@@ -7,7 +7,7 @@ import { enforcesSizes } from '#core/stores.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
-import { uriFor } from './told.ts';
+import { uriFor } from './redaction.ts';
 
 export interface StreamOptions {
   readonly principal: Principal;

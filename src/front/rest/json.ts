@@ -23,8 +23,8 @@ import { notAnswering } from '#core/store-errors.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
+import { resultFor, toldTo } from './redaction.ts';
 import type * as wire from './schemas.ts';
-import { resultFor, toldTo } from './told.ts';
 
 /** What Date can hold. A record that somebody edited must not make a whole list fail. */
 const mostMs = 8_640_000_000_000_000;

@@ -1,8 +1,8 @@
 import { problemDocument } from '#base/problem.ts';
 import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
+import { toldTo } from './redaction.ts';
 import type { ProblemJson } from './schemas.ts';
-import { toldTo } from './told.ts';
 
 /** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
 export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {

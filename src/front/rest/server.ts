@@ -8,6 +8,13 @@ import { stoppingNow } from '#core/stopping.ts';
 import { eventsRight, metricsRight } from './access.ts';
 import { type Admission, createAdmission, type Guard } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
+import {
+  answerErrors,
+  refuseAddress,
+  refuseExpectation,
+  refuseOtherMethods,
+  refuseUnparsable,
+} from './error-responses.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
@@ -15,8 +22,7 @@ import { createMutations } from './mutations.ts';
 import { openApi } from './openapi.ts';
 import { maySee } from './principal.ts';
 import { httpFailure } from './problems.ts';
-import { answerErrors, refuseAddress, refuseExpectation, refuseOtherMethods, refuseUnparsable } from './refusals.ts';
-import { createHandler } from './requests.ts';
+import { createHandler } from './request-handler.ts';
 import type { Route } from './route.ts';
 import { mountRoutes } from './routes/mounts.ts';
 import { type Surroundings, serverRoutes } from './routes/server.ts';

@@ -7,10 +7,10 @@ import type { StoreView } from '#core/stores.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, unreachedJson, volumeJson } from '../json.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
+import { adoptionFor, checkFor, orphanFor, viewFor } from '../redaction.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { adoptionFor, checkFor, orphanFor, viewFor } from '../told.ts';
 import { byStore } from './volume-refs.ts';
 
 const tag = 'stores';

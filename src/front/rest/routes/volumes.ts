@@ -3,10 +3,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { time, unreachedJson, usageJson, volumeDetailJson } from '../json.ts';
 import { requireDefault, requireRole, requireStore } from '../principal.ts';
+import { inspectionFor } from '../redaction.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { inspectionFor } from '../told.ts';
 import { allowed, byStore, json, params } from './volume-refs.ts';
 
 const tag = 'volumes';

@@ -1,7 +1,7 @@
 import { Option } from 'commander';
+import { numberIn } from './arguments.ts';
 import type { Verb } from './command.ts';
 import type { UpOptions } from './io.ts';
-import { numberIn } from './names.ts';
 import type { Act, Session } from './session.ts';
 
 type Given = Omit<UpOptions, 'nfs' | 'maxVolumes'> & { readonly nfs?: string | true; readonly maxVolumes?: string };

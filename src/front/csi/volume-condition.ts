@@ -5,7 +5,7 @@ import type { Volume } from '#core/model.ts';
 import type { MountState } from '#core/mount-health.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
-import type { About } from './driver.ts';
+import type { About } from './driver-context.ts';
 
 /** How a volume is, as far as it can be told without anybody waiting long. */
 export interface Condition {

@@ -1,6 +1,6 @@
 import type { IncomingMessage } from 'node:http';
 import { StowageError } from '#core/errors.ts';
-import { httpError } from './refusals.ts';
+import { httpError } from './error-response.ts';
 
 /** What an engine sent: an object, of which a method reads the fields it knows. */
 export type Message = Readonly<Record<string, unknown>>;

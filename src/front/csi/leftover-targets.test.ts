@@ -115,7 +115,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
     writeFileSync(at('file'), '');
     mkdirSync(at('full/theirs'), { recursive: true });
     writeFileSync(at('written'), 'text');
-    const names = ['folder', 'file', 'full', 'written', 'missing', 'missing/below', '../x/..'];
+    const names = ['folder', 'file', 'full', 'written', 'missing', 'missing/below', '..'];
     for (const id of [volumeId, 'local..pvc-1', 'csi-1'])
       for (const name of names)
         await local.call(method.nodeUnpublishVolume, { volumeId: id, targetPath: `${csi.folder}/${name}` });

@@ -1,7 +1,7 @@
 import type { Volume } from '#core/model.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import { VolumeUsage_Unit as Unit } from '#wire/csi/generated/csi.ts';
-import type { About, Space } from './driver.ts';
+import type { About, Space } from './driver-context.ts';
 
 interface Entry {
   readonly unit: (typeof Unit)[keyof typeof Unit];

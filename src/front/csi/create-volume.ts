@@ -11,9 +11,9 @@ import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
 import { cannotHave, otherNewFilesystem, wishesFrom } from './capabilities.ts';
-import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
-import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './requests.ts';
-import { otherFilesystemOf } from './volumes.ts';
+import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver-context.ts';
+import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './request-fields.ts';
+import { otherFilesystemOf } from './resolve-volume.ts';
 
 /** What provisioners add by themselves. */
 const ofKubernetes = 'csi.storage.k8s.io/';

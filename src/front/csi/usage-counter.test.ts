@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import type { StoreName, Usage, Volume } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
-import { type Counting, createCounting } from './counting.ts';
+import { type Counting, createCounting } from './usage-counter.ts';
 
 let clock: FakeClock;
 let counting: Counting;

@@ -4,10 +4,10 @@ import type { User, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
 import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './capabilities.ts';
-import { parametersFrom } from './creating.ts';
-import { type About, storeFor, storeNeeded } from './driver.ts';
-import { mapIn, pathIn, refuse, sizeIn, textIn } from './requests.ts';
-import { fittingVolume, otherFilesystemOf } from './volumes.ts';
+import { parametersFrom } from './create-volume.ts';
+import { type About, storeFor, storeNeeded } from './driver-context.ts';
+import { mapIn, pathIn, refuse, sizeIn, textIn } from './request-fields.ts';
+import { fittingVolume, otherFilesystemOf } from './resolve-volume.ts';
 
 const ofKubernetes = 'csi.storage.k8s.io/';
 

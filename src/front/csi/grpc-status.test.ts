@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { collectingLog } from '#testing/calls.ts';
-import { answering } from './status.ts';
+import { answering } from './grpc-status.ts';
 
 const call = { signal: new AbortController().signal, method: '/csi.v1.Node/NodeStageVolume' };
 

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import type { Core } from '#core/core.ts';
-import { topologyOf } from './driver.ts';
+import { topologyOf } from './driver-context.ts';
 
 const valueFor = (node: string): string | undefined => topologyOf({ core: { node } as Core })['local.stowage.dev/node'];
 

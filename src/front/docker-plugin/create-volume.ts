@@ -6,8 +6,8 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import { isSilent, notAnswering } from './looking-up.ts';
-import type { Wanted } from './options.ts';
+import type { Wanted } from './create-options.ts';
+import { isSilent, notAnswering } from './look-up-volume.ts';
 
 /**
  * Makes the volume that an engine asks for, and from then on its name means that one. One that is there already, as it was

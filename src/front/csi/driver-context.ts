@@ -10,8 +10,8 @@ import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
-import type { Counting } from './counting.ts';
-import type { Underway } from './underway.ts';
+import type { Underway } from './run-exclusive.ts';
+import type { Counting } from './usage-counter.ts';
 
 /** What is free where something is mounted, as the kernel says. */
 export interface Space {

@@ -5,9 +5,9 @@ import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
-import type { Found } from './looking-up.ts';
-import { oneLine } from './refusals.ts';
-import type { Used } from './used.ts';
+import { oneLine } from './error-response.ts';
+import type { Found } from './look-up-volume.ts';
+import type { Used } from './used-bytes.ts';
 
 /** A volume as engines want to hear of it. */
 export interface VolumeJson {

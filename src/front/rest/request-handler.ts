@@ -7,7 +7,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
 import type { Admission } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
-import { hereOrOnNode } from './here-or-on-node.ts';
+import { hereOrOnNode } from './handle-or-retry-on-node.ts';
 import type { Mutations } from './mutations.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';

@@ -4,8 +4,8 @@ import type { Call } from '#core/operations.ts';
 import { unknownVolume } from '#core/volume-errors.ts';
 import { isHandle } from '#core/volume-handles.ts';
 import { cannotHave, otherFilesystem, type Wish } from './capabilities.ts';
-import { type About, isVisible, topologyOf } from './driver.ts';
-import { refuse } from './requests.ts';
+import { type About, isVisible, topologyOf } from './driver-context.ts';
+import { refuse } from './request-fields.ts';
 
 /** What CSI calls a volume id: ours, or, for volumes that were made otherwise, `store..name`. */
 export async function volumeOf(about: About, ref: string, call: Call): Promise<Volume> {

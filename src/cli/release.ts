@@ -1,7 +1,7 @@
 import { StowageError } from '#core/errors.ts';
 import type { VolumeDetailJson } from '#front/rest/schemas.ts';
+import { called, refPath } from './arguments.ts';
 import type { Verb } from './command.ts';
-import { called, refPath } from './names.ts';
 import { invalid } from './problem.ts';
 import type { Act, Session } from './session.ts';
 import type { Cell } from './table.ts';

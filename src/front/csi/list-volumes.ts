@@ -3,10 +3,10 @@ import type { Call } from '#core/operations.ts';
 import type { VolumeQuery } from '#core/ports.ts';
 import type { ControllerListVolumeHealthRequest, ListVolumesRequest } from '#wire/csi/generated/csi.ts';
 import { GrpcError } from '#wire/csi/grpc.ts';
-import { type Condition, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
-import { type About, storesOf } from './driver.ts';
-import { mapIn, refuse } from './requests.ts';
-import { volumeMessage } from './volumes.ts';
+import { type About, storesOf } from './driver-context.ts';
+import { mapIn, refuse } from './request-fields.ts';
+import { volumeMessage } from './resolve-volume.ts';
+import { type Condition, conditionMessage, healthMessage, storeConditionOf } from './volume-condition.ts';
 
 /**
  * The most that are told at once, also to who wants all of them: clients in Go take answers of at most 4 MiB, and go on where an answer
