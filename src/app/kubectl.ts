@@ -1,5 +1,5 @@
 import { type Clock, systemClock } from '#base/clock.ts';
-import type { ClusterOptions, ClusterWay } from '#cli/cluster-connection.ts';
+import type { ClusterAddress, ClusterOptions } from '#cli/cluster-connection.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
@@ -24,7 +24,7 @@ const accounts = [usualAccount, 'stowage-adopter'];
 const tokenSeconds = 600;
 
 /** The way that kubectl goes, to Stowage: with a token of its own, which is good for nothing else and for minutes. */
-export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
+export async function findCluster(wish: ClusterWish): Promise<ClusterAddress> {
   const clock = systemClock();
   const { namespace = usualNamespace, account = usualAccount, signal } = wish;
   const access = await accessFor(wish, clock);

@@ -83,7 +83,7 @@ export interface Running {
   readonly engines: readonly EngineSocket[];
   readonly metrics: RestServer['metrics'];
   /** The REST API for who asks from within, as the owner of its socket. */
-  readonly api: RestServer['handleOwn'];
+  readonly api: RestServer['handleTrusted'];
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
   /** What was left mounted because somebody uses it. */
@@ -227,7 +227,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     csi,
     engines: sockets,
     metrics: rest.metrics,
-    api: rest.handleOwn,
+    api: rest.handleTrusted,
     reload: async () => configure(await readFile()),
     stop: () =>
       stop({

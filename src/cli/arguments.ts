@@ -29,15 +29,15 @@ export function refPath(ref: string): string {
 }
 
 /** The name of anything but a volume, as a step of a path. */
-export function step(what: string, name: string, reason: ReasonWith<'invalid'>): string {
+export function pathSegment(what: string, name: string, reason: ReasonWith<'invalid'>): string {
   if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
   throw invalid(`'${shown(name)}' names no ${what}`, reason, 'Write it as the list shows it.');
 }
 
-export const called = (volume: { readonly store: string; readonly name: string }): string =>
+export const qualifiedName = (volume: { readonly store: string; readonly name: string }): string =>
   shown(`${volume.store}/${volume.name}`);
 
-export function sizeIn(text: string): string {
+export function parseSizeArgument(text: string): string {
   const bytes = parseSize(text);
   if (bytes !== undefined) return String(bytes);
   throw invalid(
@@ -47,7 +47,7 @@ export function sizeIn(text: string): string {
   );
 }
 
-export function durationIn(text: string): number {
+export function parseDurationArgument(text: string): number {
   const ms = /^[0-9]{1,6}$/.test(text) ? Number(text) * 1000 : parseDuration(text);
   if (ms !== undefined && ms > 0) return ms;
   throw invalid(
@@ -57,7 +57,11 @@ export function durationIn(text: string): number {
   );
 }
 
-export function numberIn(option: string, text: string, range?: { readonly from: number; readonly to: number }): number {
+export function parseNumberArgument(
+  option: string,
+  text: string,
+  range?: { readonly from: number; readonly to: number },
+): number {
   const number = /^[0-9]{1,10}$/.test(text) ? Number(text) : Number.NaN;
   const { from, to } = range ?? { from: 0, to: number };
   if (number >= from && number <= to) return number;
@@ -68,15 +72,15 @@ export function numberIn(option: string, text: string, range?: { readonly from: 
   );
 }
 
-export interface Guard {
+export interface RevisionFlag {
   readonly ifRevision?: string;
 }
 
-export const revisionIn = ({ ifRevision }: Guard): number | undefined =>
-  ifRevision === undefined ? undefined : numberIn('--if-revision', ifRevision);
+export const parseRevision = ({ ifRevision }: RevisionFlag): number | undefined =>
+  ifRevision === undefined ? undefined : parseNumberArgument('--if-revision', ifRevision);
 
 /** `k=v` pairs. */
-export function labelsIn(pairs: readonly string[]): Record<string, string> {
+export function parseLabels(pairs: readonly string[]): Record<string, string> {
   const labels: Record<string, string> = Object.create(null);
   for (const pair of pairs) {
     const at = pair.indexOf('=');
@@ -87,10 +91,10 @@ export function labelsIn(pairs: readonly string[]): Record<string, string> {
 }
 
 /** `k=v` sets a label, `k-` takes it away. */
-export function labelChangesIn(words: readonly string[]): Record<string, string | null> {
+export function parseLabelChanges(words: readonly string[]): Record<string, string | null> {
   const changes: Record<string, string | null> = Object.create(null);
   for (const word of words) {
-    if (word.includes('=')) Object.assign(changes, labelsIn([word]));
+    if (word.includes('=')) Object.assign(changes, parseLabels([word]));
     else if (word.endsWith('-') && word.length > 1) changes[word.slice(0, -1)] = null;
     else throw wrongLabel(word, 'Write key=value to set a label, key- to take it away.');
   }

@@ -12,7 +12,7 @@ export interface ClusterOptions {
 }
 
 /** To Stowage in a cluster, through the proxy of its API server. */
-export interface ClusterWay {
+export interface ClusterAddress {
   readonly kind: 'cluster';
   readonly server: URL;
   /** What stands before the paths of the API. */
@@ -26,10 +26,11 @@ export interface ClusterWay {
   readonly account: string;
 }
 
-export const clusterPlace = ({ server, namespace }: ClusterWay): string => `Stowage in ${namespace} of ${server.host}`;
+export const clusterAddressText = ({ server, namespace }: ClusterAddress): string =>
+  `Stowage in ${namespace} of ${server.host}`;
 
 /** What the API server itself answers, in place of Stowage: a Status object, or a line of its proxy. */
-export function clusterRefusal(status: number, body: unknown, way: ClusterWay): StowageError | undefined {
+export function apiServerError(status: number, body: unknown, way: ClusterAddress): StowageError | undefined {
   if (status < 400) return undefined;
   const { kind, message } = (typeof body === 'object' && body !== null ? body : {}) as {
     readonly kind?: unknown;

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
+import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
 import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, type Ran, run, store, volume } from './scripted-server.ts';
@@ -31,7 +31,7 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
   await once(server, 'listening');
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
-  const way: ClusterWay = {
+  const way: ClusterAddress = {
     kind: 'cluster',
     server: new URL(`http://127.0.0.1:${port}/k8s`),
     prefix,

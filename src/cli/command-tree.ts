@@ -1,8 +1,8 @@
 import type { Argument, Option } from 'commander';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 
 /** What can stand at a place: one of these words, something the server knows, a file, or anything. */
-export type Kind =
+export type CompletionKind =
   | { readonly kind: 'words'; readonly words: readonly string[] }
   | { readonly kind: 'ask'; readonly what: string }
   | { readonly kind: 'files' }
@@ -13,7 +13,7 @@ export interface OptionNode {
   readonly short: string | undefined;
   readonly about: string;
   /** Undefined: a switch. */
-  readonly takes: Kind | undefined;
+  readonly takes: CompletionKind | undefined;
 }
 
 export interface CommandNode {
@@ -24,13 +24,13 @@ export interface CommandNode {
   readonly children: readonly { readonly name: string; readonly about: string }[];
   /** Its own; those of the program itself may stand everywhere. */
   readonly options: readonly OptionNode[];
-  readonly arguments: readonly Kind[];
+  readonly arguments: readonly CompletionKind[];
   /** The last argument can be repeated. */
   readonly repeats: boolean;
 }
 
 /** Names of arguments and options say what the server must be asked for; in one command they can mean something else. */
-const asked: Readonly<Record<string, string>> = {
+const serverLists: Readonly<Record<string, string>> = {
   store: 'stores',
   volume: 'volumes',
   volumes: 'volumes',
@@ -43,9 +43,9 @@ const asked: Readonly<Record<string, string>> = {
 };
 const files = new Set(['path', 'file', 'dir']);
 
-function kindOf(name: string, choices: readonly string[] | undefined, command = ''): Kind {
+function kindOf(name: string, choices: readonly string[] | undefined, command = ''): CompletionKind {
   if (choices !== undefined) return { kind: 'words', words: choices };
-  const what = asked[`${command} ${name}`] ?? asked[name];
+  const what = serverLists[`${command} ${name}`] ?? serverLists[name];
   if (what !== undefined) return { kind: 'ask', what };
   return files.has(name) ? { kind: 'files' } : { kind: 'anything' };
 }
@@ -67,18 +67,19 @@ function optionNode(option: Option): OptionNode {
 /** Enough for a list of commands. */
 export const firstSentence = (text: string): string => /^.*?(?=\.(?:\s|$))/s.exec(text)?.[0] ?? text;
 
-const hidden = (command: Verb): boolean => command.name().startsWith('__') || command.isRefused;
-export const childrenOf = (command: Verb): Verb[] => (command.commands as Verb[]).filter((child) => !hidden(child));
+const hidden = (command: StowageCommand): boolean => command.name().startsWith('__') || command.isUnsupported;
+export const childrenOf = (command: StowageCommand): StowageCommand[] =>
+  (command.commands as StowageCommand[]).filter((child) => !hidden(child));
 
 /** The program and every command below it, parents first. */
 export function walk(
-  command: Verb,
+  command: StowageCommand,
   path: readonly string[] = [],
-): { readonly path: readonly string[]; readonly command: Verb }[] {
+): { readonly path: readonly string[]; readonly command: StowageCommand }[] {
   return [{ path, command }, ...childrenOf(command).flatMap((child) => walk(child, [...path, child.name()]))];
 }
 
-export function commandNodes(program: Verb): CommandNode[] {
+export function commandNodes(program: StowageCommand): CommandNode[] {
   const nodes = walk(program).map(({ path, command }): CommandNode => {
     const args = command.registeredArguments as readonly Argument[];
     const own = [...command.options, ...(defaultChild(command)?.options ?? [])].map(optionNode);
@@ -110,7 +111,7 @@ function helpNodes(nodes: readonly CommandNode[]): CommandNode[] {
 }
 
 /** `stowage operations --watch`: the options of the command that is meant when none is named. */
-function defaultChild(command: Verb): Verb | undefined {
+function defaultChild(command: StowageCommand): StowageCommand | undefined {
   const { _defaultCommandName: name } = command as unknown as { readonly _defaultCommandName?: string | null };
   return childrenOf(command).find((child) => child.name() === name);
 }

@@ -7,13 +7,13 @@ import type {
   TrashEntryJson,
   VolumeJson,
 } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 import { type CommandNode, commandNodes } from './command-tree.ts';
 import { bashScript } from './completion-bash.ts';
 import { fishScript } from './completion-fish.ts';
-import { wanted } from './completion-words.ts';
+import { completionFor } from './completion-words.ts';
 import { zshScript } from './completion-zsh.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 
 const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>> = {
   bash: bashScript,
@@ -21,7 +21,7 @@ const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>
   fish: fishScript,
 };
 
-export function addCompletionCommands(program: Verb, act: Act, inCluster: boolean): void {
+export function addCompletionCommands(program: StowageCommand, act: MakeAction, inCluster: boolean): void {
   const command = program.command('completion');
   if (inCluster) addKubectlCompletion(program, command, act);
   else
@@ -42,7 +42,7 @@ export function addCompletionCommands(program: Verb, act: Act, inCluster: boolea
 const latest = async ({ client }: Session): Promise<OperationJson[]> =>
   (await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: '50' })).items;
 
-const known: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
+const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
   stores: async ({ client }) => (await client.all<StoreJson>('/v1/stores')).map((store) => store.name),
   volumes: async ({ client }) =>
     // A page is enough to choose from.
@@ -57,7 +57,7 @@ const known: Readonly<Record<string, (session: Session) => Promise<string[]>>> =
 };
 
 /** kubectl completes for all shells, and runs a program of a certain name for what is its plugins'. */
-function addKubectlCompletion(program: Verb, command: Verb, act: Act): void {
+function addKubectlCompletion(program: StowageCommand, command: StowageCommand, act: MakeAction): void {
   command
     .description('Print a program that completes for kubectl, to be put on the PATH as kubectl_complete-stowage.')
     .example(
@@ -76,7 +76,7 @@ function addKubectlCompletion(program: Verb, command: Verb, act: Act): void {
     .argument('[words...]')
     .action(
       act(async (session, words: readonly string[]) => {
-        const kind = wanted(commandNodes(program), words);
+        const kind = completionFor(commandNodes(program), words);
         const typed = words.at(-1) ?? '';
         const all = kind.kind === 'words' ? kind.words : kind.kind === 'ask' ? await namesOf(session, kind.what) : [];
         for (const word of all) if (word.startsWith(typed)) session.out.line(word);
@@ -92,6 +92,6 @@ async function complete(session: Session, what: string): Promise<void> {
 }
 
 async function namesOf(session: Session, what: string): Promise<readonly string[]> {
-  const names = (await known[what]?.(session).catch(() => [])) ?? [];
+  const names = (await nameLists[what]?.(session).catch(() => [])) ?? [];
   return names.filter((name) => /^[A-Za-z0-9_./@:+-]+$/.test(name) && !name.startsWith('-'));
 }

@@ -4,7 +4,7 @@ import { resolve } from 'node:path';
 import { errnoOf } from '#base/errno.ts';
 import { defaultFolders } from '#base/folders.ts';
 import { StowageError } from '#core/errors.ts';
-import { type ClusterWay, clusterPlace } from './cluster-connection.ts';
+import { type ClusterAddress, clusterAddressText } from './cluster-connection.ts';
 import type { Io } from './io.ts';
 import { invalid } from './problem.ts';
 import { shellWord } from './text.ts';
@@ -16,31 +16,35 @@ export interface ConnectionOptions {
 }
 
 /** Where the server is, and with what to show that we may ask. */
-export type Where =
+export type ServerAddress =
   | { readonly kind: 'socket'; readonly path: string }
   | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined }
-  | ClusterWay;
+  | ClusterAddress;
 
-export function placeOf(where: Where): string {
+export function addressText(where: ServerAddress): string {
   switch (where.kind) {
     case 'socket':
       return where.path;
     case 'url':
       return where.url.origin;
     case 'cluster':
-      return clusterPlace(where);
+      return clusterAddressText(where);
     default:
       return where satisfies never;
   }
 }
 
 /** An option beats the environment, and there an address beats a socket. */
-export async function findServer(options: ConnectionOptions, io: Io, warn: (text: string) => void): Promise<Where> {
+export async function findServer(
+  options: ConnectionOptions,
+  io: Io,
+  warn: (text: string) => void,
+): Promise<ServerAddress> {
   if (options.url !== undefined && options.socket !== undefined) {
     throw invalid('both --url and --socket were given', 'connection-ambiguous', 'Give one of them.');
   }
   const url = options.url ?? (options.socket === undefined ? io.env['STOWAGE_URL'] || undefined : undefined);
-  if (url === undefined) return { kind: 'socket', path: options.socket ?? usualSocket(io.env) };
+  if (url === undefined) return { kind: 'socket', path: options.socket ?? defaultSocket(io.env) };
   const address = parseUrl(url);
   const token = options.tokenFile === undefined ? io.env['STOWAGE_TOKEN'] : await readToken(options.tokenFile, warn);
   if (token !== undefined && token !== '' && !/^[\x21-\x7e]+$/.test(token)) {
@@ -57,15 +61,15 @@ export async function findServer(options: ConnectionOptions, io: Io, warn: (text
 }
 
 /** The socket that is meant when none is named. */
-function usualSocket(env: Io['env']): string {
+function defaultSocket(env: Io['env']): string {
   const usual = (): string =>
     defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
   return env['STOWAGE_SOCKET'] || usual();
 }
 
 /** What must stand after `stowage` for it to find this socket: nothing where it looks there anyway. */
-export const wayTo = (socket: string, env: Io['env']): string =>
-  !env['STOWAGE_URL'] && resolve(usualSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
+export const socketOptionFor = (socket: string, env: Io['env']): string =>
+  !env['STOWAGE_URL'] && resolve(defaultSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
 
 const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127\./.test(host);
 

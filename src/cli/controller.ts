@@ -1,10 +1,10 @@
 import { Option } from 'commander';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 import type { ControllerOptions } from './io.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 
 /** What runs in a cluster, as a pod of its own. */
-export function addControllerCommands(program: Verb, act: Act): void {
+export function addControllerCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('controller')
     .description(
@@ -25,5 +25,5 @@ export function addControllerCommands(program: Verb, act: Act): void {
     )
     .example('stowage controller --health :8081 --listen :8443', 'in a pod')
     .example('stowage controller --kubeconfig ~/.kube/config --namespace stowage', 'from outside the cluster')
-    .action(act((session: Session, options: ControllerOptions) => session.injected.controller(options)));
+    .action(act((session: Session, options: ControllerOptions) => session.services.controller(options)));
 }

@@ -12,9 +12,9 @@ import {
   targetOf,
 } from '#base/http.ts';
 import { answerTypes } from '#base/problem.ts';
-import type { Where } from './connection.ts';
+import type { ServerAddress } from './connection.ts';
 
-export interface Outgoing {
+export interface OutgoingRequest {
   readonly method: string;
   readonly path: string;
   readonly headers?: Readonly<Record<string, string>>;
@@ -22,7 +22,7 @@ export interface Outgoing {
 }
 
 /** The connection failed. `connected`: the server may have seen the request. */
-export class Broken extends Error {
+export class ConnectionFailure extends Error {
   override readonly name = 'Broken';
   readonly connected: boolean;
   readonly code: string;
@@ -38,7 +38,7 @@ const connectMs = 10_000;
 /** No answer is larger: lists come in pages. */
 const maxAnswer = 64 << 20;
 
-function targetFor(where: Where): HttpTarget {
+function targetFor(where: ServerAddress): HttpTarget {
   if (where.kind === 'socket') return socketTarget(where.path);
   if (where.kind === 'url') return targetOf(where.url);
   const apiServer = targetOf(where.server);
@@ -46,7 +46,7 @@ function targetFor(where: Where): HttpTarget {
 }
 
 /** Each token goes to the one whom it is for: what the kubeconfig has, to the API server only. */
-function credentialsFor(where: Where): Readonly<Record<string, string>> {
+function credentialsFor(where: ServerAddress): Readonly<Record<string, string>> {
   if (where.kind === 'socket') return {};
   if (where.kind === 'url') return where.token === undefined ? {} : { authorization: `Bearer ${where.token}` };
   return {
@@ -55,7 +55,7 @@ function credentialsFor(where: Where): Readonly<Record<string, string>> {
   };
 }
 
-function callFor(where: Where, { method, path, headers, body }: Outgoing): HttpCall {
+function callFor(where: ServerAddress, { method, path, headers, body }: OutgoingRequest): HttpCall {
   const type = body === undefined ? {} : { 'content-type': 'application/json' };
   return {
     method,
@@ -69,7 +69,7 @@ function callFor(where: Where, { method, path, headers, body }: Outgoing): HttpC
 }
 
 /** Sends it and waits for the head of the answer; the body is the caller's to read. */
-export async function send(where: Where, out: Outgoing, signal: AbortSignal): Promise<IncomingMessage> {
+export async function send(where: ServerAddress, out: OutgoingRequest, signal: AbortSignal): Promise<IncomingMessage> {
   const call = callFor(where, out);
   const sent = startRequest(targetFor(where), call, signal);
   // The caller's deadline may be long or absent; an address where nobody lives is known much sooner.
@@ -86,7 +86,7 @@ export async function send(where: Where, out: Outgoing, signal: AbortSignal): Pr
     return await headOf(sent, call, signal);
   } catch (cause) {
     signal.throwIfAborted();
-    throw new Broken('the connection failed', { cause });
+    throw new ConnectionFailure('the connection failed', { cause });
   } finally {
     clearTimeout(timer);
   }
@@ -99,6 +99,6 @@ export async function readBody(answer: IncomingMessage, signal: AbortSignal): Pr
     answer.destroy();
     signal.throwIfAborted();
     if (cause instanceof AnswerTooLarge) throw cause;
-    throw new Broken('the connection failed', { cause });
+    throw new ConnectionFailure('the connection failed', { cause });
   }
 }

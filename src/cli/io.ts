@@ -1,7 +1,7 @@
 import type { Writable } from 'node:stream';
 import type { FindingJson } from '#front/rest/schemas.ts';
-import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
-import type { TakeOverWish, TakingOver } from './take-over-service.ts';
+import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
+import type { TakeOverRequest, TakeOverService } from './take-over-service.ts';
 
 /** The world as the command line sees it; handed in, so that tests need no process. */
 export interface Io {
@@ -121,7 +121,7 @@ export interface KeeperOptions {
 }
 
 /** What the command line cannot do through the REST API, given by the program around it. */
-export interface Injected {
+export interface ProgramServices {
   /** Runs the server until it is told to stop; the exit status. */
   up(options: UpOptions): Promise<number>;
   /** The same for the controller of a cluster. */
@@ -133,9 +133,9 @@ export interface Injected {
   /** Looks at this machine without a server. */
   doctor(): Promise<readonly FindingJson[]>;
   /** Given: this is `kubectl stowage`, and speaks to the Stowage of a cluster, by the way that this finds. */
-  cluster?(options: ClusterOptions): Promise<ClusterWay>;
+  cluster?(options: ClusterOptions): Promise<ClusterAddress>;
   /** Likewise: at the API server itself, as whoever the kubeconfig says. */
-  takeOver?(wish: TakeOverWish): Promise<TakingOver>;
+  takeOver?(request: TakeOverRequest): Promise<TakeOverService>;
   readonly version: string;
   /** The name people call it by. */
   readonly program: string;

@@ -1,9 +1,9 @@
 import { Option } from 'commander';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 import type { KeeperOptions } from './io.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 
-export function addKeeperCommand(program: Verb, act: Act): void {
+export function addKeeperCommand(program: StowageCommand, act: MakeAction): void {
   program
     .command('keeper')
     .description(
@@ -20,5 +20,5 @@ export function addKeeperCommand(program: Verb, act: Act): void {
     )
     .example('stowage keeper --pod "$POD_UID"', 'in a pod of a DaemonSet')
     .example('stowage keeper --check ready', 'has it taken over from the one before?')
-    .action(act((session: Session, options: KeeperOptions) => session.injected.keeper(options)));
+    .action(act((session: Session, options: KeeperOptions) => session.services.keeper(options)));
 }

@@ -1,8 +1,8 @@
 import { StowageError } from '#core/errors.ts';
 import type { OperationJson } from '#front/rest/schemas.ts';
-import type { Change } from './http.ts';
-import { Refused } from './problem.ts';
-import { type Bar, createBar, silentBar } from './progress.ts';
+import type { ChangeRequest } from './http.ts';
+import { ServerProblem } from './problem.ts';
+import { createProgressBar, noProgressBar, type ProgressBar } from './progress.ts';
 import type { Session } from './session.ts';
 
 const pollMs = 200;
@@ -17,9 +17,9 @@ const cancelMs = 1_000;
  * Ctrl-C cancels it; otherwise it is one request. Undefined: it is done, and its result is no longer known (the server
  * was restarted meanwhile), or there is none.
  */
-export async function longWork<T>(session: Session, change: Change): Promise<T | undefined> {
-  const { client, watched } = session;
-  const answer = await client.change(watched ? { ...change, background: true } : { ...change, long: true });
+export async function runLongOperation<T>(session: Session, change: ChangeRequest): Promise<T | undefined> {
+  const { client, isInteractive } = session;
+  const answer = await client.change(isInteractive ? { ...change, background: true } : { ...change, long: true });
   if (answer.status !== 202) return answer.body as T | undefined;
   const ended = await follow(session, answer.body as OperationJson);
   if (ended.state === 'done') return (ended.result ?? undefined) as T | undefined;
@@ -33,18 +33,18 @@ function failure(operation: OperationJson): Error {
     message: `${operation.kind} of ${operation.subject} was cancelled`,
     action: 'Repeat the command when you want it done; repeating is safe.',
   };
-  return new Refused({ detail: message, ...rest });
+  return new ServerProblem({ detail: message, ...rest });
 }
 
 async function follow(session: Session, started: OperationJson): Promise<OperationJson> {
   const { client, clock, io } = session;
-  using bar: Bar = session.watched ? createBar(io.stderr, clock) : silentBar();
+  using bar: ProgressBar = session.isInteractive ? createProgressBar(io.stderr, clock) : noProgressBar();
   let operation = started;
   // Short work is asked about at once, long work five times a second.
   for (let pause = 10; operation.state === 'running'; pause = Math.min(pause * 2, pollMs)) {
     try {
       await clock.sleep(pause, io.signal);
-      operation = await client.get<OperationJson>(pathOf(operation), undefined, { patient: true });
+      operation = await client.get<OperationJson>(pathOf(operation), undefined, { waitForRestart: true });
       if (operation.state === 'running') bar.show(operation);
     } catch (thrown) {
       if (!io.signal.aborted) throw thrown;
@@ -66,7 +66,7 @@ async function cancel(session: Session, operation: OperationJson): Promise<Opera
   try {
     await client.change({ method: 'POST', path: `${pathOf(operation)}/cancel`, ...how }).catch((thrown: unknown) => {
       // It came to its end just before; how it ended is what the next question answers.
-      if (!(thrown instanceof Refused)) throw thrown;
+      if (!(thrown instanceof ServerProblem)) throw thrown;
     });
     for (;;) {
       const now = await client.get<OperationJson>(pathOf(operation), undefined, how);

@@ -3,12 +3,12 @@ import { isAbsolute, resolve } from 'node:path';
 import { StowageError } from '#core/errors.ts';
 import type { MountJson } from '#front/rest/schemas.ts';
 import { refPath } from './arguments.ts';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, shown } from './text.ts';
 
-export function addMountCommands(program: Verb, act: Act): void {
+export function addMountCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('mount')
     .description('Mount a volume at a path of the server’s machine. The folder is made if it is missing.')
@@ -41,7 +41,7 @@ export function addMountCommands(program: Verb, act: Act): void {
 function target(session: Session, path: string): string {
   if (path === '')
     throw invalid('the path is empty', 'path-empty', 'Write a path, such as /mnt/demo; for this folder: . (a dot)');
-  if (session.local || isAbsolute(path)) return resolve(path);
+  if (session.isLocalServer || isAbsolute(path)) return resolve(path);
   throw invalid(
     `the path ${shown(path)} is relative, and the server has another working folder`,
     'path-relative',
@@ -60,7 +60,7 @@ async function mount(
   const answer = await client.change({ method: 'POST', path: `/v1/volumes/${refPath(ref)}/mount`, body });
   const mounted = answer.body as MountJson;
   if (out.json) return out.value(mounted);
-  out.said(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
+  out.reportDone(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
 }
 
 async function unmount(
@@ -74,13 +74,13 @@ async function unmount(
   const found = second === undefined ? await mountAt(session, at) : { ref: refPath(first), target: at };
   const body = { target: found.target, ...(options.force === true ? { force: true } : {}) };
   await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body });
-  out.said(`unmounted ${found.target}`);
+  out.reportDone(`unmounted ${found.target}`);
 }
 
 async function mountAt(session: Session, at: string): Promise<{ readonly ref: string; readonly target: string }> {
   const mounts = await session.client.all<MountJson>('/v1/mounts');
   const isAt = (path: string): MountJson | undefined => mounts.find((one) => one.target === path);
-  const found = isAt(at) ?? (session.local ? isAt(await resolved(session, at)) : undefined);
+  const found = isAt(at) ?? (session.isLocalServer ? isAt(await resolved(session, at)) : undefined);
   if (found !== undefined) return { ref: encodeURIComponent(found.volume), target: found.target };
   throw new StowageError(`no volume is mounted at ${shown(at)}`, {
     code: 'not-found',
@@ -99,13 +99,13 @@ async function resolved({ clock, io }: Session, path: string): Promise<string> {
   return await Promise.race([realpath(path).catch(() => path), late]);
 }
 
-async function list({ client, out, clock, injected }: Session): Promise<void> {
-  const { items: mounts, unreached } = await client.overStores<MountJson>('/v1/mounts');
+async function list({ client, out, clock, services }: Session): Promise<void> {
+  const { items: mounts, unreached } = await client.listOverStores<MountJson>('/v1/mounts');
   out.unreached(unreached, 'its mounts are missing');
   if (out.json) return out.value(mounts);
   if (out.quiet) return mounts.forEach((one) => void out.line(shown(one.target)));
   if (mounts.length === 0) {
-    const how = injected.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
+    const how = services.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
     return out.note(`nothing is mounted${how}`);
   }
   const hasNodes = mounts.some(({ node }) => node !== undefined);

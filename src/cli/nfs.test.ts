@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import type { Injected, NfsServed, UpOptions } from './io.ts';
+import type { NfsServed, ProgramServices, UpOptions } from './io.ts';
 import { run } from './scripted-server.ts';
 
 const served: NfsServed = {
@@ -13,7 +13,7 @@ const served: NfsServed = {
   about: { who: 'anybody', as: 'nobody' },
   notes: ['mind the gap'],
 };
-const nfsServe: Injected['nfsServe'] = async (_options, ready) => {
+const nfsServe: ProgramServices['nfsServe'] = async (_options, ready) => {
   ready(served);
   return 0;
 };

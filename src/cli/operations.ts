@@ -1,17 +1,17 @@
 import type { OperationJson } from '#front/rest/schemas.ts';
-import { numberIn, step } from './arguments.ts';
-import type { Verb } from './command.ts';
+import { parseNumberArgument, pathSegment } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
 import { followEvents, operationOf } from './events.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, date, shown } from './text.ts';
 
 /** As many as the server gives at once. */
-const mostListed = 1000;
+const maxListed = 1000;
 
-const pathOf = (id: string): string => `/v1/operations/${step('operation', id, 'operation-reference')}`;
+const pathOf = (id: string): string => `/v1/operations/${pathSegment('operation', id, 'operation-reference')}`;
 
-export function addOperationCommands(program: Verb, act: Act): void {
+export function addOperationCommands(program: StowageCommand, act: MakeAction): void {
   const operations = program
     .command('operations')
     .alias('ops')
@@ -22,7 +22,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
-    .option('--limit <n>', `how many at most, up to ${mostListed}`, '20')
+    .option('--limit <n>', `how many at most, up to ${maxListed}`, '20')
     .option('--watch', 'go on with those that begin and end from now on')
     .example('stowage operations list --limit 100', 'further back')
     .example('stowage operations --watch', 'until Ctrl-C')
@@ -43,7 +43,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
         if (out.json && body !== undefined) return out.value(body);
         const { state } = body as OperationJson;
-        out.said(state === 'running' ? `${id} was told to stop` : `${id} had ended before: ${state}`);
+        out.reportDone(state === 'running' ? `${id} was told to stop` : `${id} had ended before: ${state}`);
       }),
     );
 }
@@ -51,7 +51,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
 const tones: Readonly<Record<string, Tone>> = { running: 'warn', done: 'good', failed: 'bad', canceled: 'faint' };
 const state = (operation: OperationJson): Cell => ({ text: operation.state, tone: tones[operation.state] ?? 'plain' });
 
-function far({ progress, error }: OperationJson): string {
+function progressText({ progress, error }: OperationJson): string {
   if (error !== null) return error.message;
   if (progress === null) return '';
   return `${progress.done}${progress.total === null ? '' : `/${progress.total}`} ${progress.unit}`;
@@ -59,7 +59,7 @@ function far({ progress, error }: OperationJson): string {
 
 async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
   const { client, out, clock } = session;
-  const limit = numberIn('--limit', options.limit, { from: 1, to: mostListed });
+  const limit = parseNumberArgument('--limit', options.limit, { from: 1, to: maxListed });
   // Not every page: the limit is how many are wanted in all.
   const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
   if (options.watch === true) return await watch(session, items);
@@ -68,7 +68,14 @@ async function list(session: Session, options: { readonly limit: string; readonl
   if (items.length === 0) return out.note('no operations yet');
   out.table(
     ['ID', 'KIND', 'SUBJECT', 'STATE', 'STARTED', 'DETAIL'],
-    items.map((one) => [one.id, one.kind, one.subject, state(one), `${age(one.startedAt, clock.now())} ago`, far(one)]),
+    items.map((one) => [
+      one.id,
+      one.kind,
+      one.subject,
+      state(one),
+      `${age(one.startedAt, clock.now())} ago`,
+      progressText(one),
+    ]),
   );
 }
 
@@ -85,7 +92,7 @@ async function show({ client, out }: Session, id: string): Promise<void> {
     ['state', state(operation)],
     ['started', date(operation.startedAt)],
     ['ended', operation.endedAt === null ? '-' : date(operation.endedAt)],
-    ...(operation.progress === null ? [] : [['progress', far({ ...operation, error: null })] as const]),
+    ...(operation.progress === null ? [] : [['progress', progressText({ ...operation, error: null })] as const]),
     ...(error === null ? [] : [['error', error.message] as const, ['action', error.action] as const]),
   ]);
 }

@@ -21,7 +21,7 @@ export interface Output extends OutputOptions {
   /** One object per line, for what has no end. */
   event(value: unknown): void;
   /** What was done, for people: nothing with --quiet and --json. */
-  said(text: string): void;
+  reportDone(text: string): void;
   /** Something beside the result, for people: nothing with --quiet and --json. */
   note(text: string): void;
   /** What one must know to read the result as it is, also with --quiet and --json. */
@@ -49,7 +49,7 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
     fields: (pairs) => fields(pairs, paint).forEach(line),
     value: (value) => line(shownJson(value, 2)),
     event: (value) => line(shownJson(value)),
-    said: (text) => {
+    reportDone: (text) => {
       if (!options.quiet && !options.json) line(shown(text));
     },
     note: (text) => {

@@ -5,7 +5,7 @@ import type { ProblemJson } from '#front/rest/schemas.ts';
 type Problem = Partial<ProblemJson> & Pick<ProblemJson, 'detail' | 'code' | 'reason' | 'action'>;
 
 /** The server answered, and its answer is no. */
-export class Refused extends Error {
+export class ServerProblem extends Error {
   override readonly name = 'Refused';
   readonly problem: Problem;
   constructor(problem: Problem) {
@@ -16,7 +16,7 @@ export class Refused extends Error {
 
 /** Whatever was thrown, in the form in which it is shown. */
 export function problemOf(thrown: unknown): Problem {
-  if (thrown instanceof Refused) return thrown.problem;
+  if (thrown instanceof ServerProblem) return thrown.problem;
   const { message, code, reason, action } = stowageError(thrown);
   return { title: errorCodes[code].title, status: errorCodes[code].http, detail: message, code, reason, action };
 }
@@ -28,9 +28,9 @@ export function exitOf(thrown: unknown): number {
 }
 
 /** An error answer; undefined when it is none of ours (a proxy's page, another program's). */
-export function refusal(body: unknown): Refused | undefined {
+export function parseProblem(body: unknown): ServerProblem | undefined {
   const problem = problemIn(body);
-  return problem === undefined ? undefined : new Refused({ ...(body as object), ...problem });
+  return problem === undefined ? undefined : new ServerProblem({ ...(body as object), ...problem });
 }
 
 export const invalid = (

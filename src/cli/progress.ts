@@ -5,7 +5,7 @@ import type { OperationJson } from '#front/rest/schemas.ts';
 import type { Io } from './io.ts';
 import { shown } from './text.ts';
 
-export interface Bar extends Disposable {
+export interface ProgressBar extends Disposable {
   show(operation: OperationJson): void;
   /** Takes the bar away, so that something else can be said. */
   clear(): void;
@@ -13,15 +13,15 @@ export interface Bar extends Disposable {
 
 /** Work that ends sooner needs no bar; a flash would only disturb. */
 const appearsAfterMs = 300;
-const wide = 24;
+const barWidth = 24;
 
-export const silentBar = (): Bar => ({
+export const noProgressBar = (): ProgressBar => ({
   show: () => undefined,
   clear: () => undefined,
   [Symbol.dispose]: () => undefined,
 });
 
-export function createBar(to: Writable, clock: Clock): Bar {
+export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
   const begun = clock.now();
   let drawn = false;
   const clear = (): void => {
@@ -68,23 +68,23 @@ export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, cl
 /** `delete local/x  [######------------------]  25%  250/1000 files  3s` */
 export function barLine(operation: OperationJson, ms: number): string {
   const title = shown(`${operation.kind} ${operation.subject}`);
-  return [title, ...measure(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
+  return [title, ...progressParts(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
 }
 
-function measure(progress: OperationJson['progress'], ms: number): string[] {
+function progressParts(progress: OperationJson['progress'], ms: number): string[] {
   const amount = (n: number): string =>
     progress?.unit === 'bytes' ? formatSize(BigInt(Math.max(0, Math.round(n)))) : String(Math.round(n));
   const unit = progress === null || progress.unit === 'bytes' ? '' : ` ${shown(progress.unit)}`;
   if (progress === null || progress.total === null || progress.total <= 0) {
-    const at = Math.floor(ms / 200) % (2 * wide - 2);
-    const spot = at < wide ? at : 2 * wide - 2 - at;
-    const moving = `[${'-'.repeat(spot)}#${'-'.repeat(wide - 1 - spot)}]`;
+    const at = Math.floor(ms / 200) % (2 * barWidth - 2);
+    const spot = at < barWidth ? at : 2 * barWidth - 2 - at;
+    const moving = `[${'-'.repeat(spot)}#${'-'.repeat(barWidth - 1 - spot)}]`;
     return progress === null ? [moving] : [moving, `${amount(progress.done)}${unit}`];
   }
   const part = Math.min(1, Math.max(0, progress.done / progress.total));
-  const full = Math.floor(part * wide);
+  const full = Math.floor(part * barWidth);
   return [
-    `[${'#'.repeat(full)}${'-'.repeat(wide - full)}]`,
+    `[${'#'.repeat(full)}${'-'.repeat(barWidth - full)}]`,
     `${String(Math.floor(part * 100)).padStart(3)}%`,
     `${amount(progress.done)}/${amount(progress.total)}${unit}`,
   ];

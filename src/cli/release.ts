@@ -1,15 +1,15 @@
 import { StowageError } from '#core/errors.ts';
 import type { VolumeDetailJson } from '#front/rest/schemas.ts';
-import { called, refPath } from './arguments.ts';
-import type { Verb } from './command.ts';
+import { qualifiedName, refPath } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Cell } from './table.ts';
 import { date, plural, shellWord, shown } from './text.ts';
 
-type Use = NonNullable<VolumeDetailJson['uses']>[number];
+type HostUse = NonNullable<VolumeDetailJson['uses']>[number];
 
-export function addReleaseCommand(volume: Verb, act: Act): void {
+export function addReleaseCommand(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('release')
     .description(
@@ -24,17 +24,17 @@ export function addReleaseCommand(volume: Verb, act: Act): void {
     .action(act(release));
 }
 
-const mostShown = 5;
+const maxUsersShown = 5;
 
-function usersOf({ users }: Use): string {
-  const some = users.slice(0, mostShown).map(({ kind, name }) => `${kind} ${name}`);
+function usersOf({ users }: HostUse): string {
+  const some = users.slice(0, maxUsersShown).map(({ kind, name }) => `${kind} ${name}`);
   return some.length === 0
     ? 'nobody in particular'
-    : some.join(', ') + (users.length > mostShown ? ` and ${users.length - mostShown} more` : '');
+    : some.join(', ') + (users.length > maxUsersShown ? ` and ${users.length - maxUsersShown} more` : '');
 }
 
 /** `far (host-2): container db; the writer; renewed 2026-11-15 08:30 UTC` */
-function sentence(use: Use): string {
+function useText(use: HostUse): string {
   const last = `${use.stale ? 'silent since' : 'renewed'} ${date(use.renewedAt)}`;
   return [`${use.node} (${use.host}): ${usersOf(use)}`, ...(use.writer ? ['the writer'] : []), last].join('; ');
 }
@@ -42,28 +42,28 @@ function sentence(use: Use): string {
 /** Nothing of a store that has no use records. */
 export function useFields(uses: VolumeDetailJson['uses']): [string, Cell[]][] {
   if (uses === null) return [];
-  return [['hosts', uses.map((use) => ({ text: sentence(use), tone: use.stale ? 'warn' : 'plain' }))]];
+  return [['hosts', uses.map((use) => ({ text: useText(use), tone: use.stale ? 'warn' : 'plain' }))]];
 }
 
-interface Options {
+interface ReleaseFlags {
   readonly host: string;
   readonly yes?: boolean;
 }
 
-async function release({ client, out }: Session, ref: string, { host, yes }: Options): Promise<void> {
+async function release({ client, out }: Session, ref: string, { host, yes }: ReleaseFlags): Promise<void> {
   const volume = await client.get<VolumeDetailJson>(`/v1/volumes/${refPath(ref)}`);
-  if (yes !== true) throw unconfirmed(called(volume), host, volume.uses ?? []);
+  if (yes !== true) throw confirmationRequired(qualifiedName(volume), host, volume.uses ?? []);
   // By its id: in the meantime another volume may have got the name.
   const path = `/v1/volumes/${encodeURIComponent(volume.id)}/uses/${encodeURIComponent(host)}`;
   await client.change({ method: 'DELETE', path });
   if (out.json) return out.value({ id: volume.id, store: volume.store, name: volume.name, host });
   const left = (volume.uses?.length ?? 1) - 1;
-  out.said(
-    `broke the record of host ${shown(host)} on ${called(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
+  out.reportDone(
+    `broke the record of host ${shown(host)} on ${qualifiedName(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
   );
 }
 
-function unconfirmed(name: string, host: string, uses: readonly Use[]): StowageError {
+function confirmationRequired(name: string, host: string, uses: readonly HostUse[]): StowageError {
   const use = uses.find((one) => one.host === host);
   if (use === undefined)
     return new StowageError(`host '${shown(host)}' has no record of using ${name}`, {
@@ -72,7 +72,7 @@ function unconfirmed(name: string, host: string, uses: readonly Use[]): StowageE
       action: `See which hosts have, by their ids: stowage volume show ${shellWord(name)}`,
     });
   return invalid(
-    `this would break the record of ${shown(sentence(use))}`,
+    `this would break the record of ${shown(useText(use))}`,
     'confirmation-required',
     `A host that still runs would go on writing. If it is gone for good: stowage volume release ${shellWord(name)} --host ${shellWord(host)} --yes`,
   );

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
 import { problemType } from '#base/problem.ts';
-import type { Injected, Io } from './io.ts';
+import type { Io, ProgramServices } from './io.ts';
 import { runCli } from './run.ts';
 
 export interface Seen {
@@ -96,7 +96,7 @@ export interface Ran {
   readonly stderr: string;
 }
 
-const injected: Injected = {
+const injected: ProgramServices = {
   up: async () => 0,
   controller: () => Promise.resolve(0),
   nfsServe: async () => 0,
@@ -110,7 +110,7 @@ const injected: Injected = {
 export async function run(
   server: Pick<Server, 'socket'> | undefined,
   argv: readonly string[],
-  how: Partial<Io> & { readonly injected?: Partial<Injected> } = {},
+  how: Partial<Io> & { readonly injected?: Partial<ProgramServices> } = {},
 ): Promise<Ran> {
   const stdout = new Sink();
   const stderr = new Sink();

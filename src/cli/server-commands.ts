@@ -1,26 +1,29 @@
 import { Option } from 'commander';
-import { numberIn } from './arguments.ts';
-import type { Verb } from './command.ts';
+import { parseNumberArgument } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
 import type { UpOptions } from './io.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 
-type Given = Omit<UpOptions, 'nfs' | 'maxVolumes'> & { readonly nfs?: string | true; readonly maxVolumes?: string };
+type ServerFlags = Omit<UpOptions, 'nfs' | 'maxVolumes'> & {
+  readonly nfs?: string | true;
+  readonly maxVolumes?: string;
+};
 
 /** Those that run the server, until Ctrl-C. */
-export function addServingCommands(program: Verb, act: Act): void {
+export function addServerCommands(program: StowageCommand, act: MakeAction): void {
   const run = (bare: boolean) =>
-    act((session: Session, { nfs, maxVolumes, ...options }: Given) => {
+    act((session: Session, { nfs, maxVolumes, ...options }: ServerFlags) => {
       const { socket: given } = program.opts() as { readonly socket?: string };
       const socket = given ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
-      return session.injected.up({
+      return session.services.up({
         ...options,
         ...(bare ? { bare } : {}),
         ...(socket === undefined ? {} : { socket }),
         ...(nfs === undefined ? {} : { nfs: true }),
         ...(maxVolumes === undefined
           ? {}
-          : { maxVolumes: numberIn('--max-volumes', maxVolumes, { from: 1, to: 1_000_000 }) }),
-        ...(typeof nfs === 'string' ? { nfsPort: numberIn('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
+          : { maxVolumes: parseNumberArgument('--max-volumes', maxVolumes, { from: 1, to: 1_000_000 }) }),
+        ...(typeof nfs === 'string' ? { nfsPort: parseNumberArgument('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
       });
     });
   const up = program
@@ -59,7 +62,7 @@ export function addServingCommands(program: Verb, act: Act): void {
     .action(run(true));
 }
 
-function withCommon(command: Verb): Verb {
+function withCommon(command: StowageCommand): StowageCommand {
   return command
     .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
     .addOption(

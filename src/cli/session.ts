@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Client } from './http.ts';
-import type { Injected, Io } from './io.ts';
+import type { Io, ProgramServices } from './io.ts';
 import type { Output } from './output.ts';
 
 /** What every command gets. */
@@ -9,16 +9,16 @@ export interface Session {
   readonly client: Client;
   readonly out: Output;
   readonly clock: Clock;
-  readonly injected: Injected;
+  readonly services: ProgramServices;
   /** Ends when nobody reads our output any more: following stops, work does not. */
-  readonly unread: AbortSignal;
+  readonly outputClosed: AbortSignal;
   /** Somebody watches: long work runs in the background of the server and is shown as it goes. */
-  readonly watched: boolean;
+  readonly isInteractive: boolean;
   /** The server runs on this machine, under its paths. */
-  readonly local: boolean;
+  readonly isLocalServer: boolean;
 }
 
 /** The exit status; nothing means success. */
-export type Work<A extends unknown[]> = (session: Session, ...args: A) => Promise<number> | Promise<void>;
+export type CommandWork<A extends unknown[]> = (session: Session, ...args: A) => Promise<number> | Promise<void>;
 /** Makes a command's work an action of the parser: session first, then the arguments and options commander gives. */
-export type Act = <A extends unknown[]>(work: Work<A>) => (...args: A) => Promise<void>;
+export type MakeAction = <A extends unknown[]>(work: CommandWork<A>) => (...args: A) => Promise<void>;

@@ -1,11 +1,11 @@
 import { StowageError } from '#core/errors.ts';
 import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import type { Act, Session } from './session.ts';
+import type { StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, plural, shown, size } from './text.ts';
 
-export function addStatusCommands(program: Verb, act: Act): void {
+export function addStatusCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('status')
     .description('Show the server: where it listens, its default store, what it holds.')
@@ -98,15 +98,15 @@ async function diagnose(session: Session): Promise<number> {
   return findings.some((finding) => finding.ok === 'no') ? 1 : 0;
 }
 
-async function find({ client, out, injected }: Session): Promise<readonly FindingJson[]> {
+async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
-    const { items, unreached } = await client.overStores<FindingJson>('/v1/doctor');
+    const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
     out.unreached(unreached, 'what it offers is missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
     out.note(`${thrown.message}; looking at this machine without it`);
-    return await injected.doctor();
+    return await services.doctor();
   }
 }
 

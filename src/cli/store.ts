@@ -1,22 +1,22 @@
 import type { AdoptionJson, OrphanJson, StoreCheckJson, StoreJson } from '#front/rest/schemas.ts';
-import { step } from './arguments.ts';
-import type { Verb } from './command.ts';
-import { longWork } from './long-operation.ts';
-import type { Act, Session } from './session.ts';
+import { pathSegment } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
+import { runLongOperation } from './long-operation.ts';
+import type { MakeAction, Session } from './session.ts';
 import { plural, shown, size } from './text.ts';
 
-const pathOf = (name: string): string => `/v1/stores/${step('store', name, 'store-reference')}`;
+const pathOf = (name: string): string => `/v1/stores/${pathSegment('store', name, 'store-reference')}`;
 
-export function addStoreCommands(program: Verb, act: Act): void {
+export function addStoreCommands(program: StowageCommand, act: MakeAction): void {
   const store = program
     .command('store')
     .description('Stores: the named places where volumes live.')
     .example('stowage store list', 'which stores are there?');
-  addReading(store, act);
-  addChanging(store, act);
+  addReadCommands(store, act);
+  addChangeCommands(store, act);
 }
 
-function addReading(store: Verb, act: Act): void {
+function addReadCommands(store: StowageCommand, act: MakeAction): void {
   store
     .command('list')
     .alias('ls')
@@ -54,7 +54,7 @@ function addReading(store: Verb, act: Act): void {
     .action(act(orphans));
 }
 
-function addChanging(store: Verb, act: Act): void {
+function addChangeCommands(store: StowageCommand, act: MakeAction): void {
   store
     .command('add')
     .description('Add a store. Options of the store are query parameters of its URI.')
@@ -89,7 +89,7 @@ function addChanging(store: Verb, act: Act): void {
       act(async ({ client, out }, name: string) => {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/default` });
         if (out.json) return out.value(body);
-        out.said(`${name} is now the default store`);
+        out.reportDone(`${name} is now the default store`);
       }),
     );
   store
@@ -101,13 +101,13 @@ function addChanging(store: Verb, act: Act): void {
     .action(
       act(async ({ client, out }, name: string) => {
         await client.change({ method: 'DELETE', path: pathOf(name) });
-        out.said(`store ${name} removed; its volumes stay where they are`);
+        out.reportDone(`store ${name} removed; its volumes stay where they are`);
       }),
     );
 }
 
 async function list({ client, out }: Session): Promise<void> {
-  const { items: stores, unreached } = await client.overStores<StoreJson>('/v1/stores');
+  const { items: stores, unreached } = await client.listOverStores<StoreJson>('/v1/stores');
   out.unreached(unreached, 'its own stores are missing');
   if (out.json) return out.value(stores);
   if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
@@ -246,7 +246,7 @@ async function adopt(
     directories: !(options.recordsOnly ?? false),
     ...(names.length > 0 && { names }),
   };
-  const result = await longWork<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
+  const result = await runLongOperation<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
   if (result === undefined) return out.note(`adopted; see: stowage volume list --store ${name}`);
   if (out.json) return out.value(result);
   if (out.quiet) return result.adopted.forEach((volume) => void out.line(shown(volume.name)));

@@ -1,9 +1,9 @@
 import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
 import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
-import type { Candidate, CandidateState, TakeOverWish } from './take-over-service.ts';
+import type { TakeOverCandidate, TakeOverRequest, TakeOverState } from './take-over-service.ts';
 
-const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
+const candidate = (name: string, state: TakeOverState, detail = ''): TakeOverCandidate => ({
   claim: name === '' ? null : `shop/${name}`,
   from: `pvc-${name}`,
   to: `pvc-${name}-stowage`,
@@ -19,9 +19,9 @@ beforeEach(() => {
 });
 
 /** The command at a Stowage that knows one volume, `silver/dir-known`, and a cluster with these claims. */
-async function takeOver(candidates: readonly Candidate[], ...words: readonly string[]) {
+async function takeOver(candidates: readonly TakeOverCandidate[], ...words: readonly string[]) {
   const done: string[] = [];
-  const wishes: TakeOverWish[] = [];
+  const wishes: TakeOverRequest[] = [];
   const accounts: (string | undefined)[] = [];
   const looked: string[] = [];
   const identities: (string | undefined)[] = [];
@@ -48,7 +48,7 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
       takeOver: async (wish) => {
         wishes.push(wish);
         return {
-          look: async (deed) => {
+          findCandidates: async (deed) => {
             looked.push(deed);
             return { candidates, otherServers: ['10.0.0.9'] };
           },

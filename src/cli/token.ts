@@ -1,11 +1,11 @@
 import { Option } from 'commander';
 import type { CreatedTokenJson, TokenJson } from '#front/rest/schemas.ts';
-import { durationIn, step } from './arguments.ts';
-import { collect, type Verb } from './command.ts';
-import type { Act, Session } from './session.ts';
+import { parseDurationArgument, pathSegment } from './arguments.ts';
+import { collect, type StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, date, shown } from './text.ts';
 
-export function addTokenCommands(program: Verb, act: Act): void {
+export function addTokenCommands(program: StowageCommand, act: MakeAction): void {
   const token = program
     .command('token')
     .description('Tokens: who may use the API over the network, and for what.')
@@ -35,8 +35,8 @@ export function addTokenCommands(program: Verb, act: Act): void {
     .example('stowage token revoke 5d0c…', 'the id is in: stowage token list')
     .action(
       act(async ({ client, out }, id: string) => {
-        await client.change({ method: 'DELETE', path: `/v1/tokens/${step('token', id, 'token-reference')}` });
-        out.said(`token ${id} revoked`);
+        await client.change({ method: 'DELETE', path: `/v1/tokens/${pathSegment('token', id, 'token-reference')}` });
+        out.reportDone(`token ${id} revoked`);
       }),
     );
 }
@@ -48,7 +48,7 @@ interface CreateOptions {
 }
 
 async function create({ client, out }: Session, name: string, options: CreateOptions): Promise<void> {
-  if (options.expires !== undefined) durationIn(options.expires);
+  if (options.expires !== undefined) parseDurationArgument(options.expires);
   const body = {
     name,
     role: options.role,

@@ -1,38 +1,38 @@
 import type { MountJson, UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
 import {
-  called,
-  type Guard,
   isVolumeId,
-  labelChangesIn,
-  labelsIn,
+  parseLabelChanges,
+  parseLabels,
+  parseRevision,
+  parseSizeArgument,
+  qualifiedName,
+  type RevisionFlag,
   refPath,
-  revisionIn,
-  sizeIn,
   splitRef,
 } from './arguments.ts';
-import { collect, type Verb } from './command.ts';
+import { collect, type StowageCommand } from './command.ts';
 import { addDeletionCommands } from './deletion.ts';
-import { longWork } from './long-operation.ts';
+import { runLongOperation } from './long-operation.ts';
 import { invalid } from './problem.ts';
 import { addReleaseCommand, useFields } from './release.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, date, labelList, shown, size } from './text.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
 const whichVolume = 'store/name, name or id';
 
-export function addVolumeCommands(program: Verb, act: Act): void {
+export function addVolumeCommands(program: StowageCommand, act: MakeAction): void {
   const volume = program
     .command('volume')
     .description('Volumes: create, look at, change, delete and restore them.')
     .example('stowage volume create demo', 'a volume on the default store');
-  addReading(volume, act);
-  addChanging(volume, act);
+  addReadCommands(volume, act);
+  addChangeCommands(volume, act);
   addDeletionCommands(volume, act);
   addReleaseCommand(volume, act);
 }
 
-function addReading(volume: Verb, act: Act): void {
+function addReadCommands(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('list')
     .alias('ls')
@@ -61,7 +61,7 @@ function addReading(volume: Verb, act: Act): void {
     .action(act(usage));
 }
 
-function addChanging(volume: Verb, act: Act): void {
+function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('create')
     .description('Create a volume and print its name (with --quiet: its id).')
@@ -83,12 +83,12 @@ function addChanging(volume: Verb, act: Act): void {
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume expand demo 2G', 'it has 2 GiB from now on')
     .action(
-      act((session, ref: string, to: string, options: Guard) =>
+      act((session, ref: string, to: string, options: RevisionFlag) =>
         changeVolume(
           session,
           ref,
           options,
-          { method: 'POST', step: '/expand', body: { bytes: sizeIn(to) } },
+          { method: 'POST', step: '/expand', body: { bytes: parseSizeArgument(to) } },
           'expanded',
         ),
       ),
@@ -100,7 +100,7 @@ function addChanging(volume: Verb, act: Act): void {
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume enforce nfs/demo', 'writing beyond its size fails')
     .action(
-      act((session, ref: string, options: Guard) =>
+      act((session, ref: string, options: RevisionFlag) =>
         changeVolume(session, ref, options, { method: 'PATCH', step: '', body: { enforce: true } }, 'enforced'),
       ),
     );
@@ -112,7 +112,7 @@ function addChanging(volume: Verb, act: Act): void {
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume rename local/demo production', 'local/demo becomes local/production')
     .action(
-      act((session, ref: string, name: string, options: Guard) =>
+      act((session, ref: string, name: string, options: RevisionFlag) =>
         changeVolume(session, ref, options, { method: 'POST', step: '/rename', body: { name } }, 'renamed'),
       ),
     );
@@ -124,27 +124,29 @@ function addChanging(volume: Verb, act: Act): void {
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume label demo team=blue stage-', 'set team, remove stage')
     .action(
-      act((session, ref: string, words: string[], options: Guard) =>
+      act((session, ref: string, words: string[], options: RevisionFlag) =>
         changeVolume(
           session,
           ref,
           options,
-          { method: 'PATCH', step: '', body: { labels: labelChangesIn(words) } },
+          { method: 'PATCH', step: '', body: { labels: parseLabelChanges(words) } },
           'labelled',
         ),
       ),
     );
 }
 
-interface Filter {
+interface VolumeListFlags {
   readonly store?: string;
   readonly label?: readonly string[];
   readonly contains?: string;
 }
 
-async function list(session: Session, options: Filter): Promise<void> {
-  labelsIn(options.label ?? []);
-  const { items, unanswered, unreached } = await session.client.overStores<VolumeJson>('/v1/volumes', { ...options });
+async function list(session: Session, options: VolumeListFlags): Promise<void> {
+  parseLabels(options.label ?? []);
+  const { items, unanswered, unreached } = await session.client.listOverStores<VolumeJson>('/v1/volumes', {
+    ...options,
+  });
   const nothing =
     Object.keys(options).length > 0
       ? 'no volume matches; see all with: stowage volume list'
@@ -202,7 +204,7 @@ async function usage({ client, out }: Session, ref: string): Promise<void> {
   if (out.json) return out.value(measured);
   const least = measured.complete ? '' : 'at least ';
   const files = measured.files === '1' ? '1 file' : `${measured.files} files`;
-  out.said(`${least}${size(measured.bytes)} in ${least}${files}`);
+  out.reportDone(`${least}${size(measured.bytes)} in ${least}${files}`);
 }
 
 interface CreateOptions {
@@ -227,29 +229,29 @@ async function create(session: Session, what: string, options: CreateOptions): P
   const body = {
     name: given.name,
     ...(store === undefined ? {} : { store }),
-    ...(options.size === undefined ? {} : { bytes: sizeIn(options.size) }),
+    ...(options.size === undefined ? {} : { bytes: parseSizeArgument(options.size) }),
     ...(options.enforce === true ? { enforce: true } : {}),
     ...(options.block === true ? { access: 'block' } : {}),
-    ...(options.label === undefined ? {} : { labels: labelsIn(options.label) }),
+    ...(options.label === undefined ? {} : { labels: parseLabels(options.label) }),
   };
-  const made = await longWork<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
+  const made = await runLongOperation<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
   const volume = made ?? (await client.get<VolumeJson>(volumePath(what)));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : called(volume));
+  out.line(out.quiet ? shown(volume.id) : qualifiedName(volume));
 }
 
 async function changeVolume(
   { client, out }: Session,
   ref: string,
-  guard: Guard,
+  guard: RevisionFlag,
   change: { readonly method: 'POST' | 'PATCH'; readonly step: string; readonly body: unknown },
   done: string,
 ): Promise<void> {
   const { method, step, body } = change;
-  const answer = await client.change({ method, path: volumePath(ref) + step, body, ifRevision: revisionIn(guard) });
+  const answer = await client.change({ method, path: volumePath(ref) + step, body, ifRevision: parseRevision(guard) });
   const volume = answer.body as VolumeJson;
   if (out.json) return out.value(volume);
   const was = isVolumeId(ref) || ref === volume.name || ref === `${volume.store}/${volume.name}` ? '' : ` (was ${ref})`;
   const said = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
-  out.said(`${done} ${volume.store}/${volume.name}${said}`);
+  out.reportDone(`${done} ${volume.store}/${volume.name}${said}`);
 }

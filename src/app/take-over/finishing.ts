@@ -1,4 +1,4 @@
-import type { Candidate } from '#cli/take-over-service.ts';
+import type { TakeOverCandidate } from '#cli/take-over-service.ts';
 import { provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
@@ -44,7 +44,7 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
   }
 
   /** Now it is as any that Stowage made itself, and ends as the one before would have, or later. */
-  async function finish({ from, to }: Candidate, identity: string | undefined): Promise<string> {
+  async function finish({ from, to }: TakeOverCandidate, identity: string | undefined): Promise<string> {
     const [before, after] = await Promise.all([called(persistentVolumes, from), called(persistentVolumes, to)]);
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
     const { claimRef } = after.spec;

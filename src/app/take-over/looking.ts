@@ -1,4 +1,4 @@
-import type { Candidate, Looked } from '#cli/take-over-service.ts';
+import type { TakeOverCandidate, TakeOverCandidates } from '#cli/take-over-service.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -82,7 +82,7 @@ export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
 };
 
 /** What there is to take over. `servers`: what the export's server is called. */
-export function look(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): Looked {
+export function look(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): TakeOverCandidates {
   const otherServers = new Set<string>();
   const found: { readonly volume: PersistentVolume; readonly below: string }[] = [];
   for (const volume of cluster.volumes.values()) {
@@ -94,7 +94,7 @@ export function look(cluster: Cluster, store: string, at: Export, servers: Reado
   }
   const times = Map.groupBy(found, (one) => one.below);
   const twice = (path: string): readonly string[] => (times.get(path) ?? []).map(({ volume }) => nameOf(volume));
-  const candidates = found.map(({ volume, below: path }): Candidate => {
+  const candidates = found.map(({ volume, below: path }): TakeOverCandidate => {
     const to = nameAfter(nameOf(volume));
     const claimRef = (ours(cluster, volume) ?? volume).spec.claimRef;
     const claim = claimRef === undefined ? null : `${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`;
@@ -117,7 +117,7 @@ const isLeft = (cluster: Cluster, volume: PersistentVolume): boolean =>
   volume.metadata.deletionTimestamp !== undefined && ours(cluster, volume) === undefined;
 
 /** Those that were finished, or whose predecessor somebody deleted. */
-function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
+function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandidate[] {
   return [...volumes.values()].flatMap((volume) => {
     const from = volume.metadata.annotations?.[takenFrom];
     const { claimRef, csi } = volume.spec;
@@ -133,7 +133,7 @@ function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
   });
 }
 
-type Found = Pick<Candidate, 'state' | 'detail'>;
+type Found = Pick<TakeOverCandidate, 'state' | 'detail'>;
 const impossible = (detail: string): Found => ({ state: 'impossible', detail });
 
 function stateOf(

@@ -1,5 +1,5 @@
 import { systemClock } from '#base/clock.ts';
-import type { TakeOverWish, TakingOver } from '#cli/take-over-service.ts';
+import type { TakeOverRequest, TakeOverService } from '#cli/take-over-service.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { accessFor, type ClusterWish } from '../kubectl.ts';
 import { version } from '../version.ts';
@@ -7,8 +7,8 @@ import { createTakingOver } from './taking-over.ts';
 
 /** As whoever the kubeconfig says: neither the controller nor any account of Stowage's may do what is done here. */
 export async function startTakingOver(
-  wish: TakeOverWish & Pick<ClusterWish, 'env' | 'home' | 'signal'>,
-): Promise<TakingOver> {
+  wish: TakeOverRequest & Pick<ClusterWish, 'env' | 'home' | 'signal'>,
+): Promise<TakeOverService> {
   const { store, servers, kubeconfig, context, env, home, signal } = wish;
   const clock = systemClock();
   const file = kubeconfig === undefined ? {} : { kubeconfig };

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/take-over-service.ts';
+import type { TakeOverAction, TakeOverCandidate, TakeOverRequest, TakeOverService } from '#cli/take-over-service.ts';
 import { type StoreObject, storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -13,7 +13,7 @@ import { type Cluster, holderOf, look, readCluster } from './looking.ts';
 import { absent, createMoving, left } from './moving.ts';
 import { type After, policyBefore, takenFrom, volumeAfter } from './objects.ts';
 
-export interface TakingOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
+export interface TakingOverParts extends Pick<TakeOverRequest, 'store' | 'servers'> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -23,7 +23,7 @@ export interface TakingOverParts extends Pick<TakeOverWish, 'store' | 'servers'>
 const usualPatienceMs = 60_000;
 const [mostTimes, pauseMs] = [10, 20];
 
-export function createTakingOver(parts: TakingOverParts): TakingOver {
+export function createTakingOver(parts: TakingOverParts): TakeOverService {
   const { client, clock, signal, store, servers, patienceMs = usualPatienceMs } = parts;
   const { checked, move, keepData, change } = createMoving({ client, clock, signal, patienceMs });
   const { finish } = createFinishing({ client, signal, keepData, change });
@@ -32,7 +32,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
     absent(client.get(persistentVolumes, { name }, signal));
 
-  async function exported(deed: Deed): Promise<Export> {
+  async function exported(deed: TakeOverAction): Promise<Export> {
     const object: StoreObject | undefined = await absent(client.get(storeObjects, { name: store }, signal));
     if (object === undefined)
       throw new StowageError(`there is no store '${store}' in the cluster`, {
@@ -60,7 +60,10 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   /** The one before, and the one after if it is there. */
-  async function both({ from, to }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
+  async function both({
+    from,
+    to,
+  }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
       throw left(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
@@ -75,7 +78,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   async function begin(
     before: PersistentVolume,
     claim: PersistentVolumeClaim | undefined,
-    { directory }: Candidate,
+    { directory }: TakeOverCandidate,
     { id, identity }: Pick<After, 'id' | 'identity'>,
   ): Promise<PersistentVolume> {
     if (id === '')
@@ -96,14 +99,14 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     return await keepData(after);
   }
 
-  async function take(candidate: Candidate, which: Pick<After, 'id' | 'identity'>): Promise<void> {
+  async function take(candidate: TakeOverCandidate, which: Pick<After, 'id' | 'identity'>): Promise<void> {
     const [before, there] = await both(candidate);
     const claim = await checked(before);
     const after = there === undefined ? await begin(before, claim, candidate, which) : await goOn(before, there);
     await move({ claim, from: before, to: after, memory: after });
   }
 
-  async function undo(candidate: Candidate): Promise<void> {
+  async function undo(candidate: TakeOverCandidate): Promise<void> {
     const [before, after] = await both(candidate);
     if (after === undefined) throw left('it was not taken over', '');
     const claim = await checked(after);
@@ -137,7 +140,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   return {
-    look: (deed) =>
+    findCandidates: (deed) =>
       told(async () => {
         const at = await exported(deed);
         seen = await readCluster(client, signal);

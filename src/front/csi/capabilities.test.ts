@@ -4,10 +4,10 @@ import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import type { StoreView } from '#core/stores.ts';
 import { blockDevice, mounted } from '#testing/csi.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
-import { cannotHave, groupOf, wishFrom } from './capabilities.ts';
+import { mountGroupOf, parseCapability, unsupportedBecause } from './capabilities.ts';
 
 type Name = keyof typeof Mode;
-const wish = (mode: Name) => wishFrom(create(VolumeCapabilitySchema, mounted(mode)));
+const requested = (mode: Name) => parseCapability(create(VolumeCapabilitySchema, mounted(mode)));
 
 describe('an access mode says', () => {
   test.each<[Name, string, string, string, string]>([
@@ -19,27 +19,27 @@ describe('an access mode says', () => {
     ['MULTI_NODE_SINGLE_WRITER', 'writes', 'many nodes', 'written', 'pods'],
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
   ])('%s: %s, %s, single node writer when %s, for %s', (mode, reads, nodes, singleNodeWriter, pods) => {
-    expect(wish(mode)).toEqual({
+    expect(requested(mode)).toEqual({
       access: 'filesystem',
       group: undefined,
       filesystem: undefined,
       singleNodeWriter,
       readOnly: reads === 'reads',
-      manyNodes: nodes === 'many nodes',
+      multiNode: nodes === 'many nodes',
       singlePod: pods === 'pod',
     });
   });
 
   test('every mode that there is', () => {
     const names = (Object.keys(Mode) as Name[]).filter((name) => name !== 'UNKNOWN');
-    for (const name of names) expect(() => wish(name)).not.toThrow();
+    for (const name of names) expect(() => requested(name)).not.toThrow();
     expect(names).toHaveLength(7);
   });
 });
 
 describe('the group', () => {
   const grouped = (volumeMountGroup: string) =>
-    wishFrom(
+    parseCapability(
       create(VolumeCapabilitySchema, {
         accessType: { case: 'mount', value: { volumeMountGroup } },
         accessMode: { mode: Mode.SINGLE_NODE_WRITER },
@@ -53,8 +53,8 @@ describe('the group', () => {
       2000,
       4294967294,
     ]);
-    expect(groupOf({ driver: fileDriver }, grouped('2000'))).toBe(2000);
-    expect(groupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
+    expect(mountGroupOf({ driver: fileDriver }, grouped('2000'))).toBe(2000);
+    expect(mountGroupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
   });
 
   test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('is not %j', (text) => {
@@ -64,17 +64,17 @@ describe('the group', () => {
 
 test('what a store cannot do is said', () => {
   const view = { config: { name: 'one' }, store: { access: ['filesystem'] } } as unknown as StoreView;
-  const block = wishFrom(create(VolumeCapabilitySchema, blockDevice()));
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], localDriver, view)).toBe(
+  const block = parseCapability(create(VolumeCapabilitySchema, blockDevice()));
+  expect(unsupportedBecause([requested('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
+  expect(unsupportedBecause([requested('MULTI_NODE_MULTI_WRITER')], localDriver, view)).toBe(
     "volumes of store 'one' can be used on one node only",
   );
-  expect(cannotHave([block], localDriver, view)).toBe("store 'one' has no block volumes");
-  const ext4 = wishFrom(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
-  expect(cannotHave([ext4], localDriver, view)).toBe(
+  expect(unsupportedBecause([block], localDriver, view)).toBe("store 'one' has no block volumes");
+  const ext4 = parseCapability(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
+  expect(unsupportedBecause([ext4], localDriver, view)).toBe(
     "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
   );
   // One that is not open says itself what is wrong.
   for (const one of [block, ext4])
-    expect(cannotHave([one], localDriver, { ...view, store: undefined })).toBeUndefined();
+    expect(unsupportedBecause([one], localDriver, { ...view, store: undefined })).toBeUndefined();
 });

@@ -10,11 +10,11 @@ import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
-import type { Underway } from './run-exclusive.ts';
-import type { Counting } from './usage-counter.ts';
+import type { RunExclusive } from './run-exclusive.ts';
+import type { UsageCounter } from './usage-counter.ts';
 
 /** What is free where something is mounted, as the kernel says. */
-export interface Space {
+export interface FilesystemSpace {
   readonly totalBytes: bigint;
   readonly freeBytes: bigint;
   readonly files: bigint;
@@ -22,51 +22,54 @@ export interface Space {
 }
 
 /** By the pod's name and UID. */
-export type PodUsers = (
+export type PodUserNamespaceLookup = (
   pod: { readonly namespace: string; readonly name: string; readonly uid: string },
   signal: AbortSignal,
 ) => Promise<'own' | 'host' | undefined>;
 
 /** What a method works with. */
-export interface About {
+export interface DriverContext {
   readonly core: Core;
   readonly driver: CsiDriver;
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
-  readonly underway: Underway;
-  readonly counting: Counting;
+  readonly runExclusive: RunExclusive;
+  readonly usageCounter: UsageCounter;
   /** Undefined: it could not be said in time. */
-  readonly spaceOf: (path: string) => Promise<Space | undefined>;
+  readonly spaceOf: (path: string) => Promise<FilesystemSpace | undefined>;
   /** Whether the users of a pod are the machine's. Undefined, or answered so: nobody can tell. */
-  readonly podUsers?: PodUsers | undefined;
+  readonly podUsers?: PodUserNamespaceLookup | undefined;
   /** How many volumes may be mounted on this machine. Undefined: as many as usual. */
   readonly maxVolumes?: number | undefined;
 }
 
 /** As core wants it. */
-export const callFrom = ({ log }: About, { signal }: GrpcCall): Call => ({
+export const callFrom = ({ log }: DriverContext, { signal }: GrpcCall): Call => ({
   signal,
   log,
   requestId: `csi:${randomUUID()}`,
 });
 
 /** The driver sees only these. */
-export const storesOf = ({ core, driver }: Pick<About, 'core' | 'driver'>): readonly StoreView[] =>
+export const storesOf = ({ core, driver }: Pick<DriverContext, 'core' | 'driver'>): readonly StoreView[] =>
   core.stores.list().filter((view) => driverFor(view.placement) === driver);
 
-export const isVisible =
-  (about: Pick<About, 'core' | 'driver'>) =>
+export const isStoreOfDriver =
+  (ctx: Pick<DriverContext, 'core' | 'driver'>) =>
   (store: string): boolean =>
-    storesOf(about).some(({ config }) => config.name === store);
+    storesOf(ctx).some(({ config }) => config.name === store);
 
 /** That one, else the default store, else the only one. Undefined: nobody said which. */
-export function storeFor(about: Pick<About, 'core' | 'driver'>, wanted: string | undefined): StoreView | undefined {
-  const all = storesOf(about);
+export function chooseStore(
+  ctx: Pick<DriverContext, 'core' | 'driver'>,
+  wanted: string | undefined,
+): StoreView | undefined {
+  const all = storesOf(ctx);
   if (wanted === undefined) return all.find((view) => view.default) ?? (all.length === 1 ? all[0] : undefined);
   const found = all.find(({ config }) => config.name === wanted);
   if (found !== undefined) return found;
-  const [driver, stores] = [about.driver.name, namesOf(all)];
+  const [driver, stores] = [ctx.driver.name, storeNamesText(all)];
   throw new StowageError(`${driver} has no store ${quoted(wanted)}`, {
     code: 'invalid',
     reason: 'csi-store-unknown',
@@ -74,8 +77,8 @@ export function storeFor(about: Pick<About, 'core' | 'driver'>, wanted: string |
   });
 }
 
-export function storeNeeded(about: Pick<About, 'core' | 'driver'>): StowageError {
-  const [driver, stores] = [about.driver.name, namesOf(storesOf(about))];
+export function storeRequired(ctx: Pick<DriverContext, 'core' | 'driver'>): StowageError {
+  const [driver, stores] = [ctx.driver.name, storeNamesText(storesOf(ctx))];
   return new StowageError(`it is not said on which store of ${driver} the volume shall be`, {
     code: 'invalid',
     reason: 'csi-store-required',
@@ -83,9 +86,9 @@ export function storeNeeded(about: Pick<About, 'core' | 'driver'>): StowageError
   });
 }
 
-const namesOf = (views: readonly StoreView[]): string =>
+const storeNamesText = (views: readonly StoreView[]): string =>
   views.length === 0 ? 'none is configured' : views.map(({ config }): StoreName => config.name).join(', ');
 
-export const topologyOf = ({ core }: Pick<About, 'core'>): Readonly<Record<string, string>> => ({
+export const topologyOf = ({ core }: Pick<DriverContext, 'core'>): Readonly<Record<string, string>> => ({
   [nodeTopologyKey]: topologyOfNode(core.node),
 });

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { collectingLog } from '#testing/calls.ts';
-import { answering } from './grpc-status.ts';
+import { statusReporter } from './grpc-status.ts';
 
 const call = { signal: new AbortController().signal, method: '/csi.v1.Node/NodeStageVolume' };
 
@@ -12,7 +12,7 @@ test('what is for everybody is told in full', () => {
     action: 'See what there is: stowage volume list',
   });
   const log = collectingLog();
-  expect(answering(log)(error, call)).toEqual({
+  expect(statusReporter(log)(error, call)).toEqual({
     code: 5,
     message: "there is no volume 'x'. See what there is: stowage volume list",
   });
@@ -26,7 +26,7 @@ test('how a store is reached is for the log', () => {
     action: 'Check the port',
   });
   const log = collectingLog();
-  const { code, message } = answering(log)(error, call);
+  const { code, message } = statusReporter(log)(error, call);
   expect(code).toBe(14);
   expect(message).not.toContain('10.0.0.1');
   expect(log.lines[0]).toContain('no NFS server answered at 10.0.0.1:2049');
@@ -34,7 +34,7 @@ test('how a store is reached is for the log', () => {
 
 test('a fault of ours says no more than that', () => {
   const log = collectingLog();
-  expect(answering(log)(new TypeError('x is not a function'), call)).toEqual({
+  expect(statusReporter(log)(new TypeError('x is not a function'), call)).toEqual({
     code: 13,
     message: "Stowage failed to do this. Look why in the log of Stowage's server, and report it.",
   });
@@ -43,5 +43,5 @@ test('a fault of ours says no more than that', () => {
 
 test('published at that path in another way is AlreadyExists', () => {
   const error = new StowageError('x', { code: 'conflict', reason: 'target-taken', action: 'y' });
-  expect(answering(collectingLog())(error, call).code).toBe(6);
+  expect(statusReporter(collectingLog())(error, call).code).toBe(6);
 });

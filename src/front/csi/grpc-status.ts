@@ -7,7 +7,7 @@ import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 const inLog = "in the log of Stowage's server";
 
 /** Reasons for which CSI wants another status than the one that their code has everywhere else. */
-const special: Readonly<Record<string, number>> = {
+const statusByReason: Readonly<Record<string, number>> = {
   // Published at that path in another way.
   'target-taken': errorCodes.exists.grpc,
 };
@@ -16,7 +16,7 @@ const special: Readonly<Record<string, number>> = {
 function statusFrom(thrown: unknown): GrpcStatus {
   if (thrown instanceof GrpcError) return thrown;
   const error = stowageError(thrown);
-  const code = special[error.reason] ?? errorCodes[error.code].grpc;
+  const code = statusByReason[error.reason] ?? errorCodes[error.code].grpc;
   if (error.code === 'internal')
     return { code, message: `Stowage failed to do this. Look why ${inLog}, and report it.` };
   const { message, action } = toldToUser(error, inLog);
@@ -24,7 +24,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
 }
 
 /** As core knows errors: what it was doing then did not fail by a fault of its own, and is recorded as what it is. */
-export const ended = {
+export const cancellationErrors = {
   gone: (): StowageError =>
     new StowageError('the caller has gone', {
       code: 'canceled',
@@ -35,7 +35,7 @@ export const ended = {
 };
 
 /** Nothing of the request: it may hold secrets. */
-export const answering =
+export const statusReporter =
   (log: Log) =>
   (thrown: unknown, { method }: GrpcCall): GrpcStatus => {
     const status = statusFrom(thrown);

@@ -4,13 +4,13 @@ import {
   PluginCapability_Service_Type as Service,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import type { About } from './driver-context.ts';
+import type { DriverContext } from './driver-context.ts';
 
 const service = (type: (typeof Service)[keyof typeof Service]) => ({
   type: { case: 'service' as const, value: { type } },
 });
 
-export const identityOf = ({ driver, version }: About): Handlers<typeof Identity> => ({
+export const identityOf = ({ driver, version }: DriverContext): Handlers<typeof Identity> => ({
   getPluginInfo: async () => ({ name: driver.name, vendorVersion: version }),
   getPluginCapabilities: async () => ({
     capabilities: [

@@ -3,26 +3,26 @@ import type { Call } from '#core/operations.ts';
 import type { VolumeQuery } from '#core/ports.ts';
 import type { ControllerListVolumeHealthRequest, ListVolumesRequest } from '#wire/csi/generated/csi.ts';
 import { GrpcError } from '#wire/csi/grpc.ts';
-import { type About, storesOf } from './driver-context.ts';
-import { mapIn, refuse } from './request-fields.ts';
+import { type DriverContext, storesOf } from './driver-context.ts';
+import { checkedMap, invalidRequest } from './request-fields.ts';
 import { volumeMessage } from './resolve-volume.ts';
-import { type Condition, conditionMessage, healthMessage, storeConditionOf } from './volume-condition.ts';
+import { conditionMessage, healthMessage, storeConditionOf, type VolumeCondition } from './volume-condition.ts';
 
 /**
  * The most that are told at once, also to who wants all of them: clients in Go take answers of at most 4 MiB, and go on where an answer
  * says that there is more.
  */
 const pageSize = 3_000;
-const aborted = 10;
+const abortedCode = 10;
 
-export async function listVolumes(about: About, { maxEntries, startingToken }: ListVolumesRequest, call: Call) {
-  const conditions = await storeConditions(about, call);
-  const { volumes, nextToken } = await read(about, storesOf(about).map(nameOf), maxEntries, startingToken, call);
+export async function listVolumes(ctx: DriverContext, { maxEntries, startingToken }: ListVolumesRequest, call: Call) {
+  const conditions = await storeConditions(ctx, call);
+  const { volumes, nextToken } = await readPage(ctx, storesOf(ctx).map(nameOf), maxEntries, startingToken, call);
   return {
     entries: volumes.map((volume) => {
       const condition = conditions.get(volume.store);
       return {
-        volume: volumeMessage(about, volume),
+        volume: volumeMessage(ctx, volume),
         status: condition === undefined ? {} : { volumeCondition: conditionMessage(condition) },
       };
     }),
@@ -31,11 +31,11 @@ export async function listVolumes(about: About, { maxEntries, startingToken }: L
 }
 
 /** Those that are not well, as far as it is known of their stores: to look at each volume would take long. */
-export async function listHealth(about: About, request: ControllerListVolumeHealthRequest, call: Call) {
-  mapIn(request.secrets, 'secrets');
-  const conditions = await storeConditions(about, call);
+export async function listHealth(ctx: DriverContext, request: ControllerListVolumeHealthRequest, call: Call) {
+  checkedMap(request.secrets, 'secrets');
+  const conditions = await storeConditions(ctx, call);
   const ill = [...conditions].flatMap(([store, { health }]) => (health === 'ok' ? [] : [store]));
-  const { volumes, nextToken } = await read(about, ill, request.maxEntries, request.startingToken, call);
+  const { volumes, nextToken } = await readPage(ctx, ill, request.maxEntries, request.startingToken, call);
   return {
     entries: volumes.flatMap((volume) => {
       const condition = conditions.get(volume.store);
@@ -47,37 +47,43 @@ export async function listHealth(about: About, request: ControllerListVolumeHeal
 
 const nameOf = ({ config }: ReturnType<typeof storesOf>[number]): StoreName => config.name;
 
-async function read(about: About, stores: readonly StoreName[], maxEntries: number, token: string, call: Call) {
-  if (maxEntries < 0) throw refuse('max_entries is negative');
-  const after = token === '' ? undefined : placeFrom(about, token);
+async function readPage(
+  ctx: DriverContext,
+  stores: readonly StoreName[],
+  maxEntries: number,
+  token: string,
+  call: Call,
+) {
+  if (maxEntries < 0) throw invalidRequest('max_entries is negative');
+  const after = token === '' ? undefined : parseToken(ctx, token);
   const most = Math.min(maxEntries === 0 ? pageSize : maxEntries, pageSize);
   // One more than is told: whether there is more must be known.
   const query = { stores, labels: {}, contains: undefined, after, limit: most + 1 };
-  const { volumes: found } = stores.length === 0 ? { volumes: [] } : await about.core.catalogue.page(query, call);
+  const { volumes: found } = stores.length === 0 ? { volumes: [] } : await ctx.core.catalogue.page(query, call);
   const volumes = found.slice(0, most);
   const last = volumes.at(-1);
   return { volumes, nextToken: last !== undefined && found.length > volumes.length ? tokenOf(last) : '' };
 }
 
-async function storeConditions(about: About, call: Call): Promise<ReadonlyMap<StoreName, Condition>> {
-  const stores = storesOf(about).map(nameOf);
-  const found = await Promise.all(stores.map((store) => storeConditionOf(about, { store }, call)));
+async function storeConditions(ctx: DriverContext, call: Call): Promise<ReadonlyMap<StoreName, VolumeCondition>> {
+  const stores = storesOf(ctx).map(nameOf);
+  const found = await Promise.all(stores.map((store) => storeConditionOf(ctx, { store }, call)));
   return new Map(stores.flatMap((store, index) => (found[index] === undefined ? [] : [[store, found[index]]])));
 }
 
 const tokenOf = ({ store, name }: Volume): string => Buffer.from(JSON.stringify([store, name])).toString('base64url');
 
-function placeFrom(about: About, token: string): NonNullable<VolumeQuery['after']> {
+function parseToken(ctx: DriverContext, token: string): NonNullable<VolumeQuery['after']> {
   try {
     const [store, name] = JSON.parse(Buffer.from(token, 'base64url').toString()) as readonly unknown[];
-    const isKnown = storesOf(about).some(({ config }) => config.name === store);
+    const isKnown = storesOf(ctx).some(({ config }) => config.name === store);
     if (isKnown && typeof store === 'string' && typeof name === 'string') return { store, name };
   } catch (cause) {
-    throw notAToken(cause);
+    throw invalidToken(cause);
   }
-  throw notAToken();
+  throw invalidToken();
 }
 
 /** The specification wants this status: whoever gets it begins at the beginning. */
-const notAToken = (cause?: unknown): GrpcError =>
-  new GrpcError('starting_token is none that was given here', { code: aborted, cause });
+const invalidToken = (cause?: unknown): GrpcError =>
+  new GrpcError('starting_token is none that was given here', { code: abortedCode, cause });

@@ -3,40 +3,47 @@ import { StowageError } from '#core/errors.ts';
 import type { User, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
-import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './capabilities.ts';
-import { parametersFrom } from './create-volume.ts';
-import { type About, storeFor, storeNeeded } from './driver-context.ts';
-import { mapIn, pathIn, refuse, sizeIn, textIn } from './request-fields.ts';
-import { fittingVolume, otherFilesystemOf } from './resolve-volume.ts';
+import {
+  mountGroupOf,
+  newVolumeFilesystemMismatch,
+  parseCapability,
+  type RequestedCapability,
+  unsupportedBecause,
+} from './capabilities.ts';
+import { parseParameters } from './create-volume.ts';
+import { chooseStore, type DriverContext, storeRequired } from './driver-context.ts';
+import { checkedMap, invalidRequest, parseSizeField, requiredAbsolutePath, requiredText } from './request-fields.ts';
+import { resolveMountableVolume, volumeFilesystemMismatch } from './resolve-volume.ts';
 
-const ofKubernetes = 'csi.storage.k8s.io/';
+const kubernetesPrefix = 'csi.storage.k8s.io/';
 
-export async function publishVolume(about: About, request: NodePublishVolumeRequest, call: Call) {
-  const id = textIn(request.volumeId, 'volume_id');
-  const target = pathIn(request.targetPath, 'target_path');
-  const wish = wishFrom(request.volumeCapability);
-  const context = mapIn(request.volumeContext, 'volume_context');
-  for (const field of ['publishContext', 'secrets'] as const) mapIn(request[field], field);
-  const readOnly = request.readonly || wish.readOnly;
+export async function publishVolume(ctx: DriverContext, request: NodePublishVolumeRequest, call: Call) {
+  const id = requiredText(request.volumeId, 'volume_id');
+  const target = requiredAbsolutePath(request.targetPath, 'target_path');
+  const requested = parseCapability(request.volumeCapability);
+  const context = checkedMap(request.volumeContext, 'volume_context');
+  for (const field of ['publishContext', 'secrets'] as const) checkedMap(request[field], field);
+  const readOnly = request.readonly || requested.readOnly;
   const how = {
     readOnly,
-    user: userFrom(about, context, target),
-    singlePod: wish.singlePod,
+    user: userFrom(ctx, context, target),
+    singlePod: requested.singlePod,
     claimTarget: true,
-    group: groupOf(about, wish),
-    singleNodeWriter: wish.singleNodeWriter === 'staged' || (wish.singleNodeWriter === 'written' && !readOnly),
+    group: mountGroupOf(ctx, requested),
+    singleNodeWriter:
+      requested.singleNodeWriter === 'staged' || (requested.singleNodeWriter === 'written' && !readOnly),
   };
-  const isEphemeral = context.get(`${ofKubernetes}ephemeral`) === 'true';
+  const isEphemeral = context.get(`${kubernetesPrefix}ephemeral`) === 'true';
   if (!isEphemeral) {
     if (request.stagingTargetPath === '') throw notStaged();
-    pathIn(request.stagingTargetPath, 'staging_target_path');
+    requiredAbsolutePath(request.stagingTargetPath, 'staging_target_path');
   }
-  await refuseOtherUsers(about, context, call);
-  await about.underway(`${id} ${target}`, async () => {
-    if (isEphemeral) return await publishEphemeral(about, id, target, wish, context, how, call);
-    const volume = await fittingVolume(about, id, wish, call);
-    if (readOnly && !wish.readOnly) refuseReadOnlyDevice(about, volume);
-    await about.core.mounts.publish(volume.id, target, how, call);
+  await requireHostUsers(ctx, context, call);
+  await ctx.runExclusive(`${id} ${target}`, async () => {
+    if (isEphemeral) return await publishEphemeral(ctx, id, target, requested, context, how, call);
+    const volume = await resolveMountableVolume(ctx, id, requested, call);
+    if (readOnly && !requested.readOnly) requireWritableDevice(ctx, volume);
+    await ctx.core.mounts.publish(volume.id, target, how, call);
   });
   return {};
 }
@@ -45,7 +52,7 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
  * It is staged for writing, and the device is one for all who have it: a second one that only reads would have a cache of its own, and
  * show what others wrote long ago.
  */
-function refuseReadOnlyDevice({ core }: About, { access, store, name }: Volume): void {
+function requireWritableDevice({ core }: DriverContext, { access, store, name }: Volume): void {
   if (access !== 'block') return;
   const view = core.stores.view(store);
   if (view.store !== undefined && view.config.policy.readOnly) return;
@@ -57,8 +64,14 @@ function refuseReadOnlyDevice({ core }: About, { access, store, name }: Volume):
 }
 
 /** Files have the machine's users. A pod that has others would see, and make, files of users that nobody is. */
-async function refuseOtherUsers({ podUsers }: About, context: ReadonlyMap<string, string>, call: Call): Promise<void> {
-  const [namespace, name, uid] = ['namespace', 'name', 'uid'].map((part) => context.get(`${ofKubernetes}pod.${part}`));
+async function requireHostUsers(
+  { podUsers }: DriverContext,
+  context: ReadonlyMap<string, string>,
+  call: Call,
+): Promise<void> {
+  const [namespace, name, uid] = ['namespace', 'name', 'uid'].map((part) =>
+    context.get(`${kubernetesPrefix}pod.${part}`),
+  );
   if (podUsers === undefined || namespace === undefined || name === undefined || uid === undefined) return;
   if ((await podUsers({ namespace, name, uid }, call.signal)) !== 'own') return;
   throw new StowageError(
@@ -72,8 +85,8 @@ async function refuseOtherUsers({ podUsers }: About, context: ReadonlyMap<string
 }
 
 /** Who the volume is for. The kubelet says so where the driver asks for it. */
-function userFrom({ core }: About, context: ReadonlyMap<string, string>, target: string): User {
-  const [namespace, name] = ['namespace', 'name'].map((part) => context.get(`${ofKubernetes}pod.${part}`));
+function userFrom({ core }: DriverContext, context: ReadonlyMap<string, string>, target: string): User {
+  const [namespace, name] = ['namespace', 'name'].map((part) => context.get(`${kubernetesPrefix}pod.${part}`));
   if (namespace !== undefined && name !== undefined)
     return { kind: 'pod', name: `${namespace}/${name}`, node: core.node };
   // Where a kubelet has them, the path says at least which it is.
@@ -85,29 +98,29 @@ function userFrom({ core }: About, context: ReadonlyMap<string, string>, target:
  * stays where it is, and as it is.
  */
 async function publishEphemeral(
-  about: About,
+  ctx: DriverContext,
   id: string,
   target: string,
-  wish: Wish,
+  requested: RequestedCapability,
   context: ReadonlyMap<string, string>,
-  how: Parameters<About['core']['mounts']['publish']>[2],
+  how: Parameters<DriverContext['core']['mounts']['publish']>[2],
   call: Call,
 ): Promise<void> {
-  if (wish.access === 'block') throw refuse('a volume that lives with its pod cannot be a block device');
-  const { store, enforce, size } = parametersFrom(context, podParameters);
-  const known = about.core.ephemerals.volume(id);
-  const view = storeFor(about, store ?? known?.store);
-  if (view === undefined) throw storeNeeded(about);
+  if (requested.access === 'block') throw invalidRequest('a volume that lives with its pod cannot be a block device');
+  const { store, enforce, size } = parseParameters(context, podParameters);
+  const known = ctx.core.ephemerals.volume(id);
+  const view = chooseStore(ctx, store ?? known?.store);
+  if (view === undefined) throw storeRequired(ctx);
   // It is this pod's alone, whatever mode is said.
-  const bytes = sizeIn(size);
+  const bytes = parseSizeField(size);
   const wrong =
-    cannotHave([{ ...wish, manyNodes: false }], about.driver, view) ??
+    unsupportedBecause([{ ...requested, multiNode: false }], ctx.driver, view) ??
     (known === undefined
-      ? otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize)
-      : await otherFilesystemOf(about, known, [wish], call));
-  if (wrong !== undefined) throw refuse(wrong);
+      ? newVolumeFilesystemMismatch([requested], view, bytes ?? view.config.policy.defaultSize)
+      : await volumeFilesystemMismatch(ctx, known, [requested], call));
+  if (wrong !== undefined) throw invalidRequest(wrong);
   const want = { store: view.config.name, bytes, enforce: enforce ?? false };
-  await about.core.ephemerals.publish(id, want, target, { ...how, singleNodeWriter: false, singlePod: false }, call);
+  await ctx.core.ephemerals.publish(id, want, target, { ...how, singleNodeWriter: false, singlePod: false }, call);
 }
 
 function notStaged(): StowageError {

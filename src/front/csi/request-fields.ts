@@ -4,7 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 import type { CapacityRange } from '#wire/csi/generated/csi.ts';
 
-export function refuse(message: string): StowageError {
+export function invalidRequest(message: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'csi-request-invalid',
@@ -14,67 +14,67 @@ export function refuse(message: string): StowageError {
 }
 
 /** What the specification allows where it says nothing else. */
-const mostText = 128;
-const mostMap = 4_096;
-const mostPath = 4_096;
+const maxStringBytes = 128;
+const maxMapBytes = 4_096;
+const maxPathBytes = 4_096;
 
 /** A field that must be there. */
-export function textIn(value: string, field: string, most = mostText): string {
-  if (value === '') throw refuse(`${field} is missing`);
-  if (Buffer.byteLength(value) > most) throw refuse(`${field} has more than ${most} bytes`);
+export function requiredText(value: string, field: string, most = maxStringBytes): string {
+  if (value === '') throw invalidRequest(`${field} is missing`);
+  if (Buffer.byteLength(value) > most) throw invalidRequest(`${field} has more than ${most} bytes`);
   return value;
 }
 
 /** Where something is looked for: what is nowhere is not found. */
-export function somePathIn(value: string, field: string): string {
-  const path = textIn(value, field, mostPath);
+export function requiredPath(value: string, field: string): string {
+  const path = requiredText(value, field, maxPathBytes);
   return path.length > 1 ? path.replace(/\/+$/, '') : path;
 }
 
-export function pathIn(value: string, field: string): string {
-  const path = somePathIn(value, field);
-  if (!path.startsWith('/')) throw refuse(`${field} is not an absolute path`);
+export function requiredAbsolutePath(value: string, field: string): string {
+  const path = requiredPath(value, field);
+  if (!path.startsWith('/')) throw invalidRequest(`${field} is not an absolute path`);
   return path;
 }
 
 /** Keys and values count, of whatever they speak: their content is never told. */
-export function mapIn(
+export function checkedMap(
   value: Readonly<Record<string, string>>,
   field: string,
-  most = mostMap,
+  most = maxMapBytes,
 ): ReadonlyMap<string, string> {
   const entries = Object.entries(value);
   const bytes = entries.reduce((sum, [key, text]) => sum + Buffer.byteLength(key) + Buffer.byteLength(text), 0);
-  if (bytes > most) throw refuse(`${field} has more than ${most} bytes`);
+  if (bytes > most) throw invalidRequest(`${field} has more than ${most} bytes`);
   return new Map(entries);
 }
 
 /** As a claim would say it. Who says one that cannot be had must not get a volume without any. */
-export function sizeIn(text: string | undefined): bigint | undefined {
+export function parseSizeField(text: string | undefined): bigint | undefined {
   if (text === undefined) return undefined;
   const bytes = bytesOf(text);
   if (bytes === undefined || bytes === 0n)
-    throw refuse(`${quoted(text)} is not a size; write it as in a claim, such as 10Gi`);
+    throw invalidRequest(`${quoted(text)} is not a size; write it as in a claim, such as 10Gi`);
   return bytes;
 }
 
-export interface Range {
+export interface CapacityLimits {
   /** Undefined: as it comes. */
   readonly from: bigint | undefined;
   readonly to: bigint | undefined;
 }
 
-export function rangeIn(range: CapacityRange | undefined): Range {
+export function parseCapacityRange(range: CapacityRange | undefined): CapacityLimits {
   const { requiredBytes = 0n, limitBytes = 0n } = range ?? {};
-  if (requiredBytes < 0n || limitBytes < 0n) throw refuse('capacity_range is negative');
-  if (range !== undefined && requiredBytes === 0n && limitBytes === 0n) throw refuse('capacity_range is empty');
+  if (requiredBytes < 0n || limitBytes < 0n) throw invalidRequest('capacity_range is negative');
+  if (range !== undefined && requiredBytes === 0n && limitBytes === 0n) throw invalidRequest('capacity_range is empty');
   const [wanted, limit] = [formatSize(requiredBytes), formatSize(limitBytes)];
   if (limitBytes !== 0n && requiredBytes > limitBytes)
     throw outOfRange(`${wanted} are required, and ${limit} are the limit`);
   return { from: requiredBytes === 0n ? undefined : requiredBytes, to: limitBytes === 0n ? undefined : limitBytes };
 }
 
-export const isWithin = (bytes: bigint | undefined, { from, to }: Range): boolean =>
+export const isWithin = (bytes: bigint | undefined, { from, to }: CapacityLimits): boolean =>
   (from === undefined || (bytes !== undefined && bytes >= from)) &&
   (to === undefined || bytes === undefined || bytes <= to);
 

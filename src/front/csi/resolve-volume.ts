@@ -3,53 +3,58 @@ import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { unknownVolume } from '#core/volume-errors.ts';
 import { isHandle } from '#core/volume-handles.ts';
-import { cannotHave, otherFilesystem, type Wish } from './capabilities.ts';
-import { type About, isVisible, topologyOf } from './driver-context.ts';
-import { refuse } from './request-fields.ts';
+import { filesystemMismatch, type RequestedCapability, unsupportedBecause } from './capabilities.ts';
+import { type DriverContext, isStoreOfDriver, topologyOf } from './driver-context.ts';
+import { invalidRequest } from './request-fields.ts';
 
 /** What CSI calls a volume id: ours, or, for volumes that were made otherwise, `store..name`. */
-export async function volumeOf(about: About, ref: string, call: Call): Promise<Volume> {
+export async function resolveVolume(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
   if (!isHandle(ref)) throw unknownVolume(ref);
-  return await about.core.catalogue.resolve(ref, call, isVisible(about));
+  return await ctx.core.catalogue.resolve(ref, call, isStoreOfDriver(ctx));
 }
 
 /**
  * As it is on record, if it is: whoever mounts it asks its store for it with its locks held, and each time costs a shared store
  * several calls.
  */
-async function volumeToMount(about: About, ref: string, call: Call): Promise<Volume> {
-  const known = isVolumeId(ref) ? about.core.catalogue.recorded(ref) : undefined;
-  return known !== undefined && isVisible(about)(known.store) ? known : await volumeOf(about, ref, call);
+async function findVolumeToMount(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
+  const known = isVolumeId(ref) ? ctx.core.catalogue.recorded(ref) : undefined;
+  return known !== undefined && isStoreOfDriver(ctx)(known.store) ? known : await resolveVolume(ctx, ref, call);
 }
 
 /** Throws for a volume that cannot be mounted like this. */
-export async function fittingVolume(about: About, id: string, wish: Wish, call: Call): Promise<Volume> {
-  const volume = await volumeToMount(about, id, call);
-  const view = about.core.stores.view(volume.store);
-  const wrong = cannotHave([wish], about.driver, view);
-  if (wrong !== undefined) throw refuse(wrong);
-  if (volume.access !== wish.access) throw refuse(`the volume is a ${volume.access} volume`);
-  const other = await otherFilesystemOf(about, volume, [wish], call);
-  if (other !== undefined) throw refuse(other);
+export async function resolveMountableVolume(
+  ctx: DriverContext,
+  id: string,
+  requested: RequestedCapability,
+  call: Call,
+): Promise<Volume> {
+  const volume = await findVolumeToMount(ctx, id, call);
+  const view = ctx.core.stores.view(volume.store);
+  const wrong = unsupportedBecause([requested], ctx.driver, view);
+  if (wrong !== undefined) throw invalidRequest(wrong);
+  if (volume.access !== requested.access) throw invalidRequest(`the volume is a ${volume.access} volume`);
+  const other = await volumeFilesystemMismatch(ctx, volume, [requested], call);
+  if (other !== undefined) throw invalidRequest(other);
   return volume;
 }
 
 /** The store is asked only where somebody says which it shall be. */
-export async function otherFilesystemOf(
-  { core }: About,
+export async function volumeFilesystemMismatch(
+  { core }: DriverContext,
   volume: Volume,
-  wishes: readonly Wish[],
+  requestedCapabilities: readonly RequestedCapability[],
   call: Call,
 ): Promise<string | undefined> {
-  if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
-  return otherFilesystem(wishes, await core.volumes.filesystemOf(volume, call));
+  if (requestedCapabilities.every(({ filesystem }) => filesystem === undefined)) return undefined;
+  return filesystemMismatch(requestedCapabilities, await core.volumes.filesystemOf(volume, call));
 }
 
-export const volumeMessage = (about: About, volume: Volume) => ({
+export const volumeMessage = (ctx: DriverContext, volume: Volume) => ({
   volumeId: volume.id,
   capacityBytes: volume.bytes ?? 0n,
   volumeContext: contextOf(volume),
-  accessibleTopology: about.driver.topology === 'node' ? [{ segments: { ...topologyOf(about) } }] : [],
+  accessibleTopology: ctx.driver.topology === 'node' ? [{ segments: { ...topologyOf(ctx) } }] : [],
 });
 
 export const contextOf = ({ store, name }: Volume): Record<string, string> => ({ store, name });

@@ -4,9 +4,9 @@ import { StowageError } from '#core/errors.ts';
  * One call at a time for one thing: a second, which is mostly the first one repeated, is told that it is being done. It ends
  * when the work does, not when somebody stops waiting for it.
  */
-export type Underway = <T>(key: string, work: () => Promise<T>) => Promise<T>;
+export type RunExclusive = <T>(key: string, work: () => Promise<T>) => Promise<T>;
 
-export function createUnderway(): Underway {
+export function createRunExclusive(): RunExclusive {
   const keys = new Set<string>();
   return async (key, work) => {
     if (keys.has(key))

@@ -7,13 +7,13 @@ import { Registration } from '#wire/csi/generated/registration.ts';
 import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
-import type { About } from './driver-context.ts';
-import { answering, ended } from './grpc-status.ts';
+import type { DriverContext } from './driver-context.ts';
+import { cancellationErrors, statusReporter } from './grpc-status.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
 import { registrationOf } from './registration.ts';
-import { createUnderway } from './run-exclusive.ts';
-import { createCounting } from './usage-counter.ts';
+import { createRunExclusive } from './run-exclusive.ts';
+import { createUsageCounter } from './usage-counter.ts';
 
 export interface CsiOptions {
   readonly core: Core;
@@ -21,8 +21,8 @@ export interface CsiOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
-  readonly spaceOf: About['spaceOf'];
-  readonly podUsers?: About['podUsers'];
+  readonly spaceOf: DriverContext['spaceOf'];
+  readonly podUsers?: DriverContext['podUsers'];
   readonly maxVolumes?: number | undefined;
   /** Of every call that was answered. The method is its name alone, such as `NodeStageVolume`; the code as gRPC counts them. */
   readonly observed?: ((call: CsiCall) => void) | undefined;
@@ -39,20 +39,26 @@ export interface CsiCall {
 export function createCsiServer(options: CsiOptions): GrpcServer {
   const { clock, driver, core } = options;
   const log = options.log.with({ driver: driver.name });
-  const counting = createCounting({ volumes: core.volumes, clock, log });
-  const about: About = { ...options, log, underway: createUnderway(), counting };
+  const usageCounter = createUsageCounter({ volumes: core.volumes, clock, log });
+  const ctx: DriverContext = { ...options, log, runExclusive: createRunExclusive(), usageCounter };
   const methods = new Map([
-    ...methodsOf(Identity, identityOf(about)),
-    ...methodsOf(Controller, controllerOf(about)),
-    ...methodsOf(Node, nodeOf(about)),
+    ...methodsOf(Identity, identityOf(ctx)),
+    ...methodsOf(Controller, controllerOf(ctx)),
+    ...methodsOf(Node, nodeOf(ctx)),
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driver.name, method: method.split('/').at(-1) ?? method, code, seconds });
-  const served = createGrpcServer({ methods, clock, statusOf: answering(log), ended, observed });
+  const served = createGrpcServer({
+    methods,
+    clock,
+    statusOf: statusReporter(log),
+    ended: cancellationErrors,
+    observed,
+  });
   return {
     server: served.server,
     close: async (graceMs) => {
-      counting.end();
+      usageCounter.end();
       await served.close(graceMs);
     },
   };
@@ -67,5 +73,5 @@ export function createRegistrationServer(options: {
 }): GrpcServer {
   const { driver, endpoint, clock, log } = options;
   const methods = methodsOf(Registration, registrationOf(driver, endpoint, log));
-  return createGrpcServer({ methods, clock, statusOf: answering(log) });
+  return createGrpcServer({ methods, clock, statusOf: statusReporter(log) });
 }

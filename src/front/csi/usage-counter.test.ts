@@ -4,10 +4,10 @@ import { silentLog } from '#base/log.ts';
 import type { StoreName, Usage, Volume } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
-import { type Counting, createCounting } from './usage-counter.ts';
+import { createUsageCounter, type UsageCounter } from './usage-counter.ts';
 
 let clock: FakeClock;
-let counting: Counting;
+let counter: UsageCounter;
 /** The counts that were begun, to be ended by a test. */
 let begun: (PromiseWithResolvers<Usage> & { readonly scope: Scope })[];
 
@@ -19,7 +19,7 @@ beforeEach(() => {
     begun.push(one);
     return one.promise;
   };
-  counting = createCounting({ volumes: { usageInBackground: usage }, clock, log: silentLog() });
+  counter = createUsageCounter({ volumes: { usageInBackground: usage }, clock, log: silentLog() });
 });
 
 const volume = (store = 'silver'): Volume => ({ id: newVolumeId(), store: store as StoreName }) as Volume;
@@ -34,7 +34,7 @@ const counted = (bytes: bigint, complete = true): Usage => ({
 /** What has come to an end is heard of. */
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 async function asked(of = one, afterMs = 5_000): Promise<bigint | undefined> {
-  const answer = counting.of(of);
+  const answer = counter.of(of);
   await settled();
   clock.advance(afterMs);
   return (await answer)?.bytes;
@@ -46,7 +46,7 @@ async function ends(index: number, usage: Usage): Promise<void> {
 
 test('what is counted at once is told at once, and counted anew each time', async () => {
   for (const bytes of [10n, 20n]) {
-    const answer = counting.of(one);
+    const answer = counter.of(one);
     await settled();
     await ends(begun.length - 1, counted(bytes));
     expect((await answer)?.bytes).toBe(bytes);
@@ -87,10 +87,10 @@ test('what cannot be counted in ten minutes is given up, and a part of it is not
 
 test('a store that is slow keeps those of others from nothing', async () => {
   const many = Array.from({ length: 6 }, () => volume());
-  const answers = many.map((each) => counting.of(each));
+  const answers = many.map((each) => counter.of(each));
   await settled();
   expect(begun).toHaveLength(4);
-  const other = counting.of(volume('gold'));
+  const other = counter.of(volume('gold'));
   await settled();
   expect(begun).toHaveLength(5);
   await ends(4, counted(7n));
@@ -103,7 +103,7 @@ test('a store that is slow keeps those of others from nothing', async () => {
 
 test('with the server all counts end, and none begins', async () => {
   expect(await asked()).toBeUndefined();
-  counting.end();
+  counter.end();
   expect(begun[0]?.scope.signal.aborted).toBe(true);
   begun[0]?.reject(new Error('ended'));
   await settled();

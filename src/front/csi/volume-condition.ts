@@ -5,23 +5,23 @@ import type { Volume } from '#core/model.ts';
 import type { MountState } from '#core/mount-health.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
-import type { About } from './driver-context.ts';
+import type { DriverContext } from './driver-context.ts';
 
 /** How a volume is, as far as it can be told without anybody waiting long. */
-export interface Condition {
+export interface VolumeCondition {
   readonly health: 'ok' | 'inaccessible' | 'lost';
   readonly reason: string;
   readonly message: string;
 }
 
-const fine: Condition = { health: 'ok', reason: '', message: 'the volume is as it should be' };
+const healthy: VolumeCondition = { health: 'ok', reason: '', message: 'the volume is as it should be' };
 
-export async function conditionOf(about: About, volume: Volume, scope: Scope): Promise<Condition> {
-  const known = await storeConditionOf(about, volume, scope);
+export async function conditionOf(ctx: DriverContext, volume: Volume, scope: Scope): Promise<VolumeCondition> {
+  const known = await storeConditionOf(ctx, volume, scope);
   if (known.health !== 'ok') return known;
   try {
-    const { condition, detail } = await about.core.volumes.inspect(volume.id, scope);
-    if (condition === 'ok') return fine;
+    const { condition, detail } = await ctx.core.volumes.inspect(volume.id, scope);
+    if (condition === 'ok') return healthy;
     return { health: 'lost', reason: 'DataMissing', message: detail ?? 'the data of the volume are gone' };
   } catch (thrown) {
     const { message } = toldToUser(stowageError(thrown), '');
@@ -37,15 +37,15 @@ const mountReasons: { readonly [S in MountState]?: string } = {
 };
 
 /** The same on a node where it is mounted: at that target, or wherever it is. What serves it may be gone while its store is well. */
-export async function conditionHere(
-  about: About,
+export async function conditionOnNode(
+  ctx: DriverContext,
   volume: Volume,
   target: string | undefined,
   scope: Scope,
-): Promise<Condition> {
+): Promise<VolumeCondition> {
   const [mounts, condition] = await Promise.all([
-    about.core.mountHealth(scope, volume.id),
-    conditionOf(about, volume, scope),
+    ctx.core.mountHealth(scope, volume.id),
+    conditionOf(ctx, volume, scope),
   ]);
   for (const { target: at, health } of mounts) {
     const reason = target === undefined || target === at ? mountReasons[health.state] : undefined;
@@ -56,11 +56,11 @@ export async function conditionHere(
 
 /** What is known of its store alone: for lists. */
 export async function storeConditionOf(
-  about: About,
+  ctx: DriverContext,
   { store }: Pick<Volume, 'store'>,
   scope: Scope,
-): Promise<Condition> {
-  const { stores, liveness } = about.core;
+): Promise<VolumeCondition> {
+  const { stores, liveness } = ctx.core;
   const { problem } = stores.view(store);
   if (problem !== undefined)
     return {
@@ -74,14 +74,14 @@ export async function storeConditionOf(
       reason: 'StoreSilent',
       message: notAnswering(store, liveness.refusal(store)).message,
     };
-  return fine;
+  return healthy;
 }
 
 /** As CSI said it until 1.12. */
-export const conditionMessage = ({ health, message }: Condition) => ({ abnormal: health !== 'ok', message });
+export const conditionMessage = ({ health, message }: VolumeCondition) => ({ abnormal: health !== 'ok', message });
 
 /** As CSI says it from 1.13 on: nothing is what there is to say of a volume that is well. */
-export const healthMessage = (volumeId: string, { health, reason, message }: Condition) => ({
+export const healthMessage = (volumeId: string, { health, reason, message }: VolumeCondition) => ({
   volumeId,
   healthStatuses:
     health === 'ok' ? [] : [{ status: health === 'lost' ? Health.DATA_LOSS : Health.INACCESSIBLE, reason, message }],

@@ -5,7 +5,7 @@ import { quoted } from '#core/names.ts';
 import { policyOptions } from '#core/store-uri.ts';
 
 /** What was asked for by `-o`; what is undefined was not. */
-export interface Wanted {
+export interface CreateOptions {
   readonly store: string | undefined;
   readonly bytes: bigint | undefined;
   readonly enforce: boolean | undefined;
@@ -21,22 +21,22 @@ const mountOptions =
   server share sharename type user username uuid vers version`.split(/\s+/);
 
 /** The kinds' own options, which this layer knows nothing else about. */
-export type KnownToStores = (option: string) => boolean;
+export type IsStoreOption = (option: string) => boolean;
 
-export function wantedFrom(options: ReadonlyMap<string, string>, isOfStores: KnownToStores): Wanted {
+export function parseCreateOptions(options: ReadonlyMap<string, string>, isStoreOption: IsStoreOption): CreateOptions {
   const labels = new Map<string, string>();
   let [store, bytes, enforce]: [string?, bigint?, boolean?] = [];
   for (const [key, value] of options) {
     if (key === 'store') store = value === '' ? undefined : value;
-    else if (key === 'size') bytes = sizeFrom(value);
-    else if (key === 'enforce') enforce = switchFrom(value);
+    else if (key === 'size') bytes = parseSizeOption(value);
+    else if (key === 'enforce') enforce = parseBooleanOption(value);
     else if (key.startsWith('label.')) labels.set(key.slice('label.'.length), value);
-    else throw unknownOption(key, isOfStores);
+    else throw unknownOption(key, isStoreOption);
   }
   return { store, bytes, enforce, labels: labels.size === 0 ? undefined : Object.fromEntries(labels) };
 }
 
-function sizeFrom(text: string): bigint {
+function parseSizeOption(text: string): bigint {
   const bytes = parseSize(text);
   if (bytes !== undefined) return bytes;
   throw new StowageError(`${quoted(text)} is not a size`, {
@@ -47,7 +47,7 @@ function sizeFrom(text: string): bigint {
 }
 
 /** `-o enforce` alone is sent as an empty text. */
-function switchFrom(text: string): boolean {
+function parseBooleanOption(text: string): boolean {
   if (['', 'true', '1'].includes(text)) return true;
   if (['false', '0'].includes(text)) return false;
   throw new StowageError(`${quoted(text)} is not a value for enforce`, {
@@ -57,10 +57,10 @@ function switchFrom(text: string): boolean {
   });
 }
 
-function unknownOption(key: string, isOfStores: KnownToStores): StowageError {
+function unknownOption(key: string, isStoreOption: IsStoreOption): StowageError {
   const short = key.toLowerCase();
   const isMounting = mountOptions.some((one) => one.toLowerCase() === short);
-  if (isMounting || Object.hasOwn(policyOptions, key) || isOfStores(key))
+  if (isMounting || Object.hasOwn(policyOptions, key) || isStoreOption(key))
     return new StowageError(`${quoted(key)} is said by the administrator, once, on the store`, {
       code: 'denied',
       reason: 'plugin-option-of-administrator',

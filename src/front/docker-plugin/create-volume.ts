@@ -6,8 +6,8 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import type { Wanted } from './create-options.ts';
-import { isSilent, notAnswering } from './look-up-volume.ts';
+import type { CreateOptions } from './create-options.ts';
+import { isSilent, storeNotAnsweringError } from './look-up-volume.ts';
 
 /**
  * Makes the volume that an engine asks for, and from then on its name means that one. One that is there already, as it was
@@ -17,17 +17,17 @@ export async function createVolume(
   core: Core,
   plugin: PluginName,
   name: string,
-  wanted: Wanted,
+  wanted: CreateOptions,
   call: Call,
 ): Promise<void> {
   const { pluginNames, volumes, catalogue } = core;
   const known = pluginNames.known(plugin, name);
   // Where the name means something, that must be it, whatever the default store is by now.
-  const before = known === undefined ? undefined : await thereStill(core, plugin, name, call);
-  if (before !== undefined) return refuseOther(before, name, wanted);
-  const place = await placeOf(core, plugin, name, wanted, call);
-  if ('id' in place) return refuseOther(place, name, wanted);
-  if (await isSilent(core, place.store, call)) throw notAnswering(core, place.store);
+  const before = known === undefined ? undefined : await resolveIfPresent(core, plugin, name, call);
+  if (before !== undefined) return requireSameOptions(before, name, wanted);
+  const place = await placeForNewVolume(core, plugin, name, wanted, call);
+  if ('id' in place) return requireSameOptions(place, name, wanted);
+  if (await isSilent(core, place.store, call)) throw storeNotAnsweringError(core, place.store);
   const want = {
     ...place,
     bytes: wanted.bytes,
@@ -47,17 +47,17 @@ export async function createVolume(
     const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);
     // Something that is no volume is in the way: that is what must be told.
     if (present === undefined) throw thrown;
-    refuseOther(present, name, wanted);
+    requireSameOptions(present, name, wanted);
     pluginNames.remember(plugin, name, present.id);
   }
 }
 
 /** Where to make it. Where nobody can say, it may be there already, in one store or in several, of which that is told. */
-async function placeOf(
+async function placeForNewVolume(
   { pluginNames }: Core,
   plugin: PluginName,
   name: string,
-  wanted: Wanted,
+  wanted: CreateOptions,
   call: Call,
 ): Promise<ReturnType<Core['pluginNames']['placeFor']> | Volume> {
   try {
@@ -70,7 +70,7 @@ async function placeOf(
   }
 }
 
-async function thereStill(core: Core, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
+async function resolveIfPresent(core: Core, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
   try {
     return await core.pluginNames.resolve(plugin, name, call);
   } catch (thrown) {
@@ -79,7 +79,7 @@ async function thereStill(core: Core, plugin: PluginName, name: string, call: Ca
   }
 }
 
-function refuseOther(present: Volume, name: string, wanted: Wanted): void {
+function requireSameOptions(present: Volume, name: string, wanted: CreateOptions): void {
   const different = [...differences(present, wanted)];
   if (different.length === 0) return;
   throw new StowageError(`there is a volume ${quoted(name)} already, and ${different.join(', ')}`, {
@@ -90,7 +90,7 @@ function refuseOther(present: Volume, name: string, wanted: Wanted): void {
 }
 
 /** Only what was asked for counts: a volume may have been enlarged or labelled since. */
-function* differences(present: Volume, wanted: Wanted): Generator<string> {
+function* differences(present: Volume, wanted: CreateOptions): Generator<string> {
   const { store, bytes, enforce, labels = {} } = wanted;
   if (store !== undefined && store !== present.store) yield `it is on store '${present.store}'`;
   if (bytes !== undefined && bytes !== present.bytes)

@@ -11,11 +11,11 @@ export const contentType = 'application/vnd.docker.plugins.v1.2+json';
  * What an engine is told. Never with status 200: Podman looks for an error only in other answers. Which other one is
  * the same to both: Docker shows the text with the method's name in front, Podman with method, volume and plugin.
  */
-export interface Refusal {
+export interface ErrorResponse {
   readonly status: number;
   readonly text: string;
   /** The whole of it, for the log. */
-  readonly why: string;
+  readonly fullText: string;
   /** A fault of ours, which is for the log. */
   readonly internal: boolean;
 }
@@ -23,9 +23,9 @@ export interface Refusal {
 /** How an administrator finds out more. */
 const inLog = 'in the log of Stowage on this host.';
 
-export function refusalFrom(thrown: unknown): Refusal {
+export function errorResponseFrom(thrown: unknown): ErrorResponse {
   if (thrown instanceof HttpError)
-    return { status: thrown.status, text: thrown.message, internal: false, why: thrown.message };
+    return { status: thrown.status, text: thrown.message, internal: false, fullText: thrown.message };
   const error = stowageError(thrown);
   const { code } = error;
   const status = errorCodes[code].http;
@@ -37,9 +37,9 @@ export function refusalFrom(thrown: unknown): Refusal {
       status,
       text: "Stowage failed to do this. Look into the server's log, and report it.",
       internal: true,
-      why: error.message,
+      fullText: error.message,
     };
-  return { status, text: oneLine(message, action), internal: false, why: oneLine(error.message, error.action) };
+  return { status, text: oneLine(message, action), internal: false, fullText: oneLine(error.message, error.action) };
 }
 
 /** Message, full stop, action. */
@@ -57,7 +57,7 @@ class HttpError extends Error {
   }
 }
 
-const found: Readonly<Record<number, string>> = {
+const httpMessages: Readonly<Record<number, string>> = {
   400: 'the request is malformed. Send a JSON object with POST.',
   404: 'there is no such method. This is a volume plugin: Plugin.Activate and VolumeDriver.* are what it has.',
   405: 'only POST is possible here. Send the call with POST.',
@@ -68,7 +68,8 @@ const found: Readonly<Record<number, string>> = {
   431: 'the headers are too large. Send 16 KiB of them at most.',
 };
 
-export const httpError = (status: number): Error => new HttpError(status, found[status] ?? found[400] ?? '');
+export const httpError = (status: number): Error =>
+  new HttpError(status, httpMessages[status] ?? httpMessages[400] ?? '');
 
 export function overloaded(): StowageError {
   return new StowageError('too many calls are under way', {
@@ -79,12 +80,12 @@ export function overloaded(): StowageError {
 }
 
 export const refuseUnparsable = refusingUnparsable((found) => {
-  const { status, text } = refusalFrom(httpError(found));
+  const { status, text } = errorResponseFrom(httpError(found));
   return { status, headers: { 'content-type': contentType }, body: JSON.stringify({ Err: text }) };
 });
 
 /** `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
-  const { status, text } = refusalFrom(httpError(417));
+  const { status, text } = errorResponseFrom(httpError(417));
   response.writeHead(status, { 'content-type': contentType, connection: 'close' }).end(JSON.stringify({ Err: text }));
 }

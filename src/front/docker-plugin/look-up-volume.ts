@@ -5,7 +5,7 @@ import type { StoreName, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import { notAnswering as storeNotAnswering } from '#core/store-errors.ts';
 
-export interface Found {
+export interface LookedUpVolume {
   readonly volume: Volume;
   /** Its server does not answer: what is said of the volume is as it was. */
   readonly isSilent: boolean;
@@ -18,19 +18,19 @@ export interface Found {
  * takes two seconds that way, and more than Podman waits if it were asked for the volume at once. Of one that is being deleted it
  * is known only then whether it is there: that is waited for, with patience where there is a limit to it.
  */
-export async function lookUp(
+export async function lookUpVolume(
   core: Core,
   plugin: PluginName,
   name: string,
   call: Call,
-  patienceMs?: number,
-): Promise<Found> {
+  deletionWaitMs?: number,
+): Promise<LookedUpVolume> {
   const id = core.pluginNames.known(plugin, name);
   const store = id && core.catalogue.recorded(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(core, store, call));
   const volume = await core.pluginNames.resolve(plugin, name, call);
-  const noted = await core.engineRequests.note(volume.id, call.signal, patienceMs);
-  if (noted === 'over') return await lookUp(core, plugin, name, call, patienceMs);
+  const noted = await core.engineRequests.note(volume.id, call.signal, deletionWaitMs);
+  if (noted === 'over') return await lookUpVolume(core, plugin, name, call, deletionWaitMs);
   if (noted === 'deleting') return { volume, isSilent: wasSilent, isBeingDeleted: true };
   return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(core, volume.store, call) };
 }
@@ -42,7 +42,7 @@ export async function isSilent(core: Core, store: StoreName, call: Call): Promis
   return (await core.liveness.silent([store], call)).has(store);
 }
 
-export function notAnswering(core: Core, store: StoreName): StowageError {
+export function storeNotAnsweringError(core: Core, store: StoreName): StowageError {
   const refusal = core.liveness.refusal(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(

@@ -3,38 +3,38 @@ import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
-import { type KnownToStores, wantedFrom } from './create-options.ts';
+import { type IsStoreOption, parseCreateOptions } from './create-options.ts';
 import { createVolume } from './create-volume.ts';
 import { oneLine } from './error-response.ts';
-import { lookUp, notAnswering } from './look-up-volume.ts';
-import { type Message, textIn, textsIn } from './plugin-request.ts';
-import type { Used } from './used-bytes.ts';
+import { lookUpVolume, storeNotAnsweringError } from './look-up-volume.ts';
+import { type PluginRequest, requiredText, textMap } from './plugin-request.ts';
+import type { UsedBytes } from './used-bytes.ts';
 import { statusOf, volumeJson } from './volume-status.ts';
 
 /** What a method works with. */
-export interface About {
+export interface PluginContext {
   readonly core: Core;
   readonly plugin: PluginName;
-  readonly isOfStores: KnownToStores;
-  readonly used: Used;
+  readonly isStoreOption: IsStoreOption;
+  readonly used: UsedBytes;
 }
 
-export interface Method {
+export interface PluginMethod {
   /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman for 5 s, unless it is told otherwise. */
   readonly deadlineMs: number;
   /** It changes something: when Stowage stops it gets its time to end. */
   readonly changes?: boolean;
-  handle(about: About, message: Message, call: Call): Promise<object>;
+  handle(ctx: PluginContext, message: PluginRequest, call: Call): Promise<object>;
 }
 
 /** Less than Get has in all: who is told nothing makes a volume of its own by that name. */
-const deletionMs = 5_000;
+const deletionWaitMs = 5_000;
 
-const resolved = ({ core, plugin }: About, message: Message, call: Call): Promise<Volume> =>
-  core.pluginNames.resolve(plugin, textIn(message, 'Name'), call);
+const resolveNamed = ({ core, plugin }: PluginContext, message: PluginRequest, call: Call): Promise<Volume> =>
+  core.pluginNames.resolve(plugin, requiredText(message, 'Name'), call);
 
 /** The protocol, by the paths that engines post to. */
-export const methods: Readonly<Record<string, Method>> = {
+export const methods: Readonly<Record<string, PluginMethod>> = {
   // Podman asks this before nearly everything.
   '/Plugin.Activate': { deadlineMs: 10_000, handle: async () => ({ Implements: ['VolumeDriver'] }) },
   '/VolumeDriver.Capabilities': {
@@ -44,9 +44,9 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.Create': {
     deadlineMs: 30_000,
     changes: true,
-    handle: async ({ core, plugin, isOfStores }, message, call) => {
-      const name = textIn(message, 'Name');
-      await createVolume(core, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
+    handle: async ({ core, plugin, isStoreOption }, message, call) => {
+      const name = requiredText(message, 'Name');
+      await createVolume(core, plugin, name, parseCreateOptions(textMap(message, 'Opts'), isStoreOption), call);
       // Docker may make it for a container that it lists in a moment.
       const id = core.pluginNames.known(plugin, name);
       if (id !== undefined) await core.engineRequests.note(id, call.signal);
@@ -58,13 +58,13 @@ export const methods: Readonly<Record<string, Method>> = {
     // Docker takes any error for "no such volume", and then advises to remove it by force: of a volume that is on record it
     // is told what is known, also while its store is down. Of a name that is in several stores it would go on to make a volume
     // of its own, and the data would be there: Mount refuses it.
-    handle: async (about, message, call) => {
-      const name = textIn(message, 'Name');
-      const found = await lookUp(about.core, about.plugin, name, call, deletionMs).catch(ifAmbiguous);
+    handle: async (ctx, message, call) => {
+      const name = requiredText(message, 'Name');
+      const found = await lookUpVolume(ctx.core, ctx.plugin, name, call, deletionWaitMs).catch(onlyAmbiguous);
       if (found instanceof StowageError)
         return { Volume: { Name: name, Mountpoint: '', Status: { health: oneLine(found.message, found.action) } } };
-      const Status = await statusOf(about.core, found, about.used);
-      return { Volume: { ...volumeJson(about.core, name, found.volume), Status } };
+      const Status = await statusOf(ctx.core, found, ctx.used);
+      return { Volume: { ...volumeJson(ctx.core, name, found.volume), Status } };
     },
   },
   '/VolumeDriver.List': {
@@ -75,28 +75,29 @@ export const methods: Readonly<Record<string, Method>> = {
   },
   '/VolumeDriver.Path': {
     deadlineMs: 10_000,
-    handle: async (about, message, call) => {
-      const { core, plugin } = about;
-      const id = core.pluginNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
+    handle: async (ctx, message, call) => {
+      const { core, plugin } = ctx;
+      const id =
+        core.pluginNames.known(plugin, requiredText(message, 'Name')) ?? (await resolveNamed(ctx, message, call)).id;
       return { Mountpoint: core.engineMounts.pathOf(id) ?? '' };
     },
   },
   '/VolumeDriver.Mount': {
     deadlineMs: 60_000,
     changes: true,
-    handle: async (about, message, call) => {
-      const id = textIn(message, 'ID');
-      const { volume, isSilent } = await lookUp(about.core, about.plugin, textIn(message, 'Name'), call);
+    handle: async (ctx, message, call) => {
+      const id = requiredText(message, 'ID');
+      const { volume, isSilent } = await lookUpVolume(ctx.core, ctx.plugin, requiredText(message, 'Name'), call);
       if (volume.access === 'block') throw blockVolume(volume);
-      if (isSilent) throw notAnswering(about.core, volume.store);
-      return { Mountpoint: await about.core.engineMounts.mount(volume, about.plugin, id, call) };
+      if (isSilent) throw storeNotAnsweringError(ctx.core, volume.store);
+      return { Mountpoint: await ctx.core.engineMounts.mount(volume, ctx.plugin, id, call) };
     },
   },
   '/VolumeDriver.Unmount': {
     deadlineMs: 20_000,
     changes: true,
     handle: async ({ core, plugin }, message, call) => {
-      const [name, id] = [textIn(message, 'Name'), textIn(message, 'ID')];
+      const [name, id] = [requiredText(message, 'Name'), requiredText(message, 'ID')];
       // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
       // by nobody.
       const volume = core.pluginNames.known(plugin, name);
@@ -107,11 +108,11 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.Remove': {
     deadlineMs: 30_000,
     changes: true,
-    handle: async (about, message, call) => {
+    handle: async (ctx, message, call) => {
       try {
-        const { id } = await resolved(about, message, call);
-        await about.core.deletions.delete(id, undefined, call, { byEngine: true });
-        about.core.pluginNames.forget(id);
+        const { id } = await resolveNamed(ctx, message, call);
+        await ctx.core.deletions.delete(id, undefined, call, { byEngine: true });
+        ctx.core.pluginNames.forget(id);
       } catch (thrown) {
         // Said only when every store has answered. Engines repeat a call whose answer they did not get.
         const { code, reason } = stowageError(thrown);
@@ -122,7 +123,7 @@ export const methods: Readonly<Record<string, Method>> = {
   },
 };
 
-function ifAmbiguous(thrown: unknown): StowageError {
+function onlyAmbiguous(thrown: unknown): StowageError {
   const error = stowageError(thrown);
   if (error.reason === 'volume-ambiguous') return error;
   throw thrown;

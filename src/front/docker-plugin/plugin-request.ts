@@ -3,17 +3,17 @@ import { StowageError } from '#core/errors.ts';
 import { httpError } from './error-response.ts';
 
 /** What an engine sent: an object, of which a method reads the fields it knows. */
-export type Message = Readonly<Record<string, unknown>>;
+export type PluginRequest = Readonly<Record<string, unknown>>;
 
 const bodyLimit = 64 * 1024;
 
 /** Docker sends no content type at all, Podman application/vnd.docker.plugins.v1.1+json. */
-const understood = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+\+json)$/;
+const acceptedContentType = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+\+json)$/;
 
 /** Reads no more than it must: what is too large is refused without being waited for. */
-export async function readMessage(request: IncomingMessage): Promise<Message> {
+export async function readPluginRequest(request: IncomingMessage): Promise<PluginRequest> {
   const type = request.headers['content-type']?.split(';')[0]?.trim().toLowerCase();
-  if (type !== undefined && type !== '' && !understood.test(type)) throw httpError(415);
+  if (type !== undefined && type !== '' && !acceptedContentType.test(type)) throw httpError(415);
   if (Number(request.headers['content-length'] ?? 0) > bodyLimit) throw httpError(413);
   return parsed(await textOf(request));
 }
@@ -35,9 +35,9 @@ function textOf(request: IncomingMessage): Promise<string> {
 }
 
 /** Engines send an empty body where a method has no arguments. */
-function parsed(text: string): Message {
+function parsed(text: string): PluginRequest {
   const value = text.trim() === '' ? {} : jsonFrom(text);
-  if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Message;
+  if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as PluginRequest;
   throw httpError(400);
 }
 
@@ -49,7 +49,7 @@ function jsonFrom(text: string): unknown {
   }
 }
 
-function refuse(message: string): StowageError {
+function invalidRequest(message: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'plugin-request-invalid',
@@ -59,22 +59,22 @@ function refuse(message: string): StowageError {
 }
 
 /** A field that must be there. */
-export function textIn(message: Message, field: string): string {
+export function requiredText(message: PluginRequest, field: string): string {
   const value = Object.hasOwn(message, field) ? message[field] : undefined;
   if (typeof value === 'string' && value !== '' && value.length <= 512) return value;
-  if (typeof value === 'string' && value !== '') throw refuse(`${field} is too long`);
-  throw refuse(value === undefined ? `the request has no ${field}` : `${field} is not a text`);
+  if (typeof value === 'string' && value !== '') throw invalidRequest(`${field} is too long`);
+  throw invalidRequest(value === undefined ? `the request has no ${field}` : `${field} is not a text`);
 }
 
 /** A map of texts; absent or null is an empty one. */
-export function textsIn(message: Message, field: string): ReadonlyMap<string, string> {
+export function textMap(message: PluginRequest, field: string): ReadonlyMap<string, string> {
   const value = Object.hasOwn(message, field) ? message[field] : undefined;
   if (value === undefined || value === null) return new Map();
-  if (typeof value !== 'object' || Array.isArray(value)) throw refuse(`${field} is not a map`);
+  if (typeof value !== 'object' || Array.isArray(value)) throw invalidRequest(`${field} is not a map`);
   return new Map(
     Object.entries(value).map(([key, one]) => {
       if (typeof one === 'string') return [key, one];
-      throw refuse(`${field} holds something that is not a text`);
+      throw invalidRequest(`${field} holds something that is not a text`);
     }),
   );
 }

@@ -8,7 +8,7 @@ const it = servedPlugins();
 
 describe('very many calls', () => {
   test('more calls at once than there can be are told so, and the rest is answered', async () => {
-    const call = await it.start('stowage-local', { limits: { mostCalls: 20 } });
+    const call = await it.start('stowage-local', { limits: { maxCalls: 20 } });
     const gate = it.local.close('create');
     const names = Array.from({ length: 20 }, (_, index) => `v${index}`);
     const made = names.map((Name) => call('VolumeDriver.Create', { Name }));

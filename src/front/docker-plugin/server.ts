@@ -9,15 +9,15 @@ import type { Core } from '#core/core.ts';
 import { stoppingNow } from '#core/stopping.ts';
 import {
   contentType,
+  errorResponseFrom,
   httpError,
   overloaded,
-  refusalFrom,
   refuseExpectation,
   refuseUnparsable,
 } from './error-response.ts';
-import { type About, methods } from './methods.ts';
-import { readMessage } from './plugin-request.ts';
-import { createUsed } from './used-bytes.ts';
+import { methods, type PluginContext } from './methods.ts';
+import { readPluginRequest } from './plugin-request.ts';
+import { createUsedBytes } from './used-bytes.ts';
 
 /** One of the two names by which engines know Stowage. It translates; what is true is in core. */
 export interface PluginServer {
@@ -37,22 +37,22 @@ export interface PluginOptions {
   readonly storeOptions: ReadonlySet<string>;
   readonly clock: Clock;
   readonly log: Log;
-  readonly limits?: Partial<typeof usualLimits>;
+  readonly limits?: Partial<typeof defaultLimits>;
 }
 
-const usualLimits = {
+const defaultLimits = {
   headersTimeout: 10_000,
   requestTimeout: 20_000,
   connectionsCheckingInterval: 5_000,
   maxConnections: 2_000,
   /** Calls under way: more than engines ever make, and what a peer that never waits for an answer can make us do. */
-  mostCalls: 1_000,
+  maxCalls: 1_000,
 };
 
 /** What only reads is answered while we stop: Docker takes a refusal of Get for a volume that is not there. */
-const readingMs = 1_000;
+const readGraceMs = 1_000;
 
-interface Shared extends About {
+interface ServerState extends PluginContext {
   readonly clock: Clock;
   readonly log: Log;
   /** Ends what only reads. */
@@ -66,9 +66,9 @@ interface Shared extends About {
 /** Plain node:http: nine paths that are all posted to, whose answers a framework would only want to make its own. */
 export function createPluginServer(options: PluginOptions): PluginServer {
   const { core, plugin, clock, log } = options;
-  const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
-  const used = createUsed(core, clock, log);
-  const shared: Shared = {
+  const { maxConnections, maxCalls: mostCalls, ...timeouts } = { ...defaultLimits, ...options.limits };
+  const used = createUsedBytes(core, clock, log);
+  const shared: ServerState = {
     core,
     plugin,
     clock,
@@ -76,7 +76,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
     mostCalls,
     calls: 0,
     log: log.with({ plugin }),
-    isOfStores: (option) => options.storeOptions.has(option),
+    isStoreOption: (option) => options.storeOptions.has(option),
     stopping: new AbortController(),
     ending: new AbortController(),
   };
@@ -88,7 +88,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
     server,
     close: async (graceMs) => {
       if (server.listening) await takeLastConnections(server);
-      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingNow()));
+      using _reading = clock.after(Math.min(graceMs, readGraceMs), () => shared.stopping.abort(stoppingNow()));
       await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingNow()));
       used[Symbol.dispose]();
       shared.stopping.abort(stoppingNow());
@@ -97,12 +97,12 @@ export function createPluginServer(options: PluginOptions): PluginServer {
 }
 
 /** Never throws: whatever happens in here is answered. */
-async function answer(shared: Shared, request: IncomingMessage, response: ServerResponse): Promise<void> {
+async function answer(shared: ServerState, request: IncomingMessage, response: ServerResponse): Promise<void> {
   const path = (request.url ?? '').replace(/[?#].*$/s, '');
   try {
-    send(response, 200, { ...(await handled(shared, path, request)), Err: '' });
+    send(response, 200, { ...(await handleRequest(shared, path, request)), Err: '' });
   } catch (thrown) {
-    const { status, text, why, internal } = refusalFrom(thrown);
+    const { status, text, fullText: why, internal } = errorResponseFrom(thrown);
     const about = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
     // Who asked was sent to the administrator, and the administrator here.
@@ -113,7 +113,7 @@ async function answer(shared: Shared, request: IncomingMessage, response: Server
   }
 }
 
-async function handled(shared: Shared, path: string, request: IncomingMessage): Promise<object> {
+async function handleRequest(shared: ServerState, path: string, request: IncomingMessage): Promise<object> {
   const { clock } = shared;
   const method = Object.hasOwn(methods, path) ? methods[path] : undefined;
   if (method === undefined) throw httpError(404);
@@ -124,7 +124,7 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
   if (shared.calls >= shared.mostCalls) throw overloaded();
   shared.calls++;
   try {
-    const message = await readMessage(request);
+    const message = await readPluginRequest(request);
     // Not ended when the engine hangs up. One that gave up waiting for a slow server asks again, and then finds it mounted;
     // if what it waited for were undone each time, it would never be. What nobody asks for again is found by holds.settle.
     using limit = clock.deadline(method.deadlineMs, parent);

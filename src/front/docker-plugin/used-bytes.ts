@@ -8,7 +8,7 @@ import type { Volume, VolumeId } from '#core/model.ts';
  * How many bytes volumes hold, as far as it is known without anybody waiting. To find out can mean to walk through all of a
  * volume's files, and engines ask with every container that starts: what takes long is not asked for again for a while.
  */
-export interface Used extends Disposable {
+export interface UsedBytes extends Disposable {
   of(volume: Volume): Promise<bigint | undefined>;
 }
 
@@ -16,18 +16,18 @@ export interface Used extends Disposable {
 const waitMs = 10;
 const measureMs = 500;
 const freshMs = 30_000;
-const restMs = 600_000;
-const atOnce = 2;
-const mostKnown = 10_000;
+const retryAfterMs = 600_000;
+const maxConcurrent = 2;
+const maxEntries = 10_000;
 
-interface Known {
+interface Measurement {
   readonly bytes: bigint | undefined;
   /** By this process's clock: until then it is not asked for again. */
   readonly until: number;
 }
 
-export function createUsed(core: Core, clock: Clock, log: Log): Used {
-  const known = new Map<VolumeId, Known>();
+export function createUsedBytes(core: Core, clock: Clock, log: Log): UsedBytes {
+  const known = new Map<VolumeId, Measurement>();
   const running = new Map<VolumeId, Promise<void>>();
   const ending = new AbortController();
 
@@ -38,12 +38,12 @@ export function createUsed(core: Core, clock: Clock, log: Log): Used {
       () => undefined,
     );
     known.delete(id);
-    known.set(id, { bytes, until: clock.elapsed() + (bytes === undefined ? restMs : freshMs) });
+    known.set(id, { bytes, until: clock.elapsed() + (bytes === undefined ? retryAfterMs : freshMs) });
     const [oldest] = known.keys();
-    if (known.size > mostKnown && oldest !== undefined) known.delete(oldest);
+    if (known.size > maxEntries && oldest !== undefined) known.delete(oldest);
   }
 
-  function begin(volume: Volume): Promise<void> {
+  function startMeasuring(volume: Volume): Promise<void> {
     const begun = running.get(volume.id) ?? measure(volume).finally(() => running.delete(volume.id));
     running.set(volume.id, begun);
     return begun;
@@ -53,7 +53,8 @@ export function createUsed(core: Core, clock: Clock, log: Log): Used {
     of: async (volume) => {
       const last = known.get(volume.id);
       if (last !== undefined && last.until > clock.elapsed()) return last.bytes;
-      if (running.has(volume.id) || running.size < atOnce) await endsWithin(begin(volume), waitMs, clock);
+      if (running.has(volume.id) || running.size < maxConcurrent)
+        await endsWithin(startMeasuring(volume), waitMs, clock);
       return known.get(volume.id)?.bytes;
     },
     [Symbol.dispose]: () => ending.abort(),

@@ -6,8 +6,8 @@ import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import { oneLine } from './error-response.ts';
-import type { Found } from './look-up-volume.ts';
-import type { Used } from './used-bytes.ts';
+import type { LookedUpVolume } from './look-up-volume.ts';
+import type { UsedBytes } from './used-bytes.ts';
 
 /** A volume as engines want to hear of it. */
 export interface VolumeJson {
@@ -28,8 +28,8 @@ export const volumeJson = (core: Core, name: string, volume: Volume): VolumeJson
 /** What `docker volume inspect` shows below Status. Each `docker run` asks for it too, about three times: nothing slow. */
 export async function statusOf(
   core: Core,
-  { volume, isSilent, isBeingDeleted = false }: Found,
-  used: Used,
+  { volume, isSilent, isBeingDeleted = false }: LookedUpVolume,
+  used: UsedBytes,
 ): Promise<Readonly<Record<string, unknown>>> {
   const view = core.stores.view(volume.store);
   const bytes = isSilent || isBeingDeleted || view.store === undefined ? undefined : await used.of(volume);

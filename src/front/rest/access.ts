@@ -35,7 +35,7 @@ export interface PodAccess {
 }
 
 /** It makes no sense in a cluster, and what is done there. */
-export interface Elsewhere {
+export interface NotInCluster {
   readonly instead: string;
 }
 
@@ -55,7 +55,7 @@ export interface Right {
   readonly role: Role;
   readonly scope: TokenScope;
   readonly effect: Effect;
-  readonly access: Access | Elsewhere;
+  readonly access: Access | NotInCluster;
 }
 
 /** For paths that are not in the table of routes. Prometheus reads the first one. */

@@ -18,7 +18,7 @@ export interface ClusterNodes {
    * A page of volumes: first those that nodes share, then those of each node, node by node, so that a page asks few nodes.
    * `shared` gives the page of those that nodes share.
    */
-  volumes(wanted: WantedVolumes, shared: () => Promise<VolumePage>, scope: Scope): Promise<ClusterVolumePage>;
+  volumes(wanted: VolumePageRequest, shared: () => Promise<VolumePage>, scope: Scope): Promise<ClusterVolumePage>;
   /** The stores that nodes have for themselves: those of one name as one, with what each node has. */
   stores(
     scope: Scope,
@@ -47,7 +47,7 @@ export interface NodeList<T> {
   readonly unreached: readonly UnreachedNode[];
 }
 
-export interface WantedVolumes {
+export interface VolumePageRequest {
   readonly filter: {
     readonly store?: string | undefined;
     readonly reach?: 'anywhere' | 'node' | undefined;

@@ -14,7 +14,7 @@ import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { relayed, StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import type { Access } from './access.ts';
-import type { Guard } from './admission.ts';
+import type { ExternalAuthorizer } from './admission.ts';
 import { createRestServer, type RestServer } from './server.ts';
 
 /** Real servers are the nodes; the controller has a store that is its own. */
@@ -37,7 +37,7 @@ let lookups: number;
 let located: (pod: string) => PodLocation | undefined;
 let allows: (access: Access, subject: string | undefined) => boolean;
 
-const guard: Guard = {
+const guard: ExternalAuthorizer = {
   admit: async (headers, access, subject) => {
     asked.push({ access, subject });
     if (headers['authorization'] === undefined)
@@ -87,7 +87,7 @@ beforeAll(async () => {
     clock: systemClock(),
     log: silentLog(),
     version: '0',
-    guard,
+    authorizer: guard,
     nodes: createClusterNodes(apis),
     signal: new AbortController().signal,
     isReady: () => true,

@@ -16,7 +16,7 @@ function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
 }
 
 /** Every error leaves as a problem: thrown by a handler, found by Fastify, or a path that is not there. */
-export function answerErrors(
+export function setErrorHandlers(
   app: FastifyInstance,
   log: Log,
   whoever: (request: FastifyRequest) => Principal | undefined,
@@ -46,7 +46,7 @@ export function answerErrors(
 }
 
 /** Addresses that Fastify's router cannot read: hooks and error handlers do not run for them. */
-export function refuseAddress(error: Error, request: FastifyRequest, reply: FastifyReply): void {
+export function answerUnreadableUrl(error: Error, request: FastifyRequest, reply: FastifyReply): void {
   send(reply.headers(commonHeaders(request.id)), problemFrom(error, request.id));
 }
 

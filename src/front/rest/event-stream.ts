@@ -7,7 +7,7 @@ import { enforcesSizes } from '#core/stores.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
-import { uriFor } from './redaction.ts';
+import { redactedUri } from './redaction.ts';
 
 export interface StreamOptions {
   readonly principal: Principal;
@@ -35,10 +35,10 @@ function dataOf(core: Core, event: Event, principal: Principal): unknown {
     const view = core.stores.list().find((one) => one.config.name === store);
     return volumeJson(data.volume, view !== undefined && enforcesSizes(view));
   }
-  return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
+  return data.uri === undefined ? data : { ...data, uri: redactedUri(principal, data.uri) };
 }
 
-function written(core: Core, event: Event, principal: Principal): string {
+function eventText(core: Core, event: Event, principal: Principal): string {
   const { type, subject } = event;
   const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(core, event, principal) };
   return `id: ${core.events.epoch}-${event.seq}\nevent: ${type}\ndata: ${JSON.stringify(body)}\n\n`;
@@ -85,7 +85,7 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
       }
       for (const event of missed) {
         position = event.seq;
-        if (maySee(principal, event.store)) say(written(core, event, principal));
+        if (maySee(principal, event.store)) say(eventText(core, event, principal));
         if (waitingSince !== undefined) break;
       }
     }

@@ -1,7 +1,7 @@
 import type { Answer, Request, Route } from './route.ts';
 
 /** What the route does here, or the same on the node whose volume it is about. */
-export async function hereOrOnNode(route: Route, request: Request<never, never, never>): Promise<Answer> {
+export async function handleOrRetryOnNode(route: Route, request: Request<never, never, never>): Promise<Answer> {
   const { nodes, body, expected, call } = request;
   try {
     return await route.handle(request);

@@ -23,12 +23,12 @@ import { notAnswering } from '#core/store-errors.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
-import { resultFor, toldTo } from './redaction.ts';
+import { redactedError, redactedResult } from './redaction.ts';
 import type * as wire from './schemas.ts';
 
 /** What Date can hold. A record that somebody edited must not make a whole list fail. */
-const mostMs = 8_640_000_000_000_000;
-export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -mostMs), mostMs)).toISOString();
+const maxDateMs = 8_640_000_000_000_000;
+export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -maxDateMs), maxDateMs)).toISOString();
 const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));
 
 /** `byStore`: whether the store holds all its volumes to their sizes. */
@@ -100,7 +100,7 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
 });
 
 /** What the whole store is like at this moment. */
-export interface StoreNow {
+export interface StoreState {
   readonly totals: VolumeTotals;
   /** Open, and its server does not answer. */
   readonly isSilent: boolean;
@@ -110,7 +110,7 @@ export interface StoreNow {
   readonly refusal: StowageError | undefined;
 }
 
-export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreNow): wire.StoreJson {
+export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreState): wire.StoreJson {
   const { config, store } = view;
   const isInTrouble = isSilent || refusal !== undefined;
   const problem = view.problem ?? (isInTrouble ? notAnswering(config.name, refusal) : undefined);
@@ -173,7 +173,7 @@ export const trashJson = (entry: TrashEntry, byStore: boolean): wire.TrashEntryJ
 export function operationJson(view: OperationView, result: unknown, principal?: Principal): wire.OperationJson {
   const { operation, progress } = view;
   const told = (error: NonNullable<Operation['error']>) =>
-    principal === undefined ? error : toldTo(principal, error, 'with: stowage operations');
+    principal === undefined ? error : redactedError(principal, error, 'with: stowage operations');
   return {
     id: operation.id,
     kind: operation.kind,
@@ -189,7 +189,7 @@ export function operationJson(view: OperationView, result: unknown, principal?: 
       message,
       action,
     })),
-    result: (principal === undefined ? result : resultFor(principal, operation.kind, result)) ?? null,
+    result: (principal === undefined ? result : redactedResult(principal, operation.kind, result)) ?? null,
   };
 }
 
@@ -205,7 +205,7 @@ export const tokenJson = (token: Token): wire.TokenJson => ({
 /** Why each could not be asked, as far as this caller may know it. */
 export const unreachedJson = (principal: Principal, unreached: readonly UnreachedNode[]): wire.UnreachedJson[] =>
   unreached.map(({ node, error }) => {
-    const { reason, message } = toldTo(principal, error, 'in the log of the controller.');
+    const { reason, message } = redactedError(principal, error, 'in the log of the controller.');
     return { node, reason, message };
   });
 

@@ -21,20 +21,20 @@ export interface Mutation {
   readonly forgotten: boolean;
 }
 
-type Handle = (call: Call) => Promise<Answer> | Answer;
+type MutationWork = (call: Call) => Promise<Answer> | Answer;
 
 export interface Mutations {
-  run(mutation: Mutation, scope: Omit<Call, 'requestId' | 'onOperation'>, work: Handle): Promise<Answer>;
+  run(mutation: Mutation, scope: Omit<Call, 'requestId' | 'onOperation'>, work: MutationWork): Promise<Answer>;
   resultOf(operation: OperationId): unknown;
 }
 
-interface Performed {
+interface PerformedMutation {
   readonly answer: Answer;
   /** The answer is a 202 with that operation, and the work goes on. */
-  readonly going?: { readonly operation: OperationId; readonly finished: Promise<Answer> };
+  readonly running?: { readonly operation: OperationId; readonly finished: Promise<Answer> };
 }
 
-const keptResults = 256;
+const maxKeptResults = 256;
 
 /** Requests that change something: a repeated Idempotency-Key gets the first answer, and long work can be left to itself. */
 export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
@@ -43,7 +43,7 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
   function keepResult(id: OperationId, body: unknown): void {
     results.set(id, body);
     const [oldest] = results.keys();
-    if (results.size > keptResults && oldest !== undefined) results.delete(oldest);
+    if (results.size > maxKeptResults && oldest !== undefined) results.delete(oldest);
   }
 
   function accepted({ operation: asked, progress }: OperationView): Answer {
@@ -57,7 +57,7 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
   }
 
   /** Answers as soon as the work has its record; the work goes on. */
-  async function detach(call: Call, work: Handle): Promise<Performed> {
+  async function detach(call: Call, work: MutationWork): Promise<PerformedMutation> {
     const { promise: began, resolve: begin } = Promise.withResolvers<Operation>();
     const finished = Promise.resolve(work({ ...call, onOperation: begin }));
     const first = await Promise.race([began, finished]);
@@ -68,18 +68,18 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
     );
     return {
       answer: accepted({ operation: first, progress: undefined }),
-      going: { operation: first.id, finished },
+      running: { operation: first.id, finished },
     };
   }
 
-  const once = createOnce(core, clock, accepted);
+  const once = createRunOnce(core, clock, accepted);
   return {
     run: async (mutation, scope, work) => {
       const { key } = mutation;
       // A key is its sender's own: what another did under the same one is another request.
       const requestId = key === undefined ? randomUUID() : `${mutation.principal} ${key}`;
       const call: Call = { ...scope, requestId };
-      const perform = async (): Promise<Performed> =>
+      const perform = async (): Promise<PerformedMutation> =>
         mutation.detached ? await detach(call, work) : { answer: await work(call) };
       const isKept = key !== undefined && !mutation.forgotten;
       return isKept ? await once(requestId, mutation, perform) : (await perform()).answer;
@@ -88,14 +88,14 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
   };
 }
 
-type Once = (key: string, mutation: Mutation, perform: () => Promise<Performed>) => Promise<Answer>;
+type RunOnce = (key: string, mutation: Mutation, perform: () => Promise<PerformedMutation>) => Promise<Answer>;
 
-function createOnce(
+function createRunOnce(
   { requestAnswers: answers, operations }: Pick<Core, 'requestAnswers' | 'operations'>,
   clock: Clock,
   accepted: (view: OperationView) => Answer,
-): Once {
-  const inFlight = new Map<string, { readonly fingerprint: string; readonly performed: Promise<Performed> }>();
+): RunOnce {
+  const inFlight = new Map<string, { readonly fingerprint: string; readonly performed: Promise<PerformedMutation> }>();
 
   /** Without an answer the work is done again at the next request with that key. */
   function keep(key: string, fingerprint: string, answer: Answer | undefined): void {
@@ -104,7 +104,11 @@ function createOnce(
   }
 
   /** What was answered with 202 gets the answer that fits how it ended. */
-  async function keepEnd(key: string, fingerprint: string, going: NonNullable<Performed['going']>): Promise<void> {
+  async function keepEnd(
+    key: string,
+    fingerprint: string,
+    going: NonNullable<PerformedMutation['running']>,
+  ): Promise<void> {
     const done = await going.finished.then(
       () => true,
       () => false,
@@ -132,7 +136,7 @@ function createOnce(
     const fingerprint = createHash('sha256').update(mutation.content()).digest('base64url');
     const running = inFlight.get(key);
     const stored = answers.get(key);
-    if (((running ?? stored)?.fingerprint ?? fingerprint) !== fingerprint) throw reused();
+    if (((running ?? stored)?.fingerprint ?? fingerprint) !== fingerprint) throw keyReused();
     if (running !== undefined) return (await running.performed).answer;
     const known = stored && answerFrom(stored);
     if (known !== undefined) return known;
@@ -140,7 +144,7 @@ function createOnce(
     const performed = perform();
     inFlight.set(key, { fingerprint, performed });
     try {
-      const { answer, going } = await performed;
+      const { answer, running: going } = await performed;
       // A failure is not kept: the repeat may succeed, and doing the work again is safe. Nor is a secret, ever.
       if (mutation.keepAnswer) keep(key, fingerprint, answer);
       if (going !== undefined) void keepEnd(key, fingerprint, going);
@@ -151,7 +155,7 @@ function createOnce(
   };
 }
 
-function reused(): StowageError {
+function keyReused(): StowageError {
   return new StowageError('this Idempotency-Key was used for another request', {
     code: 'conflict',
     reason: 'idempotency-key-reused',

@@ -86,7 +86,7 @@ const text = (description: string): object => ({
   content: { 'text/plain': { schema: { type: 'string' } } },
 });
 
-const open = (operationId: string, summary: string): object => ({
+const publicPath = (operationId: string, summary: string): object => ({
   get: {
     operationId,
     tags: ['health'],
@@ -112,8 +112,8 @@ const otherPaths = {
       },
     },
   },
-  '/healthz': open('isAlive', 'Is the process alive?'),
-  '/readyz': open('isReady', 'Can it serve requests?'),
+  '/healthz': publicPath('isAlive', 'Is the process alive?'),
+  '/readyz': publicPath('isReady', 'Can it serve requests?'),
   '/metrics': {
     get: {
       operationId: 'getMetrics',
@@ -153,9 +153,9 @@ export function openApi(routes: readonly Route[], version: string): object {
     },
     servers: [{ url: '/' }],
     security: [{ bearer: [] }],
-    paths: referring({ ...paths, ...otherPaths }),
+    paths: withReferences({ ...paths, ...otherPaths }),
     components: {
-      schemas: Object.fromEntries([...names].map(([schema, name]) => [name, inside(schema)])),
+      schemas: Object.fromEntries([...names].map(([schema, name]) => [name, expandSchema(schema)])),
       securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } },
     },
   };
@@ -170,13 +170,13 @@ const names = new Map<object, string>(
   ),
 );
 
-function referring(value: unknown): unknown {
+function withReferences(value: unknown): unknown {
   if (!isSchema(value)) return value;
   const name = names.get(value);
-  return name === undefined ? inside(value) : { $ref: `#/components/schemas/${name}` };
+  return name === undefined ? expandSchema(value) : { $ref: `#/components/schemas/${name}` };
 }
 
-function inside(value: object): unknown {
-  if (Array.isArray(value)) return value.map(referring);
-  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, referring(part)]));
+function expandSchema(value: object): unknown {
+  if (Array.isArray(value)) return value.map(withReferences);
+  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, withReferences(part)]));
 }

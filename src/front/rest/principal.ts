@@ -46,15 +46,15 @@ export function requireRole(principal: Principal, role: Role): void {
   });
 }
 
-export const isEverywhere = (principal: Principal): boolean => principal.stores.length === 0;
+export const isForAllStores = (principal: Principal): boolean => principal.stores.length === 0;
 
 /** Who may know how stores are reached, and what else is there. */
 export const isAdministrator = (principal: Principal): boolean =>
-  (principal.role === 'admin' || principal.informed === true) && isEverywhere(principal);
+  (principal.role === 'admin' || principal.informed === true) && isForAllStores(principal);
 
 /** What concerns no store in particular is for those who see all. */
 export const maySee = (principal: Principal, store: string | undefined): boolean =>
-  isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));
+  isForAllStores(principal) || (store !== undefined && principal.stores.includes(store));
 
 export const visibleStores = (core: Core, principal: Principal): string[] =>
   core.stores
@@ -73,7 +73,7 @@ export function requireStore(principal: Principal, store: string): void {
 }
 
 /** The store for what names none. */
-export function requireDefault(principal: Principal, store: string | undefined): void {
+export function requireDefaultStore(principal: Principal, store: string | undefined): void {
   if (maySee(principal, store)) return;
   throw new StowageError('the token is not for the default store', {
     code: 'denied',
@@ -83,8 +83,8 @@ export function requireDefault(principal: Principal, store: string | undefined):
 }
 
 /** For what concerns the whole server. */
-export function requireEverywhere(principal: Principal, effect: Effect): void {
-  if (isEverywhere(principal)) return;
+export function requireAllStores(principal: Principal, effect: Effect): void {
+  if (isForAllStores(principal)) return;
   const isOnMachine = effect === 'acts on the machine';
   throw new StowageError(
     `the token is limited to some stores, and this ${isOnMachine ? 'acts on the machine' : 'concerns all'}`,

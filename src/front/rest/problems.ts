@@ -1,14 +1,18 @@
 import { problemDocument } from '#base/problem.ts';
 import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
-import { toldTo } from './redaction.ts';
+import { redactedError } from './redaction.ts';
 import type { ProblemJson } from './schemas.ts';
 
 /** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
 export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {
   const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
   const { code, reason } = error.failure;
-  const { action, message } = toldTo(principal, error.failure, `under request ${requestId} in the server's log.`);
+  const { action, message } = redactedError(
+    principal,
+    error.failure,
+    `under request ${requestId} in the server's log.`,
+  );
   const { title, http } = errorCodes[code];
   const told = code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
   return problemDocument({

@@ -9,33 +9,33 @@ import type { StoreView } from '#core/stores.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** What somebody is told of it, who may be nobody known. */
-export const toldTo = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
+export const redactedError = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
   principal !== undefined && isAdministrator(principal) ? trouble : toldToUser(trouble, how);
 
 /** Hides the server and what exactly is wrong. The network stays: it is what a user and the administrator talk about. */
-export function viewFor(principal: Principal, view: StoreView): StoreView {
+export function redactedView(principal: Principal, view: StoreView): StoreView {
   if (isAdministrator(principal)) return view;
   const { config, problem, pending } = view;
   return {
     ...view,
-    config: { ...config, uri: uriFor(principal, config.uri) },
-    problem: problem && problemFor(principal, problem, config.name),
+    config: { ...config, uri: redactedUri(principal, config.uri) },
+    problem: problem && redactedProblem(principal, problem, config.name),
     pending: pending && 'a change of its configuration waits',
   };
 }
 
-function problemFor(principal: Principal, problem: StowageError, store: string): StowageError {
+function redactedProblem(principal: Principal, problem: StowageError, store: string): StowageError {
   const { code, reason } = problem;
-  const { message, action } = toldTo(principal, problem, `with: stowage store show ${store}`);
+  const { message, action } = redactedError(principal, problem, `with: stowage store show ${store}`);
   return relayed(message, { code, reason, action });
 }
 
 /** Of a store on a server only the kind. */
-export const uriFor = (principal: Principal, uri: string): string =>
+export const redactedUri = (principal: Principal, uri: string): string =>
   isAdministrator(principal) ? uri : uri.replace(/^([^:]*:\/\/)[^/].*$/s, '$1…');
 
 /** Which step failed, and why as far as everybody may know; nothing of where. */
-export function checkFor(principal: Principal, name: string, check: StoreCheck): StoreCheck {
+export function redactedCheck(principal: Principal, name: string, check: StoreCheck): StoreCheck {
   if (isAdministrator(principal)) return check;
   const action = `Ask the administrator, who finds out why with: stowage store check ${name}`;
   return {
@@ -52,10 +52,10 @@ export function checkFor(principal: Principal, name: string, check: StoreCheck):
 }
 
 /** What is missing where. */
-export const inspectionFor = (principal: Principal, found: Inspection): Inspection =>
+export const redactedInspection = (principal: Principal, found: Inspection): Inspection =>
   isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data are not there' };
 
-const orphans = {
+const orphanDetails = {
   leftover: 'something that is not needed any more was left behind',
   'missing-data': 'the volume is recorded, but its data are not there',
   stranger: 'it cannot be a volume',
@@ -65,15 +65,15 @@ const orphans = {
 } as const satisfies Record<Orphan['kind'], string>;
 
 /** What it is, and nothing of where. */
-export function orphanFor(principal: Principal, orphan: Orphan): Orphan {
+export function redactedOrphan(principal: Principal, orphan: Orphan): Orphan {
   if (isAdministrator(principal)) return orphan;
   const { store, kind, name } = orphan;
   const action = `Ask the administrator, who finds out more with: stowage store orphans ${store}`;
-  return { store, kind, action, name: kind === 'leftover' ? basename(name) : name, detail: orphans[kind] };
+  return { store, kind, action, name: kind === 'leftover' ? basename(name) : name, detail: orphanDetails[kind] };
 }
 
 /** Not why the rest was left out: the reasons name paths. */
-export const adoptionFor = (principal: Principal, { adopted, skipped }: Adoption): Adoption => ({
+export const redactedAdoption = (principal: Principal, { adopted, skipped }: Adoption): Adoption => ({
   adopted,
   skipped: isAdministrator(principal)
     ? skipped
@@ -81,5 +81,5 @@ export const adoptionFor = (principal: Principal, { adopted, skipped }: Adoption
 });
 
 /** What came of an operation that perhaps somebody else began. */
-export const resultFor = (principal: Principal, kind: string, result: unknown): unknown =>
-  kind === 'store.adopt' && result ? adoptionFor(principal, result as Adoption) : result;
+export const redactedResult = (principal: Principal, kind: string, result: unknown): unknown =>
+  kind === 'store.adopt' && result ? redactedAdoption(principal, result as Adoption) : result;

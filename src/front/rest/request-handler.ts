@@ -7,7 +7,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
 import type { Admission } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
-import { hereOrOnNode } from './handle-or-retry-on-node.ts';
+import { handleOrRetryOnNode } from './handle-or-retry-on-node.ts';
 import type { Mutations } from './mutations.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
@@ -56,7 +56,7 @@ export function createHandler(
       const permit: Request<never, never, never>['permit'] = async (right) => {
         await parts.admission.admit(request, right, call.signal);
       };
-      return hereOrOnNode(route, { ...input, permit, call } as unknown as Request<never, never, never>);
+      return handleOrRetryOnNode(route, { ...input, permit, call } as unknown as Request<never, never, never>);
     };
     if (route.method === 'GET') {
       using limit = clock.deadline(readDeadlineMs, parts.stopping);

@@ -6,14 +6,14 @@ import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import { stoppingNow } from '#core/stopping.ts';
 import { eventsRight, metricsRight } from './access.ts';
-import { type Admission, createAdmission, type Guard } from './admission.ts';
+import { type Admission, createAdmission, type ExternalAuthorizer } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
 import {
-  answerErrors,
-  refuseAddress,
+  answerUnreadableUrl,
   refuseExpectation,
   refuseOtherMethods,
   refuseUnparsable,
+  setErrorHandlers,
 } from './error-responses.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
@@ -25,7 +25,7 @@ import { httpFailure } from './problems.ts';
 import { createHandler } from './request-handler.ts';
 import type { Route } from './route.ts';
 import { mountRoutes } from './routes/mounts.ts';
-import { type Surroundings, serverRoutes } from './routes/server.ts';
+import { type ServerBackend, serverRoutes } from './routes/server.ts';
 import { storeRoutes } from './routes/stores.ts';
 import { volumeListRoutes } from './routes/volume-list.ts';
 import { volumeRoutes } from './routes/volumes.ts';
@@ -38,7 +38,7 @@ export interface RestServer {
   /** The same for a server that is another's. */
   handle(request: IncomingMessage, response: ServerResponse): void;
   /** The same for who asks from within this process, as the owner of the socket. */
-  handleOwn(request: IncomingMessage, response: ServerResponse): void;
+  handleTrusted(request: IncomingMessage, response: ServerResponse): void;
   ready(): Promise<void>;
   /** What `/metrics` says, for who serves it elsewhere too. */
   readonly metrics: Metrics;
@@ -57,17 +57,17 @@ export interface RestOptions {
   /** Ends requests that change something, should they still run when everything is over. */
   readonly signal: AbortSignal;
   readonly isReady: () => boolean;
-  readonly status: Surroundings['status'];
-  readonly doctor: Surroundings['doctor'];
-  readonly dataPaths: Surroundings['dataPaths'];
+  readonly status: ServerBackend['status'];
+  readonly doctor: ServerBackend['doctor'];
+  readonly dataPaths: ServerBackend['dataPaths'];
   /** Who is let in that does not come through the socket. Left out: Stowage's own tokens. */
-  readonly guard?: Guard;
+  readonly authorizer?: ExternalAuthorizer;
   /** In a cluster: those that have what is not here. */
   readonly nodes?: ClusterNodes;
 }
 
 /** What every part of the server shares. */
-interface Shared extends RestOptions {
+interface ServerParts extends RestOptions {
   readonly app: FastifyInstance;
   readonly stopping: AbortController;
   readonly admission: Admission;
@@ -80,12 +80,12 @@ const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTime
 export function createRestServer(options: RestOptions): RestServer {
   const trusted = new WeakSet<IncomingMessage>();
   const app = createApp();
-  const { core, guard } = options;
-  const admission = createAdmission({ core, guard, isTrusted: (request) => trusted.has(request) });
-  const shared: Shared = { ...options, app, stopping: new AbortController(), admission };
+  const { core, authorizer } = options;
+  const admission = createAdmission({ core, authorizer, isTrusted: (request) => trusted.has(request) });
+  const shared: ServerParts = { ...options, app, stopping: new AbortController(), admission };
   const metrics = createMetrics({ ...options, dataPaths: options.dataPaths.list });
   addHooks(shared, metrics);
-  answerErrors(app, options.log, admission.known);
+  setErrorHandlers(app, options.log, admission.principalOf);
   const allowedAt = addApi(shared);
   for (const path of addPlain(shared, metrics)) allowedAt.set(path, new Set(['GET', 'HEAD']));
   addEvents(shared);
@@ -107,7 +107,7 @@ export function createRestServer(options: RestOptions): RestServer {
     remote,
     metrics,
     handle: (request, response) => void remote.emit('request', request, response),
-    handleOwn: (request, response) => void local.emit('request', request, response),
+    handleTrusted: (request, response) => void local.emit('request', request, response),
     ready: async () => {
       await app.ready();
     },
@@ -125,7 +125,7 @@ function createApp(): FastifyInstance {
     logger: false,
     // Longer than any header can be: what is too long is said by the schema, as for everything else.
     routerOptions: { maxParamLength: maxHeaderSize },
-    frameworkErrors: refuseAddress,
+    frameworkErrors: answerUnreadableUrl,
     genReqId: (request) => requestIdFrom(request.headers),
   });
   app.removeAllContentTypeParsers();
@@ -141,7 +141,7 @@ function createApp(): FastifyInstance {
   return app;
 }
 
-function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
+function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
   // On a connection that was kept alive, a request can arrive after the stop began.
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
@@ -158,7 +158,7 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
 }
 
 /** Gives the methods at each path. */
-function addApi(shared: Shared): Map<string, Set<string>> {
+function addApi(shared: ServerParts): Map<string, Set<string>> {
   const { app, core, clock, version } = shared;
   const mutations = createMutations(core, clock);
   const routes: readonly Route[] = [
@@ -183,7 +183,7 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   return allowedAt;
 }
 
-function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: Metrics): readonly string[] {
+function addPlain({ app, log, stopping, isReady, admission }: ServerParts, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
   app.get('/readyz', (_request, reply) => {
     if (isReady()) return reply.type('text/plain').send('ready\n');
@@ -201,11 +201,11 @@ function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: M
   return ['/healthz', '/readyz', '/metrics'];
 }
 
-function addEvents({ app, core, stopping, admission }: Shared): void {
+function addEvents({ app, core, stopping, admission }: ServerParts): void {
   // No HEAD: it would be a stream without an end.
   app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
     const principal = await admission.admit(request, eventsRight, stopping.signal);
-    const stillAllowed = (): boolean => admission.still(request, eventsRight, principal);
+    const stillAllowed = (): boolean => admission.isStillAdmitted(request, eventsRight, principal);
     reply.hijack();
     const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
     streamEvents(core, request.raw, reply.raw, options);

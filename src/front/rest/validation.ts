@@ -12,10 +12,10 @@ export function bodyCheck(schema: TObject, optional: boolean): Check {
   return (value) => {
     if (value === undefined || value === null) {
       if (optional && value === undefined) return undefined;
-      throw refuse('the request has no body', 'Send a JSON object with content-type application/json.');
+      throw invalidRequest('the request has no body', 'Send a JSON object with content-type application/json.');
     }
     if (validator.Check(value)) return value;
-    throw wrong('body', schema, value, validator.Errors(value));
+    throw validationError('body', schema, value, validator.Errors(value));
   };
 }
 
@@ -31,7 +31,7 @@ export function textCheck(schema: TObject, what: string): Check {
       ]),
     );
     if (validator.Check(read)) return read;
-    throw wrong(what, schema, read, validator.Errors(read));
+    throw validationError(what, schema, read, validator.Errors(read));
   };
 }
 
@@ -47,18 +47,18 @@ interface SchemaFault {
   readonly message: string;
 }
 
-function wrong(what: string, schema: TObject, value: unknown, [first]: readonly SchemaFault[]): StowageError {
+function validationError(what: string, schema: TObject, value: unknown, [first]: readonly SchemaFault[]): StowageError {
   const path = first?.instancePath.slice(1).split('/') ?? [];
   const part = partAt({ schema, value, help: undefined }, path);
-  refuseInCore(part);
+  checkWithCore(part);
   const where = path.join('.');
-  return refuse(
-    `the ${what}${where === '' ? '' : ` has a wrong ${quoted(where)}`}: ${said(first?.message)}`,
+  return invalidRequest(
+    `the ${what}${where === '' ? '' : ` has a wrong ${quoted(where)}`}: ${readableMessage(first?.message)}`,
     part.help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${part.help}.`,
   );
 }
 
-interface Part {
+interface SchemaPart {
   readonly schema: unknown;
   readonly value: unknown;
   /** What the schema says about it, or about what it is a part of, in words. */
@@ -66,22 +66,25 @@ interface Part {
 }
 
 /** As deep as the schema has something to say of its own. */
-function partAt(part: Part, [key, ...below]: readonly string[]): Part {
-  const inner = key === undefined ? undefined : (own(own(part.schema, 'properties'), key) ?? own(part.schema, 'items'));
+function partAt(part: SchemaPart, [key, ...below]: readonly string[]): SchemaPart {
+  const inner =
+    key === undefined
+      ? undefined
+      : (ownProperty(ownProperty(part.schema, 'properties'), key) ?? ownProperty(part.schema, 'items'));
   if (key === undefined || inner === undefined) return part;
-  const description = own(inner, 'description');
+  const description = ownProperty(inner, 'description');
   const help = typeof description === 'string' ? description : part.help;
-  return partAt({ schema: inner, value: own(part.value, key), help }, below);
+  return partAt({ schema: inner, value: ownProperty(part.value, key), help }, below);
 }
 
-const own = (value: unknown, key: string): unknown =>
+const ownProperty = (value: unknown, key: string): unknown =>
   typeof value === 'object' && value !== null && Object.hasOwn(value, key)
     ? (value as Readonly<Record<string, unknown>>)[key]
     : undefined;
 
 /** Names and labels: the pattern is for readers of the document, core says in words what is wrong. */
-function refuseInCore({ schema, value }: Part): void {
-  const title = own(schema, 'title');
+function checkWithCore({ schema, value }: SchemaPart): void {
+  const title = ownProperty(schema, 'title');
   if (title === 'Volume name' && typeof value === 'string') volumeName(value);
   if (title === 'Store name' && typeof value === 'string') storeName(value);
   if (title === 'Labels' && typeof value === 'object' && value !== null && !Array.isArray(value))
@@ -89,11 +92,11 @@ function refuseInCore({ schema, value }: Part): void {
 }
 
 /** TypeBox's words for a key that is not in the schema help nobody, nor do regular expressions. */
-function said(message = 'it does not fit'): string {
+function readableMessage(message = 'it does not fit'): string {
   if (message === 'schema is false') return 'there is no such key';
   return message.startsWith('must match pattern') ? 'it is not of the expected form' : message;
 }
 
-function refuse(message: string, action: string): StowageError {
+function invalidRequest(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'request-invalid', action });
 }

@@ -6,10 +6,10 @@ import { maySee } from '../principal.ts';
 import { nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { allowed, params } from './volume-refs.ts';
+import { params, resolvePermitted } from './volume-refs.ts';
 
 const tag = 'mounts';
-const byPods = 'Pods mount volumes, by their claims.';
+const podsMount = 'Pods mount volumes, by their claims.';
 
 const afterNode = Type.Optional(
   Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the page before' }),
@@ -34,12 +34,12 @@ export const mountRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byPods },
+    access: { instead: podsMount },
     params,
     body: bodies.mounting,
     success: { status: 200, description: 'The mount', schema: schemas.mount },
     handle: async ({ core, principal, params: p, body, call }) => {
-      const volume = await allowed(core, principal, p.volume, call);
+      const volume = await resolvePermitted(core, principal, p.volume, call);
       const mount = await core.mounts.publish(
         volume.id,
         body.target,
@@ -59,12 +59,12 @@ export const mountRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byPods },
+    access: { instead: podsMount },
     params,
     body: bodies.unmounting,
     success: { status: 204, description: 'It is unmounted' },
     handle: async ({ core, principal, params: p, body, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call).catch((thrown: unknown) => {
+      const { id } = await resolvePermitted(core, principal, p.volume, call).catch((thrown: unknown) => {
         // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
         const isGone = stowageError(thrown).reason === 'volume-unknown';
         const { volume } = p;

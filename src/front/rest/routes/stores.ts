@@ -7,14 +7,14 @@ import type { StoreView } from '#core/stores.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, unreachedJson, volumeJson } from '../json.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
-import { adoptionFor, checkFor, orphanFor, viewFor } from '../redaction.ts';
+import { redactedAdoption, redactedCheck, redactedOrphan, redactedView } from '../redaction.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { byStore } from './volume-refs.ts';
+import { storeEnforcesSize } from './volume-refs.ts';
 
 const tag = 'stores';
-const byObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
+const storesAreObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
 const trashParams = Type.Object(
   { volume: Type.String({ minLength: 1, maxLength: 64, description: 'Volume id' }) },
@@ -52,7 +52,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'All stores', schema: schemas.listOverNodes(schemas.store) },
     handle: async ({ core, principal, nodes, call }) => {
       const visible = core.stores.list().filter((view) => maySee(principal, view.config.name));
-      const seen = visible.map((view) => viewFor(principal, view));
+      const seen = visible.map((view) => redactedView(principal, view));
       const [own, theirs] = await Promise.all([json(core, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
@@ -68,7 +68,7 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byObjects },
+    access: { instead: storesAreObjects },
     body: bodies.newStore,
     success: { status: 201, description: 'The store', schema: schemas.store },
     handle: async ({ core, body, call }) => {
@@ -95,7 +95,7 @@ export const storeRoutes: readonly Route[] = [
       const isHere = core.stores.list().some(({ config }) => config.name === p.store);
       const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
-      return ok(found ?? (await one(core, viewFor(principal, core.stores.view(p.store)), call)));
+      return ok(found ?? (await one(core, redactedView(principal, core.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -107,7 +107,7 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: byObjects },
+    access: { instead: storesAreObjects },
     params,
     success: { status: 204, description: 'It is forgotten' },
     handle: async ({ core, params: p, call }) => {
@@ -166,7 +166,7 @@ export const storeRoutes: readonly Route[] = [
       // What they are not told, for who may know it.
       if (failed !== undefined && !isAdministrator(principal))
         call.log.warn('store check failed', { store: p.store, ...failed });
-      return ok(storeCheckJson(p.store, checkFor(principal, p.store, found), body?.from));
+      return ok(storeCheckJson(p.store, redactedCheck(principal, p.store, found), body?.from));
     },
   }),
   route({
@@ -188,7 +188,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
       const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
-      return ok(adoptionJson(adoptionFor(principal, await core.adoptions.adopt(p.store, how, call))));
+      return ok(adoptionJson(redactedAdoption(principal, await core.adoptions.adopt(p.store, how, call))));
     },
   }),
   route({
@@ -206,7 +206,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, principal, params: p, call }) => {
       requireStore(principal, p.store);
       const found = await core.adoptions.orphans(p.store, call);
-      return ok({ items: found.map((orphan) => orphanJson(orphanFor(principal, orphan))), next: null });
+      return ok({ items: found.map((orphan) => orphanJson(redactedOrphan(principal, orphan))), next: null });
     },
   }),
   route({
@@ -234,7 +234,7 @@ export const storeRoutes: readonly Route[] = [
         query.store === undefined
           ? await core.deletions.trash(visibleStores(core, principal), call)
           : { entries: await core.deletions.trashOf(query.store, call), unanswered: [] };
-      const items = entries.map((entry) => trashJson(entry, byStore(core, entry.volume.store)));
+      const items = entries.map((entry) => trashJson(entry, storeEnforcesSize(core, entry.volume.store)));
       return ok({ items, next: null, unanswered: [...unanswered] });
     },
   }),
@@ -255,7 +255,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, call }) => {
       const volume = await core.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
-      return ok(volumeJson(volume, byStore(core, volume.store)));
+      return ok(volumeJson(volume, storeEnforcesSize(core, volume.store)));
     },
   }),
   route({

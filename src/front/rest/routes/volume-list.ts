@@ -10,7 +10,7 @@ import { ok, type Route, route } from '../route.ts';
 import { oneOf } from '../schema-parts.ts';
 import * as schemas from '../schemas.ts';
 import { cursorFrom, cursorText, type VolumeCursor } from '../volume-cursor.ts';
-import { json } from './volume-refs.ts';
+import { volumeToJson } from './volume-refs.ts';
 
 const query = Type.Object(
   {
@@ -44,7 +44,7 @@ function storesIn(core: Core, principal: Principal, { store, reach }: Query): re
     : wanted.filter((name) => isShared(core.stores.view(name).placement) === (reach === 'anywhere'));
 }
 
-interface Wanted {
+interface ListRequest {
   readonly query: Query;
   readonly after: VolumeCursor | undefined;
   readonly limit: number;
@@ -53,7 +53,7 @@ interface Wanted {
 async function ownPage(
   core: Core,
   principal: Principal,
-  { query: q, after, limit }: Wanted,
+  { query: q, after, limit }: ListRequest,
   call: Call,
 ): Promise<VolumePage> {
   const { volumes: found, unanswered } = await core.catalogue.page(
@@ -69,7 +69,7 @@ async function ownPage(
   const items = found.slice(0, limit);
   const last = items.at(-1);
   return {
-    items: items.map((volume) => json(core, volume)),
+    items: items.map((volume) => volumeToJson(core, volume)),
     next: found.length > limit && last ? { node: undefined, store: last.store, name: last.name } : undefined,
     unanswered: [...unanswered],
   };
