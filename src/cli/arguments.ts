@@ -7,11 +7,11 @@ import { shown } from './text.ts';
 const idGrammar = /^sv1-[0-9a-f-]{36}$/;
 export const isVolumeId = (text: string): boolean => idGrammar.test(text);
 
-/** `store/name` in its two parts, or a name alone. Whether the parts are good names is for the server to say. */
+/** Splits `store/name`, or a name alone. The server validates the names. */
 export function splitRef(ref: string): { readonly store: string | undefined; readonly name: string } {
   const parts = ref.split('/');
   const [first = '', second] = parts;
-  // '.' and '..' would be taken out of the address on the way.
+  // URL normalization would remove '.' and '..'.
   if (parts.length > 2 || parts.some((part) => part === '' || part === '.' || part === '..')) {
     throw invalid(
       `'${shown(ref)}' names no volume`,
@@ -22,13 +22,13 @@ export function splitRef(ref: string): { readonly store: string | undefined; rea
   return second === undefined ? { store: undefined, name: first } : { store: first, name: second };
 }
 
-/** What stands in a path of the API for what a person wrote. */
+/** A volume reference as a path segment of the API. */
 export function refPath(ref: string): string {
   const { store, name } = splitRef(ref);
   return encodeURIComponent(store === undefined ? name : `${store}..${name}`);
 }
 
-/** The name of anything but a volume, as a step of a path. */
+/** The name of anything but a volume, as a path segment of the API. */
 export function pathSegment(what: string, name: string, reason: ReasonWith<'invalid'>): string {
   if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
   throw invalid(`'${shown(name)}' names no ${what}`, reason, 'Write it as the list shows it.');
@@ -90,7 +90,7 @@ export function parseLabels(pairs: readonly string[]): Record<string, string> {
   return labels;
 }
 
-/** `k=v` sets a label, `k-` takes it away. */
+/** `k=v` sets a label, `k-` removes it. */
 export function parseLabelChanges(words: readonly string[]): Record<string, string | null> {
   const changes: Record<string, string | null> = Object.create(null);
   for (const word of words) {

@@ -3,7 +3,7 @@ import { childrenOf } from './command-tree.ts';
 import { invalid } from './problem.ts';
 import type { MakeAction } from './session.ts';
 
-/** In place of those that say where a server on a machine is. */
+/** They replace --socket, --url and --token-file. */
 export const clusterOptionNames = ['--kubeconfig', '--context', '--namespace', '--account'] as const;
 
 export const addClusterOptions = (program: StowageCommand): StowageCommand =>
@@ -21,7 +21,7 @@ const storesAreObjects = 'stores of a cluster are objects of it';
 const podsMount = 'pods mount volumes, by their claims';
 const kubernetesRbac = 'Kubernetes says who may do what in a cluster';
 
-/** What makes no sense in a cluster: why, and what does. */
+/** Commands that are not available in a cluster, with the reason and the alternative. */
 const unsupportedCommands: Readonly<Record<string, readonly [why: string, action: string]>> = {
   up: [onlyOnMachines, 'Run it there: stowage up'],
   node: [onlyOnMachines, 'The chart runs it on every node of the cluster.'],
@@ -38,10 +38,10 @@ const unsupportedCommands: Readonly<Record<string, readonly [why: string, action
 };
 
 const adopter = 'stowage-adopter';
-/** Whose rights are used for what the viewer may not do. */
+/** The default service account of commands that the viewer may not run. */
 const accounts: Readonly<Record<string, string>> = { 'take-over': adopter, 'store adopt': adopter };
 
-/** Unless others are named. */
+/** Applies the default accounts unless --account is given. */
 export function useDefaultAccounts(program: StowageCommand): void {
   program.hook('preAction', (_, command) => {
     const path: string[] = [];
@@ -56,7 +56,7 @@ export function useDefaultAccounts(program: StowageCommand): void {
   });
 }
 
-/** They are still understood, for whoever tries them: with the reason why not, and what is done instead. */
+/** Replaces these commands with hidden ones that fail with the reason and the alternative. */
 export function refuseMachineCommands(program: StowageCommand, act: MakeAction): void {
   for (const [path, [why, action]] of Object.entries(unsupportedCommands)) {
     const words = path.split(' ');
@@ -84,7 +84,7 @@ export function refuseMachineCommands(program: StowageCommand, act: MakeAction):
   }
 }
 
-/** In examples and actions the program is called by another name; what runs on machines keeps its own. */
+/** Replaces `stowage` with `kubectl stowage` in examples and actions, except before commands that only run on machines. */
 export function programNameRewriter(program: StowageCommand): (text: string) => string {
   const commands = childrenOf(program).flatMap((child) => [child.name(), ...child.aliases()]);
   const words = [...commands, 'help'].map((word) => word.replaceAll('-', '\\-')).join('|');

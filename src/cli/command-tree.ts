@@ -1,7 +1,7 @@
 import type { Argument, Option } from 'commander';
 import type { StowageCommand } from './command.ts';
 
-/** What can stand at a place: one of these words, something the server knows, a file, or anything. */
+/** How to complete a word: from a list, from names that the server knows (`ask`), as a file, or not at all. */
 export type CompletionKind =
   | { readonly kind: 'words'; readonly words: readonly string[] }
   | { readonly kind: 'ask'; readonly what: string }
@@ -12,7 +12,7 @@ export interface OptionNode {
   readonly long: string;
   readonly short: string | undefined;
   readonly about: string;
-  /** Undefined: a switch. */
+  /** Undefined: the option takes no value. */
   readonly takes: CompletionKind | undefined;
 }
 
@@ -22,14 +22,14 @@ export interface CommandNode {
   readonly aliases: readonly string[];
   readonly about: string;
   readonly children: readonly { readonly name: string; readonly about: string }[];
-  /** Its own; those of the program itself may stand everywhere. */
+  /** The command's own options; the program's options may stand everywhere. */
   readonly options: readonly OptionNode[];
   readonly arguments: readonly CompletionKind[];
   /** The last argument can be repeated. */
   readonly repeats: boolean;
 }
 
-/** Names of arguments and options say what the server must be asked for; in one command they can mean something else. */
+/** Which names the server must list, by the name of an argument or option value; `COMMAND NAME` is for one command only. */
 const serverLists: Readonly<Record<string, string>> = {
   store: 'stores',
   volume: 'volumes',
@@ -54,7 +54,7 @@ function kindOf(name: string, choices: readonly string[] | undefined, command = 
 const valueName = (option: Option): string | undefined => /[<[]([^\]>.]+)/.exec(option.flags)?.[1];
 
 function optionNode(option: Option): OptionNode {
-  // After one that may stand without a value, what comes next is more likely another option.
+  // After an option with an optional value, the next word is more likely another option.
   const name = option.optional ? undefined : valueName(option);
   return {
     long: option.long ?? option.flags,
@@ -64,7 +64,7 @@ function optionNode(option: Option): OptionNode {
   };
 }
 
-/** Enough for a list of commands. */
+/** For lists of commands. */
 export const firstSentence = (text: string): string => /^.*?(?=\.(?:\s|$))/s.exec(text)?.[0] ?? text;
 
 const hidden = (command: StowageCommand): boolean => command.name().startsWith('__') || command.isUnsupported;
@@ -96,7 +96,7 @@ export function commandNodes(program: StowageCommand): CommandNode[] {
   return nodes.flatMap((node) => (node.path === 'help' ? helpNodes(nodes) : [node]));
 }
 
-/** After `help` stands what could stand without it, as far as it is a command. */
+/** `help` takes the same words as the program itself, except arguments and options. */
 function helpNodes(nodes: readonly CommandNode[]): CommandNode[] {
   const topic = { name: 'exit-codes', about: 'what each exit status means' };
   return nodes
@@ -110,7 +110,7 @@ function helpNodes(nodes: readonly CommandNode[]): CommandNode[] {
     }));
 }
 
-/** `stowage operations --watch`: the options of the command that is meant when none is named. */
+/** The default subcommand, whose options may be given without its name: `stowage operations --watch`. */
 function defaultChild(command: StowageCommand): StowageCommand | undefined {
   const { _defaultCommandName: name } = command as unknown as { readonly _defaultCommandName?: string | null };
   return childrenOf(command).find((child) => child.name() === name);

@@ -8,9 +8,9 @@ export interface Example {
 /** A class because commander makes subcommands through a method to override; it adds only the examples. */
 export class StowageCommand extends Command {
   readonly examples: Example[] = [];
-  /** It is understood, and said no to. */
+  /** The command exists only to fail with an explanation. */
   isUnsupported = false;
-  /** What the program is called, in what is said of it. */
+  /** Rewrites the program's name in examples and messages. */
   rewriteProgramName: (text: string) => string = (text) => text;
 
   constructor(name?: string) {
@@ -36,5 +36,5 @@ function topOf(command: StowageCommand): StowageCommand {
   return command.parent === null ? command : topOf(command.parent as StowageCommand);
 }
 
-/** For options that may be given more than once. */
+/** For options that can be repeated. */
 export const collect = (value: string, before: readonly string[] | undefined): string[] => [...(before ?? []), value];

@@ -1,12 +1,12 @@
 import type { CommandNode, CompletionKind } from './command-tree.ts';
 
-/** Which server is asked is for these to say, also while somebody types. */
+/** The options that select the server. The scripts pass them on when they ask the server for names. */
 export const connectionOptions = ['--socket', '--url', '--token-file'];
 
 /** `a|b|c`, as patterns of a case. */
 const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
 
-/** Shared by bash and zsh: what may follow, as `words …`, `ask …`, `files` or nothing. */
+/** For bash and zsh: how to complete, as `words …`, `ask …`, `files` or an empty string. */
 export function completionAnswer(kind: CompletionKind): string {
   switch (kind.kind) {
     case 'words':
@@ -22,7 +22,7 @@ export function completionAnswer(kind: CompletionKind): string {
   }
 }
 
-/** Every option that takes a value, with what it takes; an option means the same in every command. */
+/** Every option that takes a value, and how to complete it. An option means the same in every command. */
 export function optionsWithValue(nodes: readonly CommandNode[]): Map<string, CompletionKind> {
   const options = new Map<string, CompletionKind>();
   for (const { long, short, takes } of nodes.flatMap((node) => node.options)) {
@@ -33,7 +33,7 @@ export function optionsWithValue(nodes: readonly CommandNode[]): Map<string, Com
   return options;
 }
 
-/** One pattern for each place an argument can stand: `volume/show:0`, `volume/delete:*`. */
+/** One pattern for each argument position: `volume/show:0`, `volume/delete:*`. */
 export function argumentPlaces(node: CommandNode): { readonly at: string; readonly kind: CompletionKind }[] {
   if (node.children.length > 0) {
     return [{ at: `'${node.path}:0'`, kind: { kind: 'words', words: node.children.map((child) => child.name) } }];
@@ -44,12 +44,12 @@ export function argumentPlaces(node: CommandNode): { readonly at: string; readon
   }));
 }
 
-/** Alias → path, so that `volume ls` completes as `volume list` does. */
+/** Alias to path, so that `volume ls` completes like `volume list`. */
 function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
   return nodes.flatMap((node) => node.aliases.map((alias) => `${indent}'${alias}') at='${node.path}' ;;`));
 }
 
-/** The words before the cursor: which command they lead to, and which option still waits for its value. */
+/** The loop over the words before the cursor, which finds the command and the option whose value comes next. */
 export function wordLoop(nodes: readonly CommandNode[]): string {
   const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
   return `    if [[ -n $option ]]; then

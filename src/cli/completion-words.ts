@@ -3,7 +3,7 @@ import { optionsWithValue } from './completion-bash.ts';
 
 const anything: CompletionKind = { kind: 'anything' };
 
-/** What may stand in place of the last of these words, which is being typed: the same as the shells' own scripts find. */
+/** How to complete the last of these words. The shells' own scripts give the same results. */
 export function completionFor(nodes: readonly CommandNode[], words: readonly string[]): CompletionKind {
   const options = optionsWithValue(nodes);
   const byPath = new Map(nodes.flatMap((node) => [node.path, ...node.aliases].map((path) => [path, node] as const)));

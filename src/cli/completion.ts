@@ -45,7 +45,7 @@ const latest = async ({ client }: Session): Promise<OperationJson[]> =>
 const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
   stores: async ({ client }) => (await client.all<StoreJson>('/v1/stores')).map((store) => store.name),
   volumes: async ({ client }) =>
-    // A page is enough to choose from.
+    // One page is enough for completion.
     (await client.get<{ items: VolumeJson[] }>('/v1/volumes')).items.map((volume) => `${volume.store}/${volume.name}`),
   trash: async ({ client }) =>
     (await client.all<TrashEntryJson>('/v1/trash')).map((entry) => `${entry.store}/${entry.name}`),
@@ -56,7 +56,7 @@ const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>
   mounts: async ({ client }) => (await client.all<MountJson>('/v1/mounts')).map((mount) => mount.target),
 };
 
-/** kubectl completes for all shells, and runs a program of a certain name for what is its plugins'. */
+/** kubectl's own completion runs `kubectl_complete-<plugin>` for the arguments of a plugin. */
 function addKubectlCompletion(program: StowageCommand, command: StowageCommand, act: MakeAction): void {
   command
     .description('Print a program that completes for kubectl, to be put on the PATH as kubectl_complete-stowage.')
@@ -80,13 +80,13 @@ function addKubectlCompletion(program: StowageCommand, command: StowageCommand, 
         const typed = words.at(-1) ?? '';
         const all = kind.kind === 'words' ? kind.words : kind.kind === 'ask' ? await namesOf(session, kind.what) : [];
         for (const word of all) if (word.startsWith(typed)) session.out.line(word);
-        // What kubectl expects last: that the shell is to offer files, or nothing else.
+        // The last line is a Cobra directive: 0 lets the shell complete file names, 4 does not.
         session.out.line(kind.kind === 'files' ? ':0' : ':4');
       }),
     );
 }
 
-/** Runs while somebody types: silent, whatever happens, and only names that mean nothing to a shell. */
+/** Runs while the user types, so it never prints errors. */
 async function complete(session: Session, what: string): Promise<void> {
   for (const name of await namesOf(session, what)) session.out.line(name);
 }

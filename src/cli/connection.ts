@@ -15,7 +15,7 @@ export interface ConnectionOptions {
   readonly tokenFile?: string;
 }
 
-/** Where the server is, and with what to show that we may ask. */
+/** The server's address, with the credentials for it. */
 export type ServerAddress =
   | { readonly kind: 'socket'; readonly path: string }
   | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined }
@@ -34,7 +34,7 @@ export function addressText(where: ServerAddress): string {
   }
 }
 
-/** An option beats the environment, and there an address beats a socket. */
+/** Options have precedence over the environment, and there STOWAGE_URL over STOWAGE_SOCKET. */
 export async function findServer(
   options: ConnectionOptions,
   io: Io,
@@ -60,14 +60,14 @@ export async function findServer(
   return { kind: 'url', url: address, token: token || undefined };
 }
 
-/** The socket that is meant when none is named. */
+/** The socket if no option names one. */
 function defaultSocket(env: Io['env']): string {
   const usual = (): string =>
     defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
   return env['STOWAGE_SOCKET'] || usual();
 }
 
-/** What must stand after `stowage` for it to find this socket: nothing where it looks there anyway. */
+/** The option that makes `stowage` use this socket; empty if it is the default. */
 export const socketOptionFor = (socket: string, env: Io['env']): string =>
   !env['STOWAGE_URL'] && resolve(defaultSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
 
@@ -92,7 +92,7 @@ function parseUrl(text: string): URL {
   return url;
 }
 
-/** Never from the command line itself: every user of the machine can read those. */
+/** Tokens are not options themselves, since every user of the machine can read command lines. */
 async function readToken(file: string, warn: (text: string) => void): Promise<string> {
   try {
     await using handle = await open(file, 'r');

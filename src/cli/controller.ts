@@ -3,7 +3,7 @@ import type { StowageCommand } from './command.ts';
 import type { ControllerOptions } from './io.ts';
 import type { MakeAction, Session } from './session.ts';
 
-/** What runs in a cluster, as a pod of its own. */
+/** `stowage controller`, which runs as a Deployment in a cluster. */
 export function addControllerCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('controller')

@@ -46,14 +46,14 @@ export function addDeletionCommands(volume: StowageCommand, act: MakeAction): vo
     .action(act(purge));
 }
 
-/** Said here of one volume, as a refusal would be. */
+/** Errors of this program about one volume; like a server's error, they do not affect the others. */
 const perVolumeReasons = ['trash-not-found', 'trash-ambiguous', 'trash-lookup-incomplete'];
 
-/** Our own side failed, not the request: the next one would fail the same way. */
+/** Whether the error would repeat for the other volumes: the connection failed, not one request. */
 const stopsTheRest = (thrown: unknown): boolean =>
   !(thrown instanceof StowageError) ? !(thrown instanceof ServerProblem) : !perVolumeReasons.includes(thrown.reason);
 
-/** One after the other; a refusal for one does not keep the others, a server that is gone does. */
+/** Runs the work for each volume in turn. Continues after the server rejected one; stops if the connection fails. */
 async function forEachVolume<T>(
   session: Session,
   refs: readonly string[],
@@ -89,7 +89,7 @@ async function remove(session: Session, refs: readonly string[], options: Revisi
   const paths = new Map(refs.map((ref) => [ref, `/v1/volumes/${refPath(ref)}`]));
   return await forEachVolume(session, refs, async (ref) => {
     const volume = await client.get<VolumeJson>(paths.get(ref) ?? '');
-    // By its id: in the meantime another volume may have got the name.
+    // Use the id: the name may belong to another volume by now.
     const path = `/v1/volumes/${encodeURIComponent(volume.id)}`;
     const result = await runLongOperation<DeletionJson>(session, { method: 'DELETE', path, ifRevision });
     out.reportDone(deletionText(volume, result));
@@ -98,7 +98,7 @@ async function remove(session: Session, refs: readonly string[], options: Revisi
 }
 
 function deletionText(volume: VolumeJson, deletion: DeletionJson | undefined): string {
-  // Undefined: its result is no longer kept; it is gone in any case.
+  // Undefined: the server no longer knows the result, but the volume is gone.
   const { outcome, expiresAt } = deletion ?? { outcome: 'deleted', expiresAt: null };
   switch (outcome) {
     case 'retained':
@@ -112,13 +112,13 @@ function deletionText(volume: VolumeJson, deletion: DeletionJson | undefined): s
   }
 }
 
-/** The entry a person means: by id, by store/name, or by a name that occurs once. */
+/** Finds a trash entry by id, by store/name, or by a unique name. */
 async function findTrashed({ client }: Session, ref: string): Promise<TrashEntryJson> {
   const { store, name } = splitRef(ref);
   const { items, unanswered } = await client.listOverStores<TrashEntryJson>('/v1/trash', { store });
   const found = items.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
   const [only, ...more] = found;
-  // A store that cannot be used could hold it, or another one of that name; an id exists only once.
+  // A store that can't be used may hold the entry, or a second one of that name. Ids are unique.
   const [silent] = unanswered;
   if (silent !== undefined && more.length === 0 && !(only !== undefined && isVolumeId(name)))
     throw lookupIncomplete(ref, silent, only, await storeProblem(client, silent));
@@ -140,7 +140,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   });
 }
 
-/** Undefined: it is not known. */
+/** Undefined: not known. */
 async function storeProblem(client: Session['client'], store: string): Promise<StoreJson['problem'] | undefined> {
   const found = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`).catch(() => undefined);
   return found?.problem;

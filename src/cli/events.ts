@@ -5,7 +5,7 @@ import type { MakeAction, Session } from './session.ts';
 import type { ServerEvent } from './sse.ts';
 import { shown } from './text.ts';
 
-/** As long as a restart takes; after that, somebody should know that nothing is followed any more. */
+/** Longer than a restart takes. After this time without a server, the command fails. */
 const restartMs = 10_000;
 
 export function addEventCommands(program: StowageCommand, act: MakeAction): void {
@@ -26,7 +26,7 @@ export function addEventCommands(program: StowageCommand, act: MakeAction): void
     );
 }
 
-/** Subjects are ids; people know names. */
+/** The name instead of the id, where the event has it. */
 function subjectText(event: EventJson): string {
   const operation = operationOf(event);
   if (operation !== undefined) return `${operation.kind} ${operation.subject}: ${operation.state}`;
@@ -34,7 +34,7 @@ function subjectText(event: EventJson): string {
   return typeof store === 'string' && typeof name === 'string' ? `${store}/${name}` : event.subject;
 }
 
-/** Calls back for each event until Ctrl-C, or until nobody reads what we write. Goes on after a restart of the server. */
+/** Calls back for each event until Ctrl-C or until the output is closed. Reconnects after a restart of the server. */
 export async function followEvents(session: Session, tell: (event: EventJson) => void): Promise<void> {
   const { client, clock, io, out } = session;
   const until = AbortSignal.any([io.signal, session.outputClosed]);
@@ -61,7 +61,7 @@ export async function followEvents(session: Session, tell: (event: EventJson) =>
     lostAt ??= clock.now();
     await clock.sleep(250, until).catch(() => undefined);
   }
-  // A reader that left is content; a person who pressed Ctrl-C gets the status of an interrupted program, and no words.
+  // A closed output is a success. Ctrl-C gives the exit status of an interrupted program, without a message.
   if (session.outputClosed.aborted) return;
   throw new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: until.reason });
 }

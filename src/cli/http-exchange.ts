@@ -29,13 +29,13 @@ export class ConnectionFailure extends Error {
   constructor(message: string, { cause }: { readonly cause: unknown }) {
     super(message, { cause });
     this.code = errnoOf(cause) ?? 'unknown';
-    // Anything else (refused, no such socket, a wrong certificate) happens before the server sees a request.
+    // All other failures (refused, no such socket, a wrong certificate) happen before the server sees a request.
     this.connected = isHangUp(cause);
   }
 }
 
 const connectMs = 10_000;
-/** No answer is larger: lists come in pages. */
+/** More than any answer: lists are paged. */
 const maxAnswer = 64 << 20;
 
 function targetFor(where: ServerAddress): HttpTarget {
@@ -45,7 +45,7 @@ function targetFor(where: ServerAddress): HttpTarget {
   return { ...apiServer, prefix: `${apiServer.prefix}${where.prefix}` };
 }
 
-/** Each token goes to the one whom it is for: what the kubeconfig has, to the API server only. */
+/** The kubeconfig's credentials are for the API server only; Stowage's token has a header of its own. */
 function credentialsFor(where: ServerAddress): Readonly<Record<string, string>> {
   if (where.kind === 'socket') return {};
   if (where.kind === 'url') return where.token === undefined ? {} : { authorization: `Bearer ${where.token}` };
@@ -62,17 +62,17 @@ function callFor(where: ServerAddress, { method, path, headers, body }: Outgoing
     path,
     body,
     headers: { accept: answerTypes, ...headers, ...type, ...credentialsFor(where) },
-    // A connection for each request: a kept one may be closed by the server at the very moment it is used again.
+    // One connection for each request: the server may close a kept one just as it is reused.
     agent: false,
     tls: where.kind === 'cluster' ? where.tls : {},
   };
 }
 
-/** Sends it and waits for the head of the answer; the body is the caller's to read. */
+/** Sends the request and waits for the answer's head; the caller reads the body. */
 export async function send(where: ServerAddress, out: OutgoingRequest, signal: AbortSignal): Promise<IncomingMessage> {
   const call = callFor(where, out);
   const sent = startRequest(targetFor(where), call, signal);
-  // The caller's deadline may be long or absent; an address where nobody lives is known much sooner.
+  // The caller's deadline may be long or absent, so connecting has its own timeout.
   const timer = setTimeout(
     () => sent.destroy(Object.assign(new Error('connecting took too long'), { code: 'ETIMEDOUT' })),
     connectMs,

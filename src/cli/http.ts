@@ -12,9 +12,9 @@ import { readEvents, type ServerEvent } from './sse.ts';
 export type Query = Readonly<Record<string, string | readonly string[] | undefined>>;
 
 export interface RequestOptions {
-  /** In place of the session's own signal: for what must still be said after Ctrl-C. */
+  /** Replaces the session's signal, for requests after Ctrl-C. */
   readonly signal?: AbortSignal;
-  /** The server was there a moment ago: when it is not now, it is restarting. */
+  /** The server answered a moment ago: if it is not there now, it is restarting, so wait for it. */
   readonly waitForRestart?: boolean;
 }
 
@@ -23,15 +23,15 @@ export interface ChangeRequest extends RequestOptions {
   readonly path: string;
   readonly body?: unknown;
   readonly ifRevision?: number | undefined;
-  /** Ask for an operation to follow in place of the result. */
+  /** Send `Prefer: respond-async`: the answer is an operation to follow. */
   readonly background?: boolean;
-  /** Work without a known end: the default deadline does not hold, one that was asked for does. */
+  /** Long work: only a --timeout of the user applies, not the default one. */
   readonly long?: boolean;
 }
 
 export interface ServerAnswer {
   readonly status: number;
-  /** Undefined: the answer has none. */
+  /** Undefined: no body. */
   readonly body: unknown;
 }
 
@@ -42,7 +42,7 @@ export interface Client {
   /** The same for a list over several stores. */
   listOverStores<T>(path: string, query?: Query): Promise<MultiStoreList<T>>;
   change(change: ChangeRequest): Promise<ServerAnswer>;
-  /** Changes as they happen, from after `last` on; ends when the connection does. */
+  /** The events after `last`; ends with the connection. */
   events(last: string | undefined, signal: AbortSignal): AsyncGenerator<ServerEvent>;
 }
 
@@ -50,7 +50,7 @@ export interface MultiStoreList<T> {
   readonly items: readonly T[];
   /** The stores that did not answer. */
   readonly unanswered: readonly string[];
-  /** In a cluster, the nodes that could not be asked. */
+  /** In a cluster: the nodes that could not be reached. */
   readonly unreached: readonly UnreachedJson[];
 }
 
@@ -60,11 +60,11 @@ interface Page<T> extends Partial<MultiStoreList<T>> {
 
 export interface Deadline {
   readonly ms: number;
-  /** Somebody asked for it, so it holds for long work too. */
+  /** Set by --timeout, so it applies to long work too. */
   readonly explicit: boolean;
 }
 
-/** How long a server that went away in the middle of a request is waited for: the time of a restart. */
+/** How long to retry after the server went away during a request: longer than a restart takes. */
 const restartMs = 10_000;
 
 export function createClient(
@@ -72,7 +72,7 @@ export function createClient(
   clock: Clock,
   signal: AbortSignal,
   deadline: Deadline,
-  /** Whoever watches is told that we wait, until disposed of. */
+  /** Shows the user that the program waits, until disposed. */
   waiting: () => Disposable,
 ): Client {
   async function ask(out: OutgoingRequest, how: RequestOptions & { readonly long?: boolean }): Promise<ServerAnswer> {
@@ -112,12 +112,12 @@ export function createClient(
       const page = await get<Page<T>>(path, { ...query, after });
       if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
       items.push(...page.items);
-      // A server of an earlier version does not say.
+      // Servers of earlier versions leave this out.
       for (const store of page.unanswered ?? []) unanswered.add(store);
       unreached.push(...(page.unreached ?? []));
       after = page.next ?? undefined;
       if (after === undefined) return { items, unanswered: [...unanswered], unreached };
-      // A server at fault must not keep us here for ever.
+      // A faulty server must not make this loop endless.
       if (seen.has(after)) throw unreadable('the same page twice', await find());
       seen.add(after);
     }
@@ -180,11 +180,11 @@ async function exchange(where: ServerAddress, out: OutgoingRequest, signal: Abor
   return { status: answer.statusCode ?? 0, body: text === '' ? undefined : parse(text) };
 }
 
-/** It said so itself, on its way down or up. */
+/** The server answered that it is stopping or starting. */
 const restarting = (answer: ServerAnswer | undefined): boolean =>
   ['stopping', 'starting'].includes(parseProblem(answer?.body)?.problem.reason ?? '');
 
-/** After a break our own first request may still be at work there, under the same key. */
+/** After a broken connection, the first request may still run on the server under the same key. */
 const isBusy = (answer: ServerAnswer | undefined, method: string): boolean =>
   method !== 'GET' && parseProblem(answer?.body)?.problem.code === 'busy';
 

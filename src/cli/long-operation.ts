@@ -6,16 +6,12 @@ import { createProgressBar, noProgressBar, type ProgressBar } from './progress.t
 import type { Session } from './session.ts';
 
 const pollMs = 200;
-/**
- * How long a cancelled operation gets to come to its end before we stop looking. One that waits for a server which does not
- * answer needs longer, and ends without us.
- */
+/** How long to wait for a cancelled operation to end. An operation that waits for an unreachable server takes longer. */
 const cancelMs = 1_000;
 
 /**
- * Work that can take long. On a terminal the server does it in the background while a bar shows how far it is, and
- * Ctrl-C cancels it; otherwise it is one request. Undefined: it is done, and its result is no longer known (the server
- * was restarted meanwhile), or there is none.
+ * Runs work that can take long. On a terminal it runs in the background of the server, with a progress bar, and Ctrl-C cancels it; otherwise
+ * it is one request. Undefined: the work is done, but it has no result, or the server was restarted and no longer knows it.
  */
 export async function runLongOperation<T>(session: Session, change: ChangeRequest): Promise<T | undefined> {
   const { client, isInteractive } = session;
@@ -40,7 +36,7 @@ async function follow(session: Session, started: OperationJson): Promise<Operati
   const { client, clock, io } = session;
   using bar: ProgressBar = session.isInteractive ? createProgressBar(io.stderr, clock) : noProgressBar();
   let operation = started;
-  // Short work is asked about at once, long work five times a second.
+  // Poll quickly at first, then five times a second.
   for (let pause = 10; operation.state === 'running'; pause = Math.min(pause * 2, pollMs)) {
     try {
       await clock.sleep(pause, io.signal);
@@ -57,7 +53,7 @@ async function follow(session: Session, started: OperationJson): Promise<Operati
 
 const pathOf = (operation: OperationJson): string => `/v1/operations/${encodeURIComponent(operation.id)}`;
 
-/** The user's signal has ended, so cancelling needs one of its own; it is bounded, and a second Ctrl-C ends the process. */
+/** The user's signal is aborted, so cancelling uses its own deadline. A second Ctrl-C ends the process. */
 async function cancel(session: Session, operation: OperationJson): Promise<OperationJson> {
   const { client, clock, out } = session;
   using limit = clock.deadline(cancelMs, new AbortController().signal);
@@ -65,7 +61,7 @@ async function cancel(session: Session, operation: OperationJson): Promise<Opera
   out.note(`cancelling: ${operation.kind} ${operation.subject}`);
   try {
     await client.change({ method: 'POST', path: `${pathOf(operation)}/cancel`, ...how }).catch((thrown: unknown) => {
-      // It came to its end just before; how it ended is what the next question answers.
+      // The operation has just ended; the next request says how.
       if (!(thrown instanceof ServerProblem)) throw thrown;
     });
     for (;;) {

@@ -37,7 +37,7 @@ export function addMountCommands(program: StowageCommand, act: MakeAction): void
     .action(act(list));
 }
 
-/** Relative paths mean our own folder, so they mean nothing to a server elsewhere. */
+/** Relative paths are relative to this process, so they are useless to a server on another machine. */
 function target(session: Session, path: string): string {
   if (path === '')
     throw invalid('the path is empty', 'path-empty', 'Write a path, such as /mnt/demo; for this folder: . (a dot)');
@@ -89,7 +89,7 @@ async function mountAt(session: Session, at: string): Promise<{ readonly ref: st
   });
 }
 
-/** The server knows paths without symbolic links. Behind one there may be a dead server: it is not waited for. */
+/** The server knows targets without symbolic links. realpath gets a timeout, since it can hang on a dead server. */
 async function resolved({ clock, io }: Session, path: string): Promise<string> {
   using limit = clock.deadline(2000, io.signal);
   const late = clock.sleep(2000, limit.signal).then(

@@ -6,7 +6,7 @@ import { invalid } from './problem.ts';
 import type { MakeAction, Session } from './session.ts';
 import { shellWord, shown } from './text.ts';
 
-/** As commander gives them. */
+/** The options as commander parses them. */
 interface NfsServeFlags {
   readonly port?: string;
   readonly host?: string;

@@ -6,7 +6,7 @@ import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, date, shown } from './text.ts';
 
-/** As many as the server gives at once. */
+/** The server's page limit. */
 const maxListed = 1000;
 
 const pathOf = (id: string): string => `/v1/operations/${pathSegment('operation', id, 'operation-reference')}`;
@@ -60,7 +60,7 @@ function progressText({ progress, error }: OperationJson): string {
 async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
   const { client, out, clock } = session;
   const limit = parseNumberArgument('--limit', options.limit, { from: 1, to: maxListed });
-  // Not every page: the limit is how many are wanted in all.
+  // One page: the limit is the total.
   const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
   if (options.watch === true) return await watch(session, items);
   if (out.json) return out.value(items);

@@ -26,7 +26,7 @@ import { shown } from './text.ts';
 import { addTokenCommands } from './token.ts';
 import { addVolumeCommands } from './volume.ts';
 
-/** What can be said before or after any command. */
+/** The options that may stand before or after any command. */
 export interface GlobalOptions {
   readonly json?: boolean;
   readonly quiet?: boolean;
@@ -35,14 +35,14 @@ export interface GlobalOptions {
   readonly url?: string;
   readonly tokenFile?: string;
   readonly timeout?: string;
-  /** Of `kubectl stowage`. */
+  /** This and the next three: only for `kubectl stowage`. */
   readonly kubeconfig?: string;
   readonly context?: string;
   readonly namespace?: string;
   readonly account?: string;
 }
 
-/** The whole tree of commands. `act` decides what running one means; reading the tree needs none of it. */
+/** The whole tree of commands. `act` makes the actions, so the tree can be read without running anything. */
 export function createProgram(
   services: Pick<ProgramServices, 'version' | 'program' | 'cluster'>,
   act: MakeAction,

@@ -7,11 +7,11 @@ import { shown } from './text.ts';
 
 export interface ProgressBar extends Disposable {
   show(operation: OperationJson): void;
-  /** Takes the bar away, so that something else can be said. */
+  /** Removes the bar, so that other output can be printed. */
   clear(): void;
 }
 
-/** Work that ends sooner needs no bar; a flash would only disturb. */
+/** Work that ends sooner gets no bar, since it would only flicker. */
 const appearsAfterMs = 300;
 const barWidth = 24;
 
@@ -33,7 +33,7 @@ export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
       const ms = clock.now() - begun;
       if (ms < appearsAfterMs) return;
       const columns = 'columns' in to && typeof to.columns === 'number' ? to.columns : 80;
-      // A line that wraps could not be taken back.
+      // A wrapped line could not be erased.
       to.write(`\r\x1b[2K${barLine(operation, ms).slice(0, columns - 1)}`);
       drawn = true;
     },
@@ -42,12 +42,12 @@ export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
   };
 }
 
-/** An answer that comes sooner is not worth a word. */
+/** An answer that comes sooner gets no message. */
 const waitingAfterMs = 1500;
 
-/** While an answer does not come, a line says so; it is gone again when it has come. */
+/** Shows a line while the answer is pending, and erases it afterwards. */
 export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, clock: Clock): () => Disposable {
-  // Of its own: the result may well go into a file or a pipe while somebody watches this one.
+  // Check standard error itself: standard output may be a file or a pipe.
   const isWatched = 'isTTY' in io.stderr && io.stderr.isTTY === true;
   if (!isWatched || quiet || io.env['TERM'] === 'dumb') return () => ({ [Symbol.dispose]: () => undefined });
   return () => {

@@ -61,7 +61,7 @@ function section(path: readonly string[], command: StowageCommand, program = 'st
 const noAct: MakeAction = () => async () => undefined;
 const nowhere = { version: '', program: 'stowage' };
 
-/** Only what is other than above. */
+/** Only the differences from `stowage`. */
 function kubectlSection(): string[] {
   const services = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
   const program = createProgram(services, noAct);

@@ -39,7 +39,7 @@ function useText(use: HostUse): string {
   return [`${use.node} (${use.host}): ${usersOf(use)}`, ...(use.writer ? ['the writer'] : []), last].join('; ');
 }
 
-/** Nothing of a store that has no use records. */
+/** Empty for a store without use records. */
 export function useFields(uses: VolumeDetailJson['uses']): [string, Cell[]][] {
   if (uses === null) return [];
   return [['hosts', uses.map((use) => ({ text: useText(use), tone: use.stale ? 'warn' : 'plain' }))]];
@@ -53,7 +53,7 @@ interface ReleaseFlags {
 async function release({ client, out }: Session, ref: string, { host, yes }: ReleaseFlags): Promise<void> {
   const volume = await client.get<VolumeDetailJson>(`/v1/volumes/${refPath(ref)}`);
   if (yes !== true) throw confirmationRequired(qualifiedName(volume), host, volume.uses ?? []);
-  // By its id: in the meantime another volume may have got the name.
+  // Use the id: the name may belong to another volume by now.
   const path = `/v1/volumes/${encodeURIComponent(volume.id)}/uses/${encodeURIComponent(host)}`;
   await client.change({ method: 'DELETE', path });
   if (out.json) return out.value({ id: volume.id, store: volume.store, name: volume.name, host });

@@ -15,7 +15,7 @@ import { createProgram, type GlobalOptions } from './program.ts';
 import { createWaiting } from './progress.ts';
 import type { MakeAction, Session } from './session.ts';
 
-/** Runs one command line (without the program's own name) and gives its exit status. Never ends the process. */
+/** Runs one command line (without the program's name) and returns its exit status. Never exits the process. */
 export async function runCli(argv: readonly string[], io: Io, services: ProgramServices): Promise<number> {
   let status = 0;
   const pipes = watchPipes(io);
@@ -36,7 +36,7 @@ export async function runCli(argv: readonly string[], io: Io, services: ProgramS
   return status === 0 && pipes.writeError() !== undefined ? 1 : status;
 }
 
-/** Where the parser writes: help on standard output, its errors nowhere, for they are ours to report. */
+/** The parser writes help to standard output. It must not print errors: `report` does. */
 function configureOutput(command: StowageCommand, io: Io, to: { writeErr(text: string): void }): void {
   const width = 'columns' in io.stdout && typeof io.stdout.columns === 'number' ? io.stdout.columns : 100;
   command.configureOutput({
@@ -65,7 +65,7 @@ function createSession(program: StowageCommand, io: Io, services: ProgramService
     options.timeout === undefined
       ? { ms: 60_000, explicit: false }
       : { ms: parseDurationArgument(options.timeout), explicit: true };
-  // Only when something is asked: completion and help need no server, and no valid address of one.
+  // Resolved at the first request: completion and help need no valid server address.
   let found: Promise<ServerAddress> | undefined;
   const find = (): Promise<ServerAddress> =>
     (found ??= services.cluster?.(options) ?? findServer(options, io, out.warn));
@@ -86,7 +86,7 @@ function createSession(program: StowageCommand, io: Io, services: ProgramService
 
 function report(thrown: unknown, out: Output, command: string): number {
   if (thrown instanceof CommanderError) {
-    // --help and --version end this way too; help in place of a missing command has said enough already.
+    // --help and --version end this way too. Commander has already printed the help for a missing command.
     if (thrown.exitCode === 0) return 0;
     if (thrown.code === 'commander.help') return 2;
     return report(usageError(thrown, command), out, command);
@@ -96,7 +96,7 @@ function report(thrown: unknown, out: Output, command: string): number {
   return exitOf(thrown);
 }
 
-/** The command that was meant, as far as it can be told, for whoever needs its help. */
+/** The intended command, as far as it can be recognized, to suggest its --help. */
 function intendedCommand(program: StowageCommand, argv: readonly string[]): string {
   const path = [program.name()];
   let at = program;
@@ -123,8 +123,8 @@ function usageError(thrown: CommanderError, command: string): StowageError {
 }
 
 /**
- * `stowage volume list | head`: a reader that leaves is not an error, and no reason to stop work that was asked for.
- * Anything else that keeps output from being written is one.
+ * `stowage volume list | head`: a closed pipe is not an error and does not stop the work. All other write errors are reported and change the
+ * exit status.
  */
 function watchPipes(io: Io): Disposable & { readonly outputClosed: AbortSignal; writeError(): Error | undefined } {
   const closed = new AbortController();
@@ -143,13 +143,13 @@ function watchPipes(io: Io): Disposable & { readonly outputClosed: AbortSignal; 
     outputClosed: closed.signal,
     writeError: () => lost,
     [Symbol.dispose]: () => {
-      // Late errors of a pipe must still find somebody who ignores them.
+      // Keep a listener: a late error of the pipe must not become an uncaught exception.
       io.stdout.off('error', failed).on('error', ignore);
     },
   };
 }
 
-/** What is written to a pipe may still be on its way when the process ends. */
+/** Writes to a pipe are asynchronous and would be lost if the process exited now. */
 async function flush(stream: Writable): Promise<void> {
   if (stream.destroyed || !stream.writable) return;
   const { promise, resolve } = Promise.withResolvers<void>();

@@ -1,4 +1,4 @@
-/** For the tests: a real server on a Unix socket that answers as it is told, and a command line around it. */
+/** For tests: a real server on a Unix socket with scripted answers, and a command line that uses it. */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { tmpdir } from 'node:os';
@@ -78,7 +78,7 @@ export const problem = (code: string, detail: string, action = 'Do something els
   status,
   { type: 'about:blank', title: code, status, detail, code, reason: code, action, requestId: 'r1' },
 ];
-/** All that there is of a list. */
+/** A list with a single page. */
 export const page = (...items: readonly object[]): readonly [number, object] => [200, { items, next: null }];
 const missing = (url: string): Reply => problem('not-found', `no script for ${url}`, 'Write one.', 404);
 

@@ -9,7 +9,7 @@ type ServerFlags = Omit<UpOptions, 'nfs' | 'maxVolumes'> & {
   readonly maxVolumes?: string;
 };
 
-/** Those that run the server, until Ctrl-C. */
+/** `stowage up` and `stowage node`, which run the server. */
 export function addServerCommands(program: StowageCommand, act: MakeAction): void {
   const run = (bare: boolean) =>
     act((session: Session, { nfs, maxVolumes, ...options }: ServerFlags) => {

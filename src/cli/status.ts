@@ -39,14 +39,14 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ...(status.agents === undefined
       ? [['listens on', status.listen] as const]
       : [['nodes', agentTexts(status.agents)] as const]),
-    // Not for everybody to know.
+    // Null for tokens that may not see it.
     ...(state === null
       ? []
       : ([
           ['state folder', state],
           ['configuration', status.config ?? 'none (defaults)'],
         ] as const)),
-    // Both are of a machine.
+    // Both only exist on a machine.
     ...(status.agents === undefined
       ? [['default store', status.defaultStore ?? 'none'] as const, ['mounting', mountingCell(mounting)] as const]
       : []),

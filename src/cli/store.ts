@@ -188,7 +188,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
   ]);
 }
 
-/** Servers of older versions leave both out. */
+/** Older servers leave out both fields. */
 const freeText = ({ freeBytes, totalBytes }: Partial<Pick<StoreJson, 'freeBytes' | 'totalBytes'>>): string =>
   freeBytes === undefined || freeBytes === null ? 'not known' : `${size(freeBytes)} of ${size(totalBytes)}`;
 
@@ -205,7 +205,7 @@ async function check({ client, out }: Session, name: string, { from }: { readonl
     out.line(`${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${shown(what)}: ${shown(detail)}`);
     if (action !== null && !ok) out.line(`         action: ${shown(action)}`);
   }
-  // A step may have said so.
+  // Unless a step has already printed it.
   if (result.freeBytes !== null && !out.quiet && !result.steps.some((one) => one.step === 'room'))
     out.line(`room     ${size(result.freeBytes)} free of ${size(result.totalBytes)}`);
   return result.ok ? 0 : 1;

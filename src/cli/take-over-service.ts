@@ -1,50 +1,50 @@
 export interface TakeOverRequest {
   readonly kubeconfig: string | undefined;
   readonly context: string | undefined;
-  /** Whose volumes they are to become. */
+  /** The store that will own the volumes. */
   readonly store: string;
-  /** What else the store's server is called. */
+  /** Other names and addresses of the store's server. */
   readonly servers: readonly string[];
 }
 
 /**
- * `ready`: it can be taken over. `used`: when no pod uses it any more. `begun`: it was, or was being undone, and somebody or something
- * stopped it half-way. `taken-over`: it can be undone, or finished. `unclaimed`: no claim has it. `impossible`: see why.
+ * `ready`: can be taken over. `used`: can be taken over once no pod uses it. `begun`: a take-over or its undoing was interrupted.
+ * `taken-over`: can be undone or finished. `unclaimed`: no claim is bound to it. `impossible`: see `detail`.
  */
 export type TakeOverState = 'ready' | 'used' | 'begun' | 'taken-over' | 'unclaimed' | 'impossible';
 
 export type TakeOverAction = 'take' | 'undo' | 'finish';
 
-/** A PersistentVolume of somebody else's whose directory is on the store. */
+/** A PersistentVolume of another provisioner whose directory is on the store. */
 export interface TakeOverCandidate {
-  /** `namespace/name`; null: none has it. */
+  /** `namespace/name`; null: unbound. */
   readonly claim: string | null;
-  /** The PersistentVolume that is there before, and the one of Stowage's. */
+  /** The original PersistentVolume, and the one that Stowage creates. */
   readonly from: string;
   readonly to: string;
-  /** As the store knows it, or below the store's own. */
+  /** The volume's name on the store, or a path below the store's directory. */
   readonly directory: string;
   readonly state: TakeOverState;
-  /** Why it is as it is; empty: there is nothing to be said. */
+  /** The reason for the state, or empty. */
   readonly detail: string;
 }
 
 export interface TakeOverCandidates {
   readonly candidates: readonly TakeOverCandidate[];
-  /** Servers that other such PersistentVolumes name. */
+  /** Servers of PersistentVolumes that are not on the store's server. */
   readonly otherServers: readonly string[];
 }
 
 /**
- * Claims of others become claims of Stowage's, with the same names and the same data. It is done with the rights of whoever asks for it.
- * Every step can be repeated, in either direction, whenever the one before ended.
+ * Moves claims of other provisioners to Stowage, with the same names and data, with the rights of the calling user. Every step is idempotent,
+ * and an interrupted take-over can be continued in either direction.
  */
 export interface TakeOverService extends Disposable {
-  /** `deed`: what is to be done then. */
+  /** `action`: what the caller will do with the candidates. */
   findCandidates(deed: TakeOverAction): Promise<TakeOverCandidates>;
-  /** `id`: of the volume that the directory has become. `identity`: what its store says that it is, if that is known. */
+  /** `id`: the volume that the directory has become. `identity`: the store's identity, if known. */
   take(candidate: TakeOverCandidate, id: string, identity: string | undefined): Promise<void>;
   undo(candidate: TakeOverCandidate): Promise<void>;
-  /** Gives what its user has to know of it; empty: nothing. */
+  /** Returns what the user should know about the claim, or an empty string. */
   finish(candidate: TakeOverCandidate, identity: string | undefined): Promise<string>;
 }

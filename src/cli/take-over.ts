@@ -18,7 +18,7 @@ interface TakeOverFlags {
   readonly server?: readonly string[];
 }
 
-/** Only in a cluster: there is nothing to take over from elsewhere. */
+/** Only for `kubectl stowage`: only a cluster has volumes of other provisioners. */
 export function addTakeOverCommand(program: StowageCommand, act: MakeAction): void {
   program
     .command('take-over')
@@ -46,13 +46,13 @@ const resultWords: Readonly<Record<TakeOverAction, { readonly done: string; read
   undo: { done: 'gave back', would: 'would give back' },
   finish: { done: 'finished', would: 'would finish' },
 };
-/** What of a claim there is to do. */
+/** The states in which an action has something to do. */
 const pendingStates: Readonly<Record<TakeOverAction, readonly TakeOverState[]>> = {
   take: ['ready', 'begun'],
   undo: ['begun', 'taken-over'],
   finish: ['taken-over'],
 };
-/** What somebody would have to see to. */
+/** The states that need the user's attention before the action is possible. */
 const blockedStates: Readonly<Record<TakeOverAction, readonly TakeOverState[]>> = {
   take: ['used', 'impossible'],
   undo: [],
@@ -115,7 +115,7 @@ async function takeOver(
   return missing > 0 ? 1 : 0;
 }
 
-/** Gives what is to be said of it, or nothing. */
+/** Returns what the user should know about the claim, or an empty string. */
 async function perform(
   service: TakeOverService,
   action: TakeOverAction,
@@ -141,13 +141,13 @@ function requireKnownClaims(names: readonly string[], candidates: readonly TakeO
   );
 }
 
-/** By their names on the store: their ids. */
+/** The volumes of the store: name to id. */
 async function volumesOf({ client }: Session, store: string): Promise<Map<string, string>> {
   const { items } = await client.listOverStores<VolumeJson>('/v1/volumes', { store });
   return new Map(items.filter((one) => one.store === store).map(({ name, id }) => [name, id]));
 }
 
-/** What is finished is deleted one day as any other volume, and that has to be sure that the store is still the same. */
+/** The store's identity, which is recorded with the volume: a later deletion checks that the store is still the same. */
 async function identityOf({ client }: Session, store: string): Promise<string | undefined> {
   const { identity, state } = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`);
   if (identity === null && state !== 'open')
@@ -161,7 +161,7 @@ async function identityOf({ client }: Session, store: string): Promise<string | 
 
 const isOpen = ({ state }: TakeOverCandidate): boolean => pendingStates.take.includes(state);
 
-/** With what Stowage says of those directories that are no volumes yet. */
+/** Marks the candidates whose directories Stowage can't adopt (by a dry run). */
 async function withAdoptionProblems(
   session: Session,
   store: string,

@@ -6,19 +6,19 @@ import type { StoreView } from '#core/stores.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
 import { invalidRequest, requiredText } from './request-fields.ts';
 
-/** What a capability comes to. */
+/** A VolumeCapability in Stowage's terms. */
 export interface RequestedCapability {
   readonly access: Access;
   readonly readOnly: boolean;
   /** More than one node at a time. */
   readonly multiNode: boolean;
-  /** Only one node at a time has it, or may write to it. */
+  /** `staged`: only one node at a time may stage it. `written`: only one node at a time may publish it for writing. */
   readonly singleNodeWriter: 'never' | 'staged' | 'written';
-  /** Only one pod at a time has it. */
+  /** Only one pod at a time may use it. */
   readonly singlePod: boolean;
-  /** The group that shall be able to use it. Undefined: none was named. */
+  /** The gid from `volume_mount_group`; undefined if the field is empty. */
   readonly group: number | undefined;
-  /** Undefined: whichever it has, or gets. */
+  /** Undefined: any file system. */
   readonly filesystem: string | undefined;
 }
 
@@ -48,7 +48,7 @@ export function parseCapability(
   if (rule === undefined) throw invalidRequest(`${field} has no access mode that is known here`);
   if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined, filesystem: undefined };
   const flags = splitMountFlags(accessType.value.mountFlags);
-  // Which ones is not said: they may hold secrets.
+  // Don't quote the flags: they may contain secrets.
   if (!areMountFlags(flags)) throw invalidRequest(`only these mount flags are known here: ${mountFlags.join(', ')}`);
   const readOnly = rule.readOnly || flags.includes('ro');
   const { fsType, volumeMountGroup } = accessType.value;
@@ -56,7 +56,7 @@ export function parseCapability(
   return { ...rule, readOnly, access: 'filesystem', group: parseGroup(volumeMountGroup), filesystem };
 }
 
-/** The last number stands for none where the kernel is asked. */
+/** 2^32 - 1 means "no change" to chown(2). */
 const maxGid = 0xffff_fffe;
 
 function parseGroup(given: string): number | undefined {
@@ -76,7 +76,7 @@ export function parseCapabilities(
   return [first, ...rest];
 }
 
-/** Why not. Undefined: it can be had. */
+/** Why the store can't provide one of the capabilities; undefined if it can provide all of them. */
 export function unsupportedBecause(
   requestedCapabilities: readonly RequestedCapability[],
   driver: CsiDriver,
@@ -94,7 +94,7 @@ export function unsupportedBecause(
   return undefined;
 }
 
-/** Why not. What is there is never made anew as another one. */
+/** Why the file system doesn't fit; undefined if it fits. An existing file system is never reformatted. */
 export function filesystemMismatch(
   requestedCapabilities: readonly RequestedCapability[],
   has: string | undefined,
@@ -106,7 +106,7 @@ export function filesystemMismatch(
   return `the file system ${quoted(wrong)} is wanted, and ${has ?? 'none of its own'} is what the volume has: fsType must be that, or be left out`;
 }
 
-/** The same for one that is to be made. A store that is not open says itself what is wrong. */
+/** The same for a new volume. Undefined also if the store is not open: creating the volume then fails with the store's own error. */
 export const newVolumeFilesystemMismatch = (
   requestedCapabilities: readonly RequestedCapability[],
   { store }: Pick<StoreView, 'store'>,
@@ -116,7 +116,7 @@ export const newVolumeFilesystemMismatch = (
     ? undefined
     : filesystemMismatch(requestedCapabilities, store.filesystemFor?.(bytes));
 
-/** Only of the driver that says it sees to groups: else they are somebody else's business. */
+/** Undefined if the driver does not announce VOLUME_MOUNT_GROUP: then the kubelet changes the group itself. */
 export const mountGroupOf = (
   { driver }: { readonly driver: CsiDriver },
   { group }: Pick<RequestedCapability, 'group'>,

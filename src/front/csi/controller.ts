@@ -83,7 +83,7 @@ export const controllerOf = (ctx: DriverContext): Handlers<typeof Controller> =>
         throw outOfRange(`volume '${before.store}/${before.name}' is larger than the limit`);
       return await ctx.core.volumes.expand(before.id, wanted, undefined, call);
     });
-    // Where it is mounted on this node it has grown already; elsewhere, and later, it does when it is staged.
+    // Mounts on this node have grown already. On other nodes the file system grows when the volume is staged.
     return { capacityBytes: volume.bytes ?? 0n, nodeExpansionRequired: ctx.driver.nodeExpansion };
   },
 });
@@ -93,13 +93,13 @@ async function deleteVolume(ctx: DriverContext, id: string, call: Call): Promise
     const volume = await resolveVolume(ctx, id, call);
     await ctx.core.deletions.delete(volume.id, undefined, call);
   } catch (thrown) {
-    // Said only when every store has answered.
+    // The catalogue throws this only after every store has answered.
     if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
     requireConfiguredStore(ctx, id);
   }
 }
 
-/** The record of a volume outlives the configuration of its store. */
+/** The record of a volume outlives the configuration of its store. Without the store, the data may still exist. */
 function requireConfiguredStore({ core }: DriverContext, id: string): void {
   const store = core.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || core.stores.list().some(({ config }) => config.name === store)) return;

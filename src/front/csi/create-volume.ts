@@ -22,7 +22,7 @@ import {
 } from './request-fields.ts';
 import { volumeFilesystemMismatch } from './resolve-volume.ts';
 
-/** What provisioners add by themselves. */
+/** The prefix of the parameters and the volume context that Kubernetes' sidecars and the kubelet add. */
 const kubernetesPrefix = 'csi.storage.k8s.io/';
 const claimLabelByParameter: Readonly<Record<string, string>> = {
   'csi.storage.k8s.io/pvc/name': claimLabels.name,
@@ -41,7 +41,7 @@ export function parseParameters(
   });
 }
 
-/** The claim that the volume is for, as far as the provisioner says it. */
+/** Labels that name the volume's claim, as far as the provisioner names it. */
 function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
   const known = [...given].flatMap(([key, value]) => {
     const label = claimLabelByParameter[key];
@@ -50,7 +50,10 @@ function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
   return Object.fromEntries(known);
 }
 
-/** As the class says, from what provisioners tell of a claim: its name and namespace, and those only if they are told to. */
+/**
+ * The name from the class's `nameTemplate`. Provisioners pass only the name and namespace of a claim, and these only with
+ * --extra-create-metadata.
+ */
 function volumeNameFor(name: string, template: string | undefined, given: ReadonlyMap<string, string>): VolumeName {
   if (template === undefined) return nameFor(name);
   return nameFromTemplate(template, {
@@ -68,7 +71,7 @@ function volumeNameFor(name: string, template: string | undefined, given: Readon
   });
 }
 
-/** For a store whose volumes must have one, where nobody said anything. */
+/** The size for a store whose volumes must have one, if neither the request nor the store's policy gives one. */
 const defaultBytes = 1n << 30n;
 
 export async function createVolume(ctx: DriverContext, request: CreateVolumeRequest, call: Call): Promise<Volume> {
@@ -133,7 +136,7 @@ interface ExpectedVolume {
   readonly name: string;
 }
 
-/** Only what was asked for counts: it may have been enlarged since. */
+/** Compares only what the request asks for: the volume may have been expanded since it was created. */
 function requireCompatible(present: Volume, wanted: ExpectedVolume): void {
   const isSame =
     present.store === wanted.view.config.name &&
@@ -155,7 +158,7 @@ function volumeDiffers(present: Volume, { name }: ExpectedVolume): StowageError 
   );
 }
 
-/** The store is here and nowhere else. */
+/** The store is local to this node. */
 function requireThisNode(ctx: DriverContext, requirement: TopologyRequirement | undefined): void {
   const wanted = requirement?.requisite ?? [];
   if (wanted.length === 0 || wanted.some(({ segments }) => includesThisNode(ctx, segments))) return;

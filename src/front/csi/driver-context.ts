@@ -13,7 +13,7 @@ import type { GrpcCall } from '#wire/csi/grpc.ts';
 import type { RunExclusive } from './run-exclusive.ts';
 import type { UsageCounter } from './usage-counter.ts';
 
-/** What is free where something is mounted, as the kernel says. */
+/** statfs(2) of a mounted file system. */
 export interface FilesystemSpace {
   readonly totalBytes: bigint;
   readonly freeBytes: bigint;
@@ -21,13 +21,13 @@ export interface FilesystemSpace {
   readonly freeFiles: bigint;
 }
 
-/** By the pod's name and UID. */
+/** `own`: the pod has a user namespace of its own. `host`: it uses the host's. Undefined: not known. */
 export type PodUserNamespaceLookup = (
   pod: { readonly namespace: string; readonly name: string; readonly uid: string },
   signal: AbortSignal,
 ) => Promise<'own' | 'host' | undefined>;
 
-/** What a method works with. */
+/** What all methods of one driver share. */
 export interface DriverContext {
   readonly core: Core;
   readonly driver: CsiDriver;
@@ -36,22 +36,21 @@ export interface DriverContext {
   readonly version: string;
   readonly runExclusive: RunExclusive;
   readonly usageCounter: UsageCounter;
-  /** Undefined: it could not be said in time. */
+  /** Undefined: statfs did not answer in time. */
   readonly spaceOf: (path: string) => Promise<FilesystemSpace | undefined>;
-  /** Whether the users of a pod are the machine's. Undefined, or answered so: nobody can tell. */
+  /** Left out if this process cannot look up pods. */
   readonly podUsers?: PodUserNamespaceLookup | undefined;
-  /** How many volumes may be mounted on this machine. Undefined: as many as usual. */
+  /** How many volumes this node may have mounted; undefined: the default. */
   readonly maxVolumes?: number | undefined;
 }
 
-/** As core wants it. */
 export const callFrom = ({ log }: DriverContext, { signal }: GrpcCall): Call => ({
   signal,
   log,
   requestId: `csi:${randomUUID()}`,
 });
 
-/** The driver sees only these. */
+/** Each driver sees only the stores of its own placement. */
 export const storesOf = ({ core, driver }: Pick<DriverContext, 'core' | 'driver'>): readonly StoreView[] =>
   core.stores.list().filter((view) => driverFor(view.placement) === driver);
 
@@ -60,7 +59,7 @@ export const isStoreOfDriver =
   (store: string): boolean =>
     storesOf(ctx).some(({ config }) => config.name === store);
 
-/** That one, else the default store, else the only one. Undefined: nobody said which. */
+/** The store that the request names, else the default store, else the only store. Undefined: none of these exists. */
 export function chooseStore(
   ctx: Pick<DriverContext, 'core' | 'driver'>,
   wanted: string | undefined,

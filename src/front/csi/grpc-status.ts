@@ -6,13 +6,13 @@ import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 
 const inLog = "in the log of Stowage's server";
 
-/** Reasons for which CSI wants another status than the one that their code has everywhere else. */
+/** Reasons for which CSI requires another status than their error code has. */
 const statusByReason: Readonly<Record<string, number>> = {
-  // Published at that path in another way.
+  // CSI: "volume published at target_path but incompatible" is ALREADY_EXISTS.
   'target-taken': errorCodes.exists.grpc,
 };
 
-/** What is in it becomes an Event that whoever uses the claim or pod can read: how a store is reached is not for them. */
+/** Sidecars and the kubelet put the message into Events, which users of the claim or pod can read. It must not contain store addresses. */
 function statusFrom(thrown: unknown): GrpcStatus {
   if (thrown instanceof GrpcError) return thrown;
   const error = stowageError(thrown);
@@ -23,7 +23,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
   return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
 }
 
-/** As core knows errors: what it was doing then did not fail by a fault of its own, and is recorded as what it is. */
+/** Reasons to abort a call, as errors of core, so that an aborted operation is recorded as canceled and not as failed. */
 export const cancellationErrors = {
   gone: (): StowageError =>
     new StowageError('the caller has gone', {
@@ -34,7 +34,7 @@ export const cancellationErrors = {
   stopping: refusedWhileStopping,
 };
 
-/** Nothing of the request: it may hold secrets. */
+/** Converts errors to statuses and logs them. Never logs the request: it may contain secrets. */
 export const statusReporter =
   (log: Log) =>
   (thrown: unknown, { method }: GrpcCall): GrpcStatus => {

@@ -19,6 +19,6 @@ export const identityOf = ({ driver, version }: DriverContext): Handlers<typeof 
       { type: { case: 'volumeExpansion', value: { type: Expansion.ONLINE } } },
     ],
   }),
-  // A store that is down is told of with its volumes; the driver itself is there as soon as it answers.
+  // A store that is down shows in the conditions of its volumes. The driver itself is ready as soon as it answers.
   probe: async () => ({ ready: true }),
 });

@@ -8,10 +8,7 @@ import { checkedMap, invalidRequest } from './request-fields.ts';
 import { volumeMessage } from './resolve-volume.ts';
 import { conditionMessage, healthMessage, storeConditionOf, type VolumeCondition } from './volume-condition.ts';
 
-/**
- * The most that are told at once, also to who wants all of them: clients in Go take answers of at most 4 MiB, and go on where an answer
- * says that there is more.
- */
+/** Also the limit if the request has none: gRPC clients in Go accept messages of at most 4 MiB, and they follow `next_token`. */
 const pageSize = 3_000;
 const abortedCode = 10;
 
@@ -30,7 +27,7 @@ export async function listVolumes(ctx: DriverContext, { maxEntries, startingToke
   };
 }
 
-/** Those that are not well, as far as it is known of their stores: to look at each volume would take long. */
+/** The volumes of unhealthy stores. Inspecting each volume would take too long. */
 export async function listHealth(ctx: DriverContext, request: ControllerListVolumeHealthRequest, call: Call) {
   checkedMap(request.secrets, 'secrets');
   const conditions = await storeConditions(ctx, call);
@@ -57,7 +54,7 @@ async function readPage(
   if (maxEntries < 0) throw invalidRequest('max_entries is negative');
   const after = token === '' ? undefined : parseToken(ctx, token);
   const most = Math.min(maxEntries === 0 ? pageSize : maxEntries, pageSize);
-  // One more than is told: whether there is more must be known.
+  // One more than the page, to know if there is a next page.
   const query = { stores, labels: {}, contains: undefined, after, limit: most + 1 };
   const { volumes: found } = stores.length === 0 ? { volumes: [] } : await ctx.core.catalogue.page(query, call);
   const volumes = found.slice(0, most);
@@ -84,6 +81,6 @@ function parseToken(ctx: DriverContext, token: string): NonNullable<VolumeQuery[
   throw invalidToken();
 }
 
-/** The specification wants this status: whoever gets it begins at the beginning. */
+/** The CSI specification requires ABORTED here: the caller then starts again without a token. */
 const invalidToken = (cause?: unknown): GrpcError =>
   new GrpcError('starting_token is none that was given here', { code: abortedCode, cause });

@@ -38,27 +38,27 @@ const capabilities = [
 ];
 
 /**
- * Groups are a property of a driver: who says so is given them, and nothing is done about them by the kubelet. A local file system
- * can show no other group than files have, so there the kubelet gives them to it, as pods say how (fsGroupChangePolicy).
+ * VOLUME_MOUNT_GROUP is a property of the whole driver: the kubelet passes the group to a driver that has it, and does not change the group
+ * of files itself. A local file system can only show the group that its files have, so the driver for local stores leaves the change to the
+ * kubelet, which follows the pod's fsGroupChangePolicy.
  */
 const capabilitiesOf = ({ driver }: DriverContext): readonly Rpc[] =>
   driver.volumeMountGroup ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
 
-/** Each is a mount or two, and with NFS a share of a data path's memory. */
+/** Each volume costs one or two mounts, and with NFS some memory of the data path. */
 const defaultMaxVolumes = 1_000;
 
 /**
- * In the folder that is given for it, not on it. While the file system that is mounted on that folder is also mounted outside
- * the kubelet's own folders, as it is where Stowage keeps it, a kubelet takes it for somebody else's and never unstages it.
+ * A subdirectory of the staging path, not the path itself. Stowage also mounts the file system outside the kubelet's folders. If it were
+ * mounted at the staging path itself, the kubelet would find the other mount, treat the volume as still in use, and never unstage it.
  */
 const stagingTarget = (folder: string, { access }: Pick<RequestedCapability, 'access'>): string =>
   access === 'block' ? `${folder}/device` : `${folder}/volume`;
 
-/** Of whichever kind it is. */
 const isStagingTarget = (target: string, folder: string): boolean =>
   (['block', 'filesystem'] as const).some((access) => target === stagingTarget(folder, { access }));
 
-/** With the folder or file that it was mounted on, of which CSI says that the driver removes it. */
+/** Also removes the mount point, as CSI requires of the driver. */
 const withTarget = { force: false, claimTarget: true } as const;
 
 export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
@@ -146,30 +146,30 @@ export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
 });
 
 /**
- * Undefined: it is a name, or nothing at all. What was mounted somewhere is known by that place: by now the name may be that of
- * another volume, or of none.
+ * Undefined for a handle that is not an id, such as `store..name`. Unmounting then goes by the target alone: by now the name may belong to
+ * another volume, or to none.
  */
 const volumeIdIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : undefined);
 
-/** By our records alone: nothing is unmounted later because a store is down. */
+/** Uses only local records, so that unstaging works while the store is down. */
 async function unstage(ctx: DriverContext, ref: string, folder: string, call: Call): Promise<void> {
   const id = volumeIdIn(ref);
   const targets = (['block', 'filesystem'] as const).map((access) => stagingTarget(folder, { access }));
   const mounts = id === undefined ? [] : await ctx.core.mounts.of(id, call);
   const staged = await findMountAt(ctx, mounts, folder, isStagingTarget, call);
-  // One that is on its way there, too: it must not come after this has said that there is none. And a kubelet removes the folder
-  // next, which fails while anything is in it.
+  // Without a recorded mount, unpublish both possible targets: a mount in flight must not appear after this has returned. The kubelet
+  // removes the folder next, which fails unless the folder is empty.
   for (const target of staged === undefined ? targets : [staged.target])
     await ctx.core.mounts.unpublish(target, id, call, withTarget);
 }
 
-/** A volume by its id, or one that lives with its pod. */
+/** A volume by its handle, or an inline volume. */
 async function resolveAnyVolume(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
   const ephemeral = ctx.core.ephemerals.volume(ref);
   return ephemeral ?? (await resolveVolume(ctx, ref, call));
 }
 
-/** As the path is given, or where it leads: a kubelet's folder may be a symbolic link, or lie behind one. */
+/** Looks for the path as given, then for the path it resolves to: the kubelet's folder may be a symbolic link or lie behind one. */
 async function findMountAt(
   { core }: DriverContext,
   mounts: readonly LiveMount[],
@@ -189,7 +189,7 @@ async function requireMountAt(
   call: Call,
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await resolveAnyVolume(ctx, ref, call);
-  // One that somebody unmounted is still on record: below it lies whatever else is there.
+  // A mount that somebody unmounted is still on record. Its target now shows another file system.
   const mounts = (await ctx.core.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
   const isThere = (at: string, path: string): boolean => at === path || isStagingTarget(at, path);
   const mount = await findMountAt(ctx, mounts, target, isThere, call);

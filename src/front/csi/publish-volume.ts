@@ -49,8 +49,8 @@ export async function publishVolume(ctx: DriverContext, request: NodePublishVolu
 }
 
 /**
- * It is staged for writing, and the device is one for all who have it: a second one that only reads would have a cache of its own, and
- * show what others wrote long ago.
+ * The device is staged for writing and shared by all pods of the node. A second, read-only device would have its own page cache and show
+ * stale data.
  */
 function requireWritableDevice({ core }: DriverContext, { access, store, name }: Volume): void {
   if (access !== 'block') return;
@@ -63,7 +63,7 @@ function requireWritableDevice({ core }: DriverContext, { access, store, name }:
   });
 }
 
-/** Files have the machine's users. A pod that has others would see, and make, files of users that nobody is. */
+/** Files are owned by the host's uids. A pod with a user namespace would see and create files with uids that match no user. */
 async function requireHostUsers(
   { podUsers }: DriverContext,
   context: ReadonlyMap<string, string>,
@@ -84,18 +84,18 @@ async function requireHostUsers(
   );
 }
 
-/** Who the volume is for. The kubelet says so where the driver asks for it. */
+/** The pod that the volume is for. The kubelet names it if the CSIDriver object has podInfoOnMount. */
 function userFrom({ core }: DriverContext, context: ReadonlyMap<string, string>, target: string): User {
   const [namespace, name] = ['namespace', 'name'].map((part) => context.get(`${kubernetesPrefix}pod.${part}`));
   if (namespace !== undefined && name !== undefined)
     return { kind: 'pod', name: `${namespace}/${name}`, node: core.node };
-  // Where a kubelet has them, the path says at least which it is.
+  // The path of a pod's volume contains the pod's UID.
   return { kind: 'pod', name: /\/pods\/([^/]+)\//.exec(target)?.[1] ?? 'unknown', node: core.node };
 }
 
 /**
- * It is made here, by what the pod says of it, and goes with the pod. Kubelets say it again of pods that run: what is there by then
- * stays where it is, and as it is.
+ * Creates the inline volume that the pod describes; it is deleted with the pod. A kubelet repeats the call for running pods, for
+ * example after it restarted: an existing volume keeps its store and its settings.
  */
 async function publishEphemeral(
   ctx: DriverContext,
@@ -111,7 +111,7 @@ async function publishEphemeral(
   const known = ctx.core.ephemerals.volume(id);
   const view = chooseStore(ctx, store ?? known?.store);
   if (view === undefined) throw storeRequired(ctx);
-  // It is this pod's alone, whatever mode is said.
+  // Only this pod uses the volume, whatever the access mode.
   const bytes = parseSizeField(size);
   const wrong =
     unsupportedBecause([{ ...requested, multiNode: false }], ctx.driver, view) ??

@@ -13,19 +13,18 @@ export function invalidRequest(message: string): StowageError {
   });
 }
 
-/** What the specification allows where it says nothing else. */
+/** The size limits of the CSI specification. */
 const maxStringBytes = 128;
 const maxMapBytes = 4_096;
 const maxPathBytes = 4_096;
 
-/** A field that must be there. */
 export function requiredText(value: string, field: string, most = maxStringBytes): string {
   if (value === '') throw invalidRequest(`${field} is missing`);
   if (Buffer.byteLength(value) > most) throw invalidRequest(`${field} has more than ${most} bytes`);
   return value;
 }
 
-/** Where something is looked for: what is nowhere is not found. */
+/** A path to look up. A relative path is allowed: nothing is mounted there, so the result is "not found". */
 export function requiredPath(value: string, field: string): string {
   const path = requiredText(value, field, maxPathBytes);
   return path.length > 1 ? path.replace(/\/+$/, '') : path;
@@ -37,7 +36,7 @@ export function requiredAbsolutePath(value: string, field: string): string {
   return path;
 }
 
-/** Keys and values count, of whatever they speak: their content is never told. */
+/** Checks the size of keys and values. Errors never quote the content: it may be secret. */
 export function checkedMap(
   value: Readonly<Record<string, string>>,
   field: string,
@@ -49,7 +48,7 @@ export function checkedMap(
   return new Map(entries);
 }
 
-/** As a claim would say it. Who says one that cannot be had must not get a volume without any. */
+/** A size in the notation of a claim. An invalid size is an error, so that the pod does not get a volume without a limit. */
 export function parseSizeField(text: string | undefined): bigint | undefined {
   if (text === undefined) return undefined;
   const bytes = bytesOf(text);
@@ -59,7 +58,7 @@ export function parseSizeField(text: string | undefined): bigint | undefined {
 }
 
 export interface CapacityLimits {
-  /** Undefined: as it comes. */
+  /** Undefined: no limit. */
   readonly from: bigint | undefined;
   readonly to: bigint | undefined;
 }

@@ -7,22 +7,19 @@ import { filesystemMismatch, type RequestedCapability, unsupportedBecause } from
 import { type DriverContext, isStoreOfDriver, topologyOf } from './driver-context.ts';
 import { invalidRequest } from './request-fields.ts';
 
-/** What CSI calls a volume id: ours, or, for volumes that were made otherwise, `store..name`. */
+/** A CSI volume id is a Stowage volume id, or `store..name` for volumes that were not created by CSI. */
 export async function resolveVolume(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
   if (!isHandle(ref)) throw unknownVolume(ref);
   return await ctx.core.catalogue.resolve(ref, call, isStoreOfDriver(ctx));
 }
 
-/**
- * As it is on record, if it is: whoever mounts it asks its store for it with its locks held, and each time costs a shared store
- * several calls.
- */
+/** Prefers the record: mounting asks the store anyway, with the locks held, and each lookup costs several calls to a shared store. */
 async function findVolumeToMount(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
   const known = isVolumeId(ref) ? ctx.core.catalogue.recorded(ref) : undefined;
   return known !== undefined && isStoreOfDriver(ctx)(known.store) ? known : await resolveVolume(ctx, ref, call);
 }
 
-/** Throws for a volume that cannot be mounted like this. */
+/** Throws if the volume can't be mounted with the requested capability. */
 export async function resolveMountableVolume(
   ctx: DriverContext,
   id: string,
@@ -39,7 +36,7 @@ export async function resolveMountableVolume(
   return volume;
 }
 
-/** The store is asked only where somebody says which it shall be. */
+/** Asks the store only if the request names a file system. */
 export async function volumeFilesystemMismatch(
   { core }: DriverContext,
   volume: Volume,

@@ -1,8 +1,8 @@
 import { StowageError } from '#core/errors.ts';
 
 /**
- * One call at a time for one thing: a second, which is mostly the first one repeated, is told that it is being done. It ends
- * when the work does, not when somebody stops waiting for it.
+ * Runs one call at a time for each key. A second call, usually a retry of the first, fails with ABORTED. The key is released when the work
+ * ends, not when the caller stops waiting.
  */
 export type RunExclusive = <T>(key: string, work: () => Promise<T>) => Promise<T>;
 

@@ -24,7 +24,7 @@ export interface CsiOptions {
   readonly spaceOf: DriverContext['spaceOf'];
   readonly podUsers?: DriverContext['podUsers'];
   readonly maxVolumes?: number | undefined;
-  /** Of every call that was answered. The method is its name alone, such as `NodeStageVolume`; the code as gRPC counts them. */
+  /** Called after every call. `method` is the short name, such as `NodeStageVolume`; `code` is the gRPC status code. */
   readonly observed?: ((call: CsiCall) => void) | undefined;
 }
 
@@ -35,7 +35,7 @@ export interface CsiCall {
   readonly seconds: number;
 }
 
-/** One driver: it translates; what is true is in core. */
+/** The CSI server of one driver. It only translates requests to calls of core. */
 export function createCsiServer(options: CsiOptions): GrpcServer {
   const { clock, driver, core } = options;
   const log = options.log.with({ driver: driver.name });
@@ -64,7 +64,7 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
   };
 }
 
-/** Endpoint: where the driver itself is served, as the kubelet finds it. */
+/** `endpoint`: the path of the driver's own socket, as the kubelet sees it. */
 export function createRegistrationServer(options: {
   readonly driver: CsiDriver;
   readonly endpoint: string;

@@ -6,11 +6,11 @@ import { stowageError } from '#core/errors.ts';
 import type { Usage, Volume, VolumeId } from '#core/model.ts';
 import type { Volumes } from '#core/volumes.ts';
 
-/** How much is in volumes, as their stores count it. */
+/** How many bytes and files volumes hold. Stores count them in the background. */
 export interface UsageCounter {
-  /** By the last count that came to its end, which may go on after this has answered. Undefined: it is not known. */
+  /** The result of the last complete count; undefined if there is none. May start a count that continues after the return. */
   of(volume: Volume): Promise<Usage | undefined>;
-  /** Ends what is being counted. */
+  /** Stops all counts. */
   end(): void;
 }
 
@@ -20,21 +20,20 @@ export interface UsageCounterParts {
   readonly log: Log;
 }
 
-/** A kubelet asks for all of its volumes every minute: what takes longer to count than this is told the next time. */
+/** A kubelet asks for all its volumes every minute. If a count takes longer than this, its result is returned the next time. */
 const waitMs = 5_000;
-/** What takes longer than this cannot be counted. */
+/** A count that takes longer is given up. */
 const countTimeoutMs = 600_000;
-/** What took long is left alone for so many times as long, and no longer than that. */
+/** After a slow count, wait this many times its duration before the next one, at most `maxPauseMs`. */
 const [pauseFactor, maxPauseMs] = [4, 1_200_000];
-/** What was counted longer ago says nothing any more. More than a count and the rest before it. */
+/** Results expire after this time. It must be longer than a count and the pause before it. */
 const expiryMs = 3_600_000;
-/** On one store. */
 const maxConcurrentPerStore = 4;
 
 interface CountState {
   readonly counting?: Promise<void> | undefined;
   readonly last?: { readonly usage: Usage; readonly at: number } | undefined;
-  /** Not counted again before. */
+  /** By the monotonic clock; 0: at the next request. */
   readonly nextCountAt: number;
 }
 
@@ -63,13 +62,12 @@ export function createUsageCounter({ volumes, clock, log }: UsageCounterParts): 
       if (known.counting === undefined && known.nextCountAt < now && isExpired(known)) counts.delete(id);
   }
 
-  /** Undefined: it could not be. */
   async function runCount(volume: Volume): Promise<Usage | undefined> {
     try {
       using limit = clock.deadline(countTimeoutMs, ending.signal);
       return await volumes.usageInBackground(volume, { signal: limit.signal, log });
     } catch (thrown) {
-      log.debug('a volume could not be counted', { volume: volume.id, why: stowageError(thrown).message });
+      log.debug('counting the usage of a volume failed', { volume: volume.id, why: stowageError(thrown).message });
       return undefined;
     }
   }

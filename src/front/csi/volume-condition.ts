@@ -7,7 +7,7 @@ import { notAnswering } from '#core/store-errors.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
 import type { DriverContext } from './driver-context.ts';
 
-/** How a volume is, as far as it can be told without anybody waiting long. */
+/** The condition of a volume, as far as it is known without a long wait. */
 export interface VolumeCondition {
   readonly health: 'ok' | 'inaccessible' | 'lost';
   readonly reason: string;
@@ -29,14 +29,17 @@ export async function conditionOf(ctx: DriverContext, volume: Volume, scope: Sco
   }
 }
 
-/** Of a store that is silent more is said than a mount knows. */
+/** The mount states that make a volume inaccessible. A silent store is not among them: the store's own condition says more. */
 const mountReasons: { readonly [S in MountState]?: string } = {
   unmounted: 'Unmounted',
   dead: 'MountDead',
   'client-failing': 'ClientFailing',
 };
 
-/** The same on a node where it is mounted: at that target, or wherever it is. What serves it may be gone while its store is well. */
+/**
+ * Also checks the volume's mounts on this node: the one at `target`, or all if undefined. The process that serves a mount can die while the
+ * store is healthy.
+ */
 export async function conditionOnNode(
   ctx: DriverContext,
   volume: Volume,
@@ -54,7 +57,7 @@ export async function conditionOnNode(
   return condition;
 }
 
-/** What is known of its store alone: for lists. */
+/** The condition of the store only, for lists. */
 export async function storeConditionOf(
   ctx: DriverContext,
   { store }: Pick<Volume, 'store'>,
@@ -77,10 +80,10 @@ export async function storeConditionOf(
   return healthy;
 }
 
-/** As CSI said it until 1.12. */
+/** The VolumeCondition message of CSI before 1.13. */
 export const conditionMessage = ({ health, message }: VolumeCondition) => ({ abnormal: health !== 'ok', message });
 
-/** As CSI says it from 1.13 on: nothing is what there is to say of a volume that is well. */
+/** The VolumeHealth message of CSI 1.13: a healthy volume has no statuses. */
 export const healthMessage = (volumeId: string, { health, reason, message }: VolumeCondition) => ({
   volumeId,
   healthStatuses:

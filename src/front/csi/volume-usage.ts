@@ -11,15 +11,15 @@ interface UsageEntry {
 }
 
 /**
- * The volume's own figures, not those of the file system around it: those only while its own are not known. A kubelet takes what is
- * left out for nothing used.
+ * The volume's own usage. While that is not known, the usage of the file system that contains the volume: to a kubelet, a missing entry
+ * means that nothing is used.
  */
 export async function usageOf(ctx: DriverContext, volume: Volume, mount: LiveMount): Promise<readonly UsageEntry[]> {
   const { source } = mount;
   const size = volume.bytes ?? 0n;
   if (volume.access === 'block') return [{ unit: Unit.BYTES, total: size, used: 0n, available: 0n }];
   const space = await ctx.spaceOf(mount.target);
-  // A file system of its own knows best.
+  // The volume has a file system of its own, so statfs is exact.
   if (space !== undefined && ctx.core.mounts.filesystemOf(source) !== undefined) return filesystemUsage(space);
   const own = await ctx.usageCounter.of(volume);
   if (own === undefined) return space === undefined ? [] : filesystemUsage(space);

@@ -4,7 +4,7 @@ import type { Labels } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import { policyOptions } from '#core/store-uri.ts';
 
-/** What was asked for by `-o`; what is undefined was not. */
+/** The `-o` options; undefined: not given. */
 export interface CreateOptions {
   readonly store: string | undefined;
   readonly bytes: bigint | undefined;
@@ -14,13 +14,13 @@ export interface CreateOptions {
 
 const allowed = '-o store=NAME, -o size=SIZE, -o enforce=true, -o label.KEY=VALUE';
 
-/** How other drivers are told where data lie and how to mount them; here the administrator says that, on the store. */
+/** Options that tell other drivers where the data are and how to mount them. Here the administrator configures that on the store. */
 const mountOptions =
   `addr address backend credentials device driver export fs fstype host hostname ip mount mountOptions
   mount_options mountopts mountpoint nfsopts nfsvers o opts options password path port protocol proto rw secret sec
   server share sharename type user username uuid vers version`.split(/\s+/);
 
-/** The kinds' own options, which this layer knows nothing else about. */
+/** Whether a store kind has an option of that name. */
 export type IsStoreOption = (option: string) => boolean;
 
 export function parseCreateOptions(options: ReadonlyMap<string, string>, isStoreOption: IsStoreOption): CreateOptions {
@@ -46,7 +46,7 @@ function parseSizeOption(text: string): bigint {
   });
 }
 
-/** `-o enforce` alone is sent as an empty text. */
+/** Engines send `-o enforce` without a value as an empty string. */
 function parseBooleanOption(text: string): boolean {
   if (['', 'true', '1'].includes(text)) return true;
   if (['false', '0'].includes(text)) return false;

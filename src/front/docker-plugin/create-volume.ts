@@ -10,8 +10,8 @@ import type { CreateOptions } from './create-options.ts';
 import { isSilent, storeNotAnsweringError } from './look-up-volume.ts';
 
 /**
- * Makes the volume that an engine asks for, and from then on its name means that one. One that is there already, as it was
- * asked for, is success: engines repeat calls, and another host may have been first.
+ * Creates the volume that an engine asks for, and records which volume the engine's name refers to. Idempotent: an existing volume with the
+ * same options is a success, since engines retry calls and another host may have created it first.
  */
 export async function createVolume(
   core: Core,
@@ -22,7 +22,7 @@ export async function createVolume(
 ): Promise<void> {
   const { pluginNames, volumes, catalogue } = core;
   const known = pluginNames.known(plugin, name);
-  // Where the name means something, that must be it, whatever the default store is by now.
+  // A known name keeps its volume, even if the default store has changed.
   const before = known === undefined ? undefined : await resolveIfPresent(core, plugin, name, call);
   if (before !== undefined) return requireSameOptions(before, name, wanted);
   const place = await placeForNewVolume(core, plugin, name, wanted, call);
@@ -38,21 +38,24 @@ export async function createVolume(
   try {
     const requestId = `docker:${plugin}:${name}`;
     const made = await volumes.create(want, { ...call, requestId });
-    // What this request made once, and somebody has renamed since, is not what is meant by the name today.
+    // The request id may match a volume that was created under this name and renamed since. Then create a new one.
     const isIt = made.name === place.name;
     const meant = isIt ? made : await volumes.create(want, { ...call, requestId: `${requestId}:${randomUUID()}` });
     pluginNames.remember(plugin, name, meant.id);
   } catch (thrown) {
     if (stowageError(thrown).code !== 'exists') throw thrown;
     const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);
-    // Something that is no volume is in the way: that is what must be told.
+    // Something that is not a volume has the name: report that error.
     if (present === undefined) throw thrown;
     requireSameOptions(present, name, wanted);
     pluginNames.remember(plugin, name, present.id);
   }
 }
 
-/** Where to make it. Where nobody can say, it may be there already, in one store or in several, of which that is told. */
+/**
+ * The store and name for the new volume. If no store can be chosen, looks for an existing volume of that name. The error is
+ * `volume-ambiguous` if several stores have one.
+ */
 async function placeForNewVolume(
   { pluginNames }: Core,
   plugin: PluginName,
@@ -89,7 +92,7 @@ function requireSameOptions(present: Volume, name: string, wanted: CreateOptions
   });
 }
 
-/** Only what was asked for counts: a volume may have been enlarged or labelled since. */
+/** Compares only the given options: the volume may have been expanded or labelled since. */
 function* differences(present: Volume, wanted: CreateOptions): Generator<string> {
   const { store, bytes, enforce, labels = {} } = wanted;
   if (store !== undefined && store !== present.store) yield `it is on store '${present.store}'`;

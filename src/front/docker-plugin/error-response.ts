@@ -4,23 +4,23 @@ import { harmless } from '#base/terminal-safe.ts';
 import { toldToUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
-/** The same for both engines; Docker asks for this version, and neither looks. */
+/** Docker requests this version; neither engine checks the answer's type. */
 export const contentType = 'application/vnd.docker.plugins.v1.2+json';
 
 /**
- * What an engine is told. Never with status 200: Podman looks for an error only in other answers. Which other one is
- * the same to both: Docker shows the text with the method's name in front, Podman with method, volume and plugin.
+ * The answer to a failed call. The status is never 200: Podman looks for errors only in answers with another status. Apart from that, neither
+ * engine looks at the status. Docker shows the text after the method's name, Podman after method, volume and plugin.
  */
 export interface ErrorResponse {
   readonly status: number;
   readonly text: string;
-  /** The whole of it, for the log. */
+  /** The unredacted message and action, for the log. */
   readonly fullText: string;
-  /** A fault of ours, which is for the log. */
+  /** An internal error of Stowage. */
   readonly internal: boolean;
 }
 
-/** How an administrator finds out more. */
+/** Where an administrator finds the details. */
 const inLog = 'in the log of Stowage on this host.';
 
 export function errorResponseFrom(thrown: unknown): ErrorResponse {
@@ -29,9 +29,9 @@ export function errorResponseFrom(thrown: unknown): ErrorResponse {
   const error = stowageError(thrown);
   const { code } = error;
   const status = errorCodes[code].http;
-  // Who uses containers has no business with servers and their paths.
+  // Users of containers must not learn the addresses and paths of servers.
   const { message, action } = toldToUser(error, inLog);
-  // What went wrong inside is for the log, not for the wire.
+  // The details of an internal error belong in the log only.
   if (code === 'internal')
     return {
       status,
@@ -42,13 +42,13 @@ export function errorResponseFrom(thrown: unknown): ErrorResponse {
   return { status, text: oneLine(message, action), internal: false, fullText: oneLine(error.message, error.action) };
 }
 
-/** Message, full stop, action. */
+/** Message and action as two sentences. */
 export function oneLine(message: string, action: string): string {
   const begun = message.replace(/[.\s]+$/, '');
   return harmless(`${begun}. ${action}`.trim());
 }
 
-/** What the HTTP layer finds wrong, before any method is called. */
+/** An error of the HTTP layer, before any method is called. */
 class HttpError extends Error {
   readonly status: number;
   constructor(status: number, message: string) {

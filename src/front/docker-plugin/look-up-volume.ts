@@ -7,16 +7,16 @@ import { notAnswering as storeNotAnswering } from '#core/store-errors.ts';
 
 export interface LookedUpVolume {
   readonly volume: Volume;
-  /** Its server does not answer: what is said of the volume is as it was. */
+  /** The store's server does not answer, so `volume` is the last known record. */
   readonly isSilent: boolean;
-  /** It takes its time, and may yet fail. */
+  /** The deletion is still in progress and may fail. */
   readonly isBeingDeleted?: boolean;
 }
 
 /**
- * What an engine's name means. Where its store is known, its server is asked first whether it is there: one that is silent
- * takes two seconds that way, and more than Podman waits if it were asked for the volume at once. Of one that is being deleted it
- * is known only then whether it is there: that is waited for, with patience where there is a limit to it.
+ * Resolves an engine's volume name. If the store is known, pings its server first: an unreachable server then costs two seconds. A lookup of
+ * the volume would take longer than Podman waits. If the volume is being deleted, waits for the end of the deletion, at most
+ * `deletionWaitMs` if given.
  */
 export async function lookUpVolume(
   core: Core,
@@ -35,9 +35,9 @@ export async function lookUpVolume(
   return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(core, volume.store, call) };
 }
 
-/** One call of the server's, where there is one. Whoever types a command should not wait for as long as a store is patient. */
+/** Pings the store's server, if it has one. A user at a terminal should not wait for the store's own timeout. */
 export async function isSilent(core: Core, store: StoreName, call: Call): Promise<boolean> {
-  // One that was configured when the volume was recorded may be gone.
+  // The store may have been removed from the configuration after the volume was recorded.
   if (!core.stores.list().some(({ config }) => config.name === store)) return false;
   return (await core.liveness.silent([store], call)).has(store);
 }

@@ -11,7 +11,7 @@ import { type PluginRequest, requiredText, textMap } from './plugin-request.ts';
 import type { UsedBytes } from './used-bytes.ts';
 import { statusOf, volumeJson } from './volume-status.ts';
 
-/** What a method works with. */
+/** What all methods of one plugin share. */
 export interface PluginContext {
   readonly core: Core;
   readonly plugin: PluginName;
@@ -20,14 +20,14 @@ export interface PluginContext {
 }
 
 export interface PluginMethod {
-  /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman for 5 s, unless it is told otherwise. */
+  /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman waits 5 s unless configured otherwise. */
   readonly deadlineMs: number;
-  /** It changes something: when Stowage stops it gets its time to end. */
+  /** The method changes something, so it gets the full grace period when Stowage stops. */
   readonly changes?: boolean;
   handle(ctx: PluginContext, message: PluginRequest, call: Call): Promise<object>;
 }
 
-/** Less than Get has in all: who is told nothing makes a volume of its own by that name. */
+/** Less than the deadline of Get: an engine that gets no answer creates its own volume of that name. */
 const deletionWaitMs = 5_000;
 
 const resolveNamed = ({ core, plugin }: PluginContext, message: PluginRequest, call: Call): Promise<Volume> =>
@@ -35,7 +35,7 @@ const resolveNamed = ({ core, plugin }: PluginContext, message: PluginRequest, c
 
 /** The protocol, by the paths that engines post to. */
 export const methods: Readonly<Record<string, PluginMethod>> = {
-  // Podman asks this before nearly everything.
+  // Podman calls this before nearly every other method.
   '/Plugin.Activate': { deadlineMs: 10_000, handle: async () => ({ Implements: ['VolumeDriver'] }) },
   '/VolumeDriver.Capabilities': {
     deadlineMs: 10_000,
@@ -47,7 +47,7 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
     handle: async ({ core, plugin, isStoreOption }, message, call) => {
       const name = requiredText(message, 'Name');
       await createVolume(core, plugin, name, parseCreateOptions(textMap(message, 'Opts'), isStoreOption), call);
-      // Docker may make it for a container that it lists in a moment.
+      // Docker may have created it for a container that it has not listed yet.
       const id = core.pluginNames.known(plugin, name);
       if (id !== undefined) await core.engineRequests.note(id, call.signal);
       return {};
@@ -55,9 +55,9 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
   },
   '/VolumeDriver.Get': {
     deadlineMs: 10_000,
-    // Docker takes any error for "no such volume", and then advises to remove it by force: of a volume that is on record it
-    // is told what is known, also while its store is down. Of a name that is in several stores it would go on to make a volume
-    // of its own, and the data would be there: Mount refuses it.
+    // Docker treats any error as "no such volume" and then suggests to remove the volume by force. So answer from the record while the
+    // store is down. For an ambiguous name, Docker would create a local volume of its own, and containers would write their data there. So
+    // pretend that the volume exists, and let Mount fail.
     handle: async (ctx, message, call) => {
       const name = requiredText(message, 'Name');
       const found = await lookUpVolume(ctx.core, ctx.plugin, name, call, deletionWaitMs).catch(onlyAmbiguous);
@@ -98,8 +98,7 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
     changes: true,
     handle: async ({ core, plugin }, message, call) => {
       const [name, id] = [requiredText(message, 'Name'), requiredText(message, 'ID')];
-      // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
-      // by nobody.
+      // Uses only local records: a container must be able to stop while the store is down. An unknown name was never mounted.
       const volume = core.pluginNames.known(plugin, name);
       if (volume !== undefined) await core.engineMounts.unmount(volume, plugin, id, call);
       return {};
@@ -114,7 +113,7 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
         await ctx.core.deletions.delete(id, undefined, call, { byEngine: true });
         ctx.core.pluginNames.forget(id);
       } catch (thrown) {
-        // Said only when every store has answered. Engines repeat a call whose answer they did not get.
+        // The catalogue throws this only after every store has answered. Engines retry a call whose answer they did not get.
         const { code, reason } = stowageError(thrown);
         if (reason !== 'volume-unknown' && !(reason === 'plugin-other-scope' && code === 'not-found')) throw thrown;
       }

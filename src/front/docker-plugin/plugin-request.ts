@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http';
 import { StowageError } from '#core/errors.ts';
 import { httpError } from './error-response.ts';
 
-/** What an engine sent: an object, of which a method reads the fields it knows. */
+/** The JSON object that an engine sent. */
 export type PluginRequest = Readonly<Record<string, unknown>>;
 
 const bodyLimit = 64 * 1024;
@@ -10,7 +10,7 @@ const bodyLimit = 64 * 1024;
 /** Docker sends no content type at all, Podman application/vnd.docker.plugins.v1.1+json. */
 const acceptedContentType = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+\+json)$/;
 
-/** Reads no more than it must: what is too large is refused without being waited for. */
+/** Rejects a body that is too large without reading all of it. */
 export async function readPluginRequest(request: IncomingMessage): Promise<PluginRequest> {
   const type = request.headers['content-type']?.split(';')[0]?.trim().toLowerCase();
   if (type !== undefined && type !== '' && !acceptedContentType.test(type)) throw httpError(415);
@@ -28,13 +28,13 @@ function textOf(request: IncomingMessage): Promise<string> {
     else chunks.push(chunk);
   });
   request.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')));
-  // The engine has gone, or took too long: nobody reads what is answered.
+  // The engine hung up or took too long, so nobody reads the answer.
   request.once('error', () => reject(httpError(400)));
   request.once('close', () => reject(httpError(400)));
   return promise;
 }
 
-/** Engines send an empty body where a method has no arguments. */
+/** Engines send an empty body to methods without arguments. */
 function parsed(text: string): PluginRequest {
   const value = text.trim() === '' ? {} : jsonFrom(text);
   if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as PluginRequest;
@@ -53,12 +53,11 @@ function invalidRequest(message: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'plugin-request-invalid',
-    // Docker sends an empty body when it repeats a call whose connection was lost.
+    // Docker sends an empty body when it retries a call after its connection was lost.
     action: 'Repeat the command; if it persists, the engine and Stowage do not speak the same protocol.',
   });
 }
 
-/** A field that must be there. */
 export function requiredText(message: PluginRequest, field: string): string {
   const value = Object.hasOwn(message, field) ? message[field] : undefined;
   if (typeof value === 'string' && value !== '' && value.length <= 512) return value;
@@ -66,7 +65,7 @@ export function requiredText(message: PluginRequest, field: string): string {
   throw invalidRequest(value === undefined ? `the request has no ${field}` : `${field} is not a text`);
 }
 
-/** A map of texts; absent or null is an empty one. */
+/** A map of strings; a missing field or null is an empty map. */
 export function textMap(message: PluginRequest, field: string): ReadonlyMap<string, string> {
   const value = Object.hasOwn(message, field) ? message[field] : undefined;
   if (value === undefined || value === null) return new Map();

@@ -19,21 +19,18 @@ import { methods, type PluginContext } from './methods.ts';
 import { readPluginRequest } from './plugin-request.ts';
 import { createUsedBytes } from './used-bytes.ts';
 
-/** One of the two names by which engines know Stowage. It translates; what is true is in core. */
+/** The server of one of Stowage's two plugin names. It only translates requests to calls of core. */
 export interface PluginServer {
-  /** To be listened with, on a socket that only the engines' user can open. */
+  /** Must listen on a socket that only the engines' user can open. */
   readonly server: Server;
-  /**
-   * Lets nobody connect any more, and answers whoever has. What only reads and takes long is ended soon, the rest after
-   * `graceMs`.
-   */
+  /** Accepts no new connections and answers the open ones. Cancels slow reads soon, other calls after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
 
 export interface PluginOptions {
   readonly core: Core;
   readonly plugin: PluginName;
-  /** The names of options that the kinds of stores have, which users must not give. */
+  /** The option names of all store kinds. Users of engines must not set them. */
   readonly storeOptions: ReadonlySet<string>;
   readonly clock: Clock;
   readonly log: Log;
@@ -45,25 +42,25 @@ const defaultLimits = {
   requestTimeout: 20_000,
   connectionsCheckingInterval: 5_000,
   maxConnections: 2_000,
-  /** Calls under way: more than engines ever make, and what a peer that never waits for an answer can make us do. */
+  /** Calls in flight: more than engines ever make. Limits what a peer that does not wait for answers can start. */
   maxCalls: 1_000,
 };
 
-/** What only reads is answered while we stop: Docker takes a refusal of Get for a volume that is not there. */
+/** Reads are still answered while the server stops: to Docker, an error from Get means that the volume does not exist. */
 const readGraceMs = 1_000;
 
 interface ServerState extends PluginContext {
   readonly clock: Clock;
   readonly log: Log;
-  /** Ends what only reads. */
+  /** Cancels reads. */
   readonly stopping: AbortController;
-  /** Ends everything. */
+  /** Cancels all calls. */
   readonly ending: AbortController;
   readonly mostCalls: number;
   calls: number;
 }
 
-/** Plain node:http: nine paths that are all posted to, whose answers a framework would only want to make its own. */
+/** Plain node:http: the protocol has nine POST paths, and a framework would change the answers. */
 export function createPluginServer(options: PluginOptions): PluginServer {
   const { core, plugin, clock, log } = options;
   const { maxConnections, maxCalls: mostCalls, ...timeouts } = { ...defaultLimits, ...options.limits };
@@ -96,7 +93,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   };
 }
 
-/** Never throws: whatever happens in here is answered. */
+/** Never throws: every error becomes an answer. */
 async function answer(shared: ServerState, request: IncomingMessage, response: ServerResponse): Promise<void> {
   const path = (request.url ?? '').replace(/[?#].*$/s, '');
   try {
@@ -105,7 +102,7 @@ async function answer(shared: ServerState, request: IncomingMessage, response: S
     const { status, text, fullText: why, internal } = errorResponseFrom(thrown);
     const about = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
-    // Who asked was sent to the administrator, and the administrator here.
+    // The answer hides details from the user. The administrator finds them in this log entry.
     else if (text !== why) shared.log.warn('a call of a container engine was refused', { ...about, why });
     else shared.log.info('a call of a container engine was refused', { ...about, why });
     if (status === 405) response.setHeader('allow', 'POST');
@@ -118,15 +115,15 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
   const method = Object.hasOwn(methods, path) ? methods[path] : undefined;
   if (method === undefined) throw httpError(404);
   const parent = method.changes === true ? shared.ending.signal : shared.stopping.signal;
-  // Who connected in time can still take too long to say what it wants.
+  // A client that connected before the stop may send its request too late.
   if (parent.aborted) throw stoppingNow();
   if (request.method !== 'POST') throw httpError(405);
   if (shared.calls >= shared.mostCalls) throw overloaded();
   shared.calls++;
   try {
     const message = await readPluginRequest(request);
-    // Not ended when the engine hangs up. One that gave up waiting for a slow server asks again, and then finds it mounted;
-    // if what it waited for were undone each time, it would never be. What nobody asks for again is found by holds.settle.
+    // Not cancelled when the engine hangs up: an engine that timed out on a slow server retries, and must find the progress of its first call.
+    // Otherwise the mount would never succeed. engineMounts.reconcile removes mounts that no engine asks for again.
     using limit = clock.deadline(method.deadlineMs, parent);
     const call = { signal: limit.signal, log: shared.log, requestId: `docker:${randomUUID()}` };
     return await patiently(method.handle(shared, message, call), limit.signal, clock);
@@ -136,8 +133,8 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
 }
 
 /**
- * Docker would keep the connection for good. One that is closed at the moment of its next call makes Docker repeat that with an
- * empty body; where none can be opened, it repeats all of it. So each is for one call.
+ * Each connection serves one call, since Docker would keep it open forever. If a kept connection is closed just as Docker sends the next
+ * call, Docker retries the call with an empty body. If it can't open a connection, it retries the whole call.
  */
 function send(response: ServerResponse, status: number, body: object): void {
   if (response.destroyed) return;
@@ -150,7 +147,7 @@ async function closeServer(server: Server, graceMs: number, clock: Clock, cut: (
   if (!server.listening) return cut();
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
-  // Told to end, a call still answers; what does not even do that loses its connection.
+  // A cancelled call still answers. If it does not, its connection is cut 3 s later.
   using _cut = clock.after(graceMs, cut);
   using _connections = clock.after(graceMs + 3_000, () => server.closeAllConnections());
   await promise;

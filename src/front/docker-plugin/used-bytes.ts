@@ -5,14 +5,14 @@ import type { Core } from '#core/core.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 
 /**
- * How many bytes volumes hold, as far as it is known without anybody waiting. To find out can mean to walk through all of a
- * volume's files, and engines ask with every container that starts: what takes long is not asked for again for a while.
+ * Caches how many bytes volumes hold, so that calls need not wait. Measuring can mean a walk through all files of a volume, and engines ask
+ * at every container start: a measurement that failed or took too long is not repeated for a while.
  */
 export interface UsedBytes extends Disposable {
   of(volume: Volume): Promise<bigint | undefined>;
 }
 
-/** What an engine's call may wait for it. What comes later is told the next time. */
+/** How long an engine's call waits for a measurement. A later result is used for the next call. */
 const waitMs = 10;
 const measureMs = 500;
 const freshMs = 30_000;
@@ -22,7 +22,7 @@ const maxEntries = 10_000;
 
 interface Measurement {
   readonly bytes: bigint | undefined;
-  /** By this process's clock: until then it is not asked for again. */
+  /** By the monotonic clock: no new measurement before this time. */
   readonly until: number;
 }
 

@@ -9,10 +9,10 @@ import { oneLine } from './error-response.ts';
 import type { LookedUpVolume } from './look-up-volume.ts';
 import type { UsedBytes } from './used-bytes.ts';
 
-/** A volume as engines want to hear of it. */
+/** A volume in the plugin protocol. */
 export interface VolumeJson {
   readonly Name: string;
-  /** Empty: it is not mounted for engines. */
+  /** Empty: not mounted for engines. */
   readonly Mountpoint: string;
   readonly CreatedAt: string;
   readonly Status?: Readonly<Record<string, unknown>>;
@@ -21,11 +21,11 @@ export interface VolumeJson {
 export const volumeJson = (core: Core, name: string, volume: Volume): VolumeJson => ({
   Name: name,
   Mountpoint: core.engineMounts.pathOf(volume.id) ?? '',
-  // RFC 3339: to Docker anything else is an error in the whole answer.
+  // RFC 3339: Docker rejects the whole answer if the time has another format.
   CreatedAt: new Date(volume.createdAt).toISOString(),
 });
 
-/** What `docker volume inspect` shows below Status. Each `docker run` asks for it too, about three times: nothing slow. */
+/** What `docker volume inspect` shows below Status. Each `docker run` requests it too, about three times, so it must be fast. */
 export async function statusOf(
   core: Core,
   { volume, isSilent, isBeingDeleted = false }: LookedUpVolume,

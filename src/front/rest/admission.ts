@@ -5,9 +5,9 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import { type Access, type Right, subjectOf } from './access.ts';
 import { authenticate, type Principal, requireAllStores, requireRole } from './principal.ts';
 
-/** Whoever else than Stowage knows who somebody is, and what they may do. */
+/** Authenticates and authorizes callers outside Stowage, such as by Kubernetes' TokenReview and SubjectAccessReview. */
 export interface ExternalAuthorizer {
-  /** Who sends it, if they may do this, with what it is about. Throws 'unauthenticated', 'denied', 'unavailable'. */
+  /** The caller, if it may do this to `subject`. Throws 'unauthenticated', 'denied' or 'unavailable'. */
   admit(
     headers: IncomingHttpHeaders,
     access: Access,
@@ -19,17 +19,17 @@ export interface ExternalAuthorizer {
 export interface Admission {
   /** Throws 'unauthenticated' or 'denied'. */
   admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal>;
-  /** Whether somebody who was let in still is who they were: asked again and again, it answers at once. */
+  /** Whether an admitted caller would still be admitted. Called repeatedly, so it returns at once. */
   isStillAdmitted(request: FastifyRequest, right: Right, principal: Principal): boolean;
-  /** Who it was, as far as that is known. */
+  /** The caller, if it could be authenticated. */
   principalOf(request: FastifyRequest): Principal | undefined;
 }
 
 export interface AdmissionParts {
   readonly core: Core;
-  /** It came through the socket. */
+  /** The request came through the Unix socket. */
   readonly isTrusted: (request: IncomingMessage) => boolean;
-  /** Left out: by Stowage's own tokens. */
+  /** Undefined: Stowage's own tokens decide. */
   readonly authorizer: ExternalAuthorizer | undefined;
 }
 
@@ -55,7 +55,7 @@ export function createAdmission({ core, isTrusted, authorizer }: AdmissionParts)
     return principal;
   }
 
-  /** The guard is asked beside; what it said last counts. That it cannot be asked takes no right away. */
+  /** Asks the authorizer in the background and returns its previous decision. If the authorizer is unavailable, the caller keeps its right. */
   function isStillAuthorized(request: FastifyRequest, right: Right, principal: Principal): boolean {
     const state = asking.get(request.raw) ?? { isRefused: false, isAsked: false };
     asking.set(request.raw, state);

@@ -15,7 +15,7 @@ function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
   return reply.code(problem.status).type(problemType).send(JSON.stringify(problem));
 }
 
-/** Every error leaves as a problem: thrown by a handler, found by Fastify, or a path that is not there. */
+/** Makes every error a problem document: errors of handlers, errors of Fastify, and unknown paths. */
 export function setErrorHandlers(
   app: FastifyInstance,
   log: Log,
@@ -25,7 +25,7 @@ export function setErrorHandlers(
     const problem = problemFrom(thrown, request.id, whoever(request));
     const about = { request: request.id, url: request.url };
     if (problem.code === 'internal') log.error('request failed', { ...about, error: thrown });
-    // What they were not told, for who may know it.
+    // The details that the answer hides, for the administrator.
     else if (thrown instanceof StowageError && thrown.action !== problem.action)
       log.warn('request failed', { ...about, reason: thrown.reason, why: thrown.message, action: thrown.action });
     return send(reply, problem);
@@ -45,12 +45,12 @@ export function setErrorHandlers(
   );
 }
 
-/** Addresses that Fastify's router cannot read: hooks and error handlers do not run for them. */
+/** For URLs that Fastify's router can't parse: hooks and error handlers do not run for them. */
 export function answerUnreadableUrl(error: Error, request: FastifyRequest, reply: FastifyReply): void {
   send(reply.headers(commonHeaders(request.id)), problemFrom(error, request.id));
 }
 
-/** 405 with what is allowed, rather than a misleading 404; said before the body is looked at. */
+/** Answers 405 with Allow instead of a misleading 404, before the body is read. */
 export function refuseOtherMethods(app: FastifyInstance, allowedAt: ReadonlyMap<string, ReadonlySet<string>>): void {
   const known = [...allowedAt].map(([path, allowed]) => ({
     pattern: new RegExp(`^${path.replaceAll('.', '\\.').replaceAll(/:\w+/g, '[^/]+')}$`),

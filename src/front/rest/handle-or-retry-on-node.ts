@@ -1,6 +1,6 @@
 import type { Answer, Request, Route } from './route.ts';
 
-/** What the route does here, or the same on the node whose volume it is about. */
+/** Handles the request here; if that fails, tries the node that has the volume. */
 export async function handleOrRetryOnNode(route: Route, request: Request<never, never, never>): Promise<Answer> {
   const { nodes, body, expected, call } = request;
   try {

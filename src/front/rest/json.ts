@@ -1,4 +1,4 @@
-/** From core's words to the wire's, in one place. */
+/** Converts core's types to the JSON of the REST API. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
 import type { StowageError } from '#core/errors.ts';
@@ -26,12 +26,12 @@ import type { Principal } from './principal.ts';
 import { redactedError, redactedResult } from './redaction.ts';
 import type * as wire from './schemas.ts';
 
-/** What Date can hold. A record that somebody edited must not make a whole list fail. */
+/** The range of Date. A record that somebody edited must not make a whole list fail. */
 const maxDateMs = 8_640_000_000_000_000;
 export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -maxDateMs), maxDateMs)).toISOString();
 const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));
 
-/** `byStore`: whether the store holds all its volumes to their sizes. */
+/** `byStore`: whether the store enforces the sizes of all its volumes. */
 export function volumeJson(volume: Volume, byStore: boolean): wire.VolumeJson {
   return {
     id: volume.id,
@@ -99,14 +99,14 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
   measuredAt: time(usage.measuredAt),
 });
 
-/** What the whole store is like at this moment. */
+/** The current state of a store. */
 export interface StoreState {
   readonly totals: VolumeTotals;
-  /** Open, and its server does not answer. */
+  /** The store is open, but its server does not answer. */
   readonly isSilent: boolean;
-  /** Undefined: not known at the moment. */
+  /** Undefined: not known now. */
   readonly room: Room | undefined;
-  /** Why it denies access, if that is why. */
+  /** Set if the store denies access. */
   readonly refusal: StowageError | undefined;
 }
 
@@ -169,7 +169,7 @@ export const trashJson = (entry: TrashEntry, byStore: boolean): wire.TrashEntryJ
   expiresAt: orNull(entry.expiresAt, time),
 });
 
-/** Without a principal: for one that has ended well, or not yet. */
+/** Without a principal, errors and results are not redacted: only for operations that have not failed. */
 export function operationJson(view: OperationView, result: unknown, principal?: Principal): wire.OperationJson {
   const { operation, progress } = view;
   const told = (error: NonNullable<Operation['error']>) =>
@@ -202,7 +202,7 @@ export const tokenJson = (token: Token): wire.TokenJson => ({
   expiresAt: orNull(token.expiresAt, time),
 });
 
-/** Why each could not be asked, as far as this caller may know it. */
+/** The nodes that could not be reached, with the reason redacted for this caller. */
 export const unreachedJson = (principal: Principal, unreached: readonly UnreachedNode[]): wire.UnreachedJson[] =>
   unreached.map(({ node, error }) => {
     const { reason, message } = redactedError(principal, error, 'in the log of the controller.');

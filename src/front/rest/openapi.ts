@@ -96,7 +96,7 @@ const publicPath = (operationId: string, summary: string): object => ({
   },
 });
 
-/** What is not made of routes. */
+/** The paths that are not in the route table. */
 const otherPaths = {
   '/v1/events': {
     get: {
@@ -136,7 +136,7 @@ const otherPaths = {
   },
 };
 
-/** OpenAPI 3.1, made of the routes themselves. */
+/** The OpenAPI 3.1 document, generated from the routes. */
 export function openApi(routes: readonly Route[], version: string): object {
   const paths: Record<string, Record<string, object>> = {};
   for (const route of routes) {
@@ -163,7 +163,7 @@ export function openApi(routes: readonly Route[], version: string): object {
 
 const isSchema = (value: unknown): value is object => typeof value === 'object' && value !== null;
 
-/** Every schema that has a name of its own, so that the document can be read. */
+/** The names of the exported schemas, which become components of the document. */
 const names = new Map<object, string>(
   [...Object.entries(schemas), ...Object.entries(bodies)].flatMap(([name, schema]: [string, unknown]) =>
     isSchema(schema) ? [[schema, `${name.charAt(0).toUpperCase()}${name.slice(1)}`] as const] : [],

@@ -4,7 +4,7 @@ import type { Principal } from './principal.ts';
 import { redactedError } from './redaction.ts';
 import type { ProblemJson } from './schemas.ts';
 
-/** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
+/** Converts an error to an RFC 9457 problem. The status is that of the error code, except for errors of the HTTP layer. */
 export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {
   const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
   const { code, reason } = error.failure;
@@ -23,7 +23,7 @@ export function problemFrom(thrown: unknown, requestId: string, principal?: Prin
   });
 }
 
-/** What the HTTP layer refuses before any handler runs. */
+/** Errors that Fastify throws before a handler runs. */
 function httpProblem(thrown: unknown): { failure: StowageError; status: number } | undefined {
   if (!(thrown instanceof Error) || !('statusCode' in thrown)) return undefined;
   const status = Number(thrown.statusCode);
@@ -33,7 +33,7 @@ function httpProblem(thrown: unknown): { failure: StowageError; status: number }
   return { failure: new StowageError(message, { ...about, cause: thrown }), status };
 }
 
-/** As if the HTTP layer had thrown it. */
+/** An error like those of Fastify. */
 export function httpFailure(statusCode: number): Error {
   return Object.assign(new Error(`HTTP ${statusCode}`), { statusCode });
 }

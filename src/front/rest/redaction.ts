@@ -8,11 +8,11 @@ import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
-/** What somebody is told of it, who may be nobody known. */
+/** The error as this caller may see it. `how`: how an administrator finds the details. */
 export const redactedError = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
   principal !== undefined && isAdministrator(principal) ? trouble : toldToUser(trouble, how);
 
-/** Hides the server and what exactly is wrong. The network stays: it is what a user and the administrator talk about. */
+/** Hides the store's address and the details of its problem. The network's name stays visible, so that users can name it to the administrator. */
 export function redactedView(principal: Principal, view: StoreView): StoreView {
   if (isAdministrator(principal)) return view;
   const { config, problem, pending } = view;
@@ -30,11 +30,11 @@ function redactedProblem(principal: Principal, problem: StowageError, store: str
   return relayed(message, { code, reason, action });
 }
 
-/** Of a store on a server only the kind. */
+/** Hides all but the scheme of a network store's URI. */
 export const redactedUri = (principal: Principal, uri: string): string =>
   isAdministrator(principal) ? uri : uri.replace(/^([^:]*:\/\/)[^/].*$/s, '$1…');
 
-/** Which step failed, and why as far as everybody may know; nothing of where. */
+/** Keeps which step failed and a reason that everybody may see; hides addresses and paths. */
 export function redactedCheck(principal: Principal, name: string, check: StoreCheck): StoreCheck {
   if (isAdministrator(principal)) return check;
   const action = `Ask the administrator, who finds out why with: stowage store check ${name}`;
@@ -51,7 +51,7 @@ export function redactedCheck(principal: Principal, name: string, check: StoreCh
   };
 }
 
-/** What is missing where. */
+/** Hides the path of missing data. */
 export const redactedInspection = (principal: Principal, found: Inspection): Inspection =>
   isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data are not there' };
 
@@ -64,7 +64,7 @@ const orphanDetails = {
   'unrecorded-directory': 'data without a record',
 } as const satisfies Record<Orphan['kind'], string>;
 
-/** What it is, and nothing of where. */
+/** Keeps the kind and name; hides paths. */
 export function redactedOrphan(principal: Principal, orphan: Orphan): Orphan {
   if (isAdministrator(principal)) return orphan;
   const { store, kind, name } = orphan;
@@ -72,7 +72,7 @@ export function redactedOrphan(principal: Principal, orphan: Orphan): Orphan {
   return { store, kind, action, name: kind === 'leftover' ? basename(name) : name, detail: orphanDetails[kind] };
 }
 
-/** Not why the rest was left out: the reasons name paths. */
+/** Hides why names were skipped: the reasons contain paths. */
 export const redactedAdoption = (principal: Principal, { adopted, skipped }: Adoption): Adoption => ({
   adopted,
   skipped: isAdministrator(principal)
@@ -80,6 +80,6 @@ export const redactedAdoption = (principal: Principal, { adopted, skipped }: Ado
     : skipped.map(({ name }) => ({ name, reason: 'it cannot be taken in as it is, or is a volume already' })),
 });
 
-/** What came of an operation that perhaps somebody else began. */
+/** The result of an operation, which another caller may have started. */
 export const redactedResult = (principal: Principal, kind: string, result: unknown): unknown =>
   kind === 'store.adopt' && result ? redactedAdoption(principal, result as Adoption) : result;

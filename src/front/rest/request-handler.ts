@@ -19,9 +19,9 @@ export interface RequestParts {
   readonly mutations: Mutations;
   readonly admission: Admission;
   readonly nodes?: ClusterNodes | undefined;
-  /** Ends what only reads: the server stops. */
+  /** Aborted when the server begins to stop; cancels reads. */
   readonly stopping: AbortSignal;
-  /** Ends what changes something. Later than `stopping`: work that has begun gets its time to end. */
+  /** Cancels changes. Aborted later than `stopping`, so that changes in flight can finish. */
   readonly signal: AbortSignal;
 }
 
@@ -29,7 +29,7 @@ const readDeadlineMs = 60_000;
 const changeDeadlineMs = 120_000;
 const keyPattern = /^[!-~]{1,255}$/;
 
-/** From an HTTP request to a handler's and back: who asks, may they, is it well-formed, was it asked before. */
+/** The Fastify handler of a route: authenticates and authorizes the caller, validates the request, and handles Idempotency-Key. */
 export function createHandler(
   parts: RequestParts,
   route: Route,
@@ -66,7 +66,7 @@ export function createHandler(
     const mutation = {
       principal: principal.id,
       key: idempotencyKey(request),
-      // What was checked, not what was sent: that can be nested deeper than JSON.stringify can go.
+      // The validated body: the raw one can be nested too deep for JSON.stringify.
       content: () => JSON.stringify([request.method, request.url, input.body, input.expected]),
       detached: prefers(request, 'respond-async'),
       keepAnswer: route.secret !== true,
@@ -115,7 +115,7 @@ function idempotencyKey(request: FastifyRequest): string | undefined {
   });
 }
 
-/** RFC 7240: a list, of which we know two. */
+/** RFC 7240: a comma-separated list of preferences. */
 function prefers(request: FastifyRequest, what: string): boolean {
   const { prefer } = request.headers;
   if (prefer === undefined) return false;

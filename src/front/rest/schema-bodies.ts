@@ -1,4 +1,4 @@
-/** What is sent with requests; as schemas.ts, which has what is answered. */
+/** The schemas of request bodies; schemas.ts has those of answers. */
 import { Type } from 'typebox';
 import { podAddressPattern, podPlacePattern } from '#core/check-places.ts';
 import {

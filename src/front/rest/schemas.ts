@@ -1,6 +1,6 @@
 /**
- * What goes over the wire, written once: Fastify validates with these, TypeScript derives its types from them, and
- * /openapi.json is made of them. Sizes are decimal strings (a volume can be larger than a JSON number is exact).
+ * The JSON of the REST API. Requests are validated with these schemas, TypeScript derives its types from them, and /openapi.json is
+ * generated from them. Sizes are decimal strings, since a volume can be larger than the exact range of a JSON number.
  */
 
 import { type Static, type TSchema, Type } from 'typebox';
@@ -13,7 +13,7 @@ export const role = oneOf('viewer', 'user', 'admin');
 const userKind = oneOf('path', 'container', 'pod', 'kubelet');
 export const user = object({ kind: userKind, name: Type.String(), node: Type.String() });
 
-/** A node that could not be asked, and why. */
+/** A node that could not be reached, and why. */
 const unreached = object({ node: Type.String(), reason: Type.String(), message: Type.String() });
 const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node whose it is' }));
 
@@ -263,7 +263,7 @@ export const finding = object({
   fix: nullable(Type.String()),
 });
 
-/** RFC 9457, with a stable code and what to do. */
+/** RFC 9457, with a stable code, a reason and an action. */
 export const problem = object({
   type: Type.String(),
   title: Type.String(),
@@ -288,7 +288,7 @@ export const listOf = <T extends TSchema>(item: T) =>
     next: nullable(Type.String({ description: 'Pass as `after` for the next page' })),
   });
 
-/** In a cluster, a list of what all nodes have. */
+/** A list that in a cluster covers all nodes. */
 export const listOverNodes = <T extends TSchema>(item: T) =>
   object({
     ...listOf(item).properties,
@@ -299,7 +299,7 @@ export const listOverNodes = <T extends TSchema>(item: T) =>
     ),
   });
 
-/** A list over several stores, which does not fail with one of them. */
+/** A list over several stores. It does not fail if one of them can't be used. */
 export const listOverStores = <T extends TSchema>(item: T, unanswered: string) =>
   object({ ...listOverNodes(item).properties, unanswered: Type.Array(Type.String(), { description: unanswered }) });
 

@@ -31,21 +31,18 @@ import { volumeListRoutes } from './routes/volume-list.ts';
 import { volumeRoutes } from './routes/volumes.ts';
 
 export interface RestServer {
-  /** A Unix socket, whose owner is the administrator. */
+  /** For a Unix socket, which only the administrator can open. */
   readonly local: Server;
   /** For TCP: a bearer token is required. */
   readonly remote: Server;
-  /** The same for a server that is another's. */
+  /** Handles a request that another server received; a bearer token is required. */
   handle(request: IncomingMessage, response: ServerResponse): void;
-  /** The same for who asks from within this process, as the owner of the socket. */
+  /** Handles a request from within this process, with the rights of the socket's owner. */
   handleTrusted(request: IncomingMessage, response: ServerResponse): void;
   ready(): Promise<void>;
-  /** What `/metrics` says, for who serves it elsewhere too. */
+  /** The metrics, to serve them on another address too. */
   readonly metrics: Metrics;
-  /**
-   * Takes no new requests, ends reads and event streams, and waits for the answers to what is being changed. Connections
-   * that are still open after `graceMs` are cut.
-   */
+  /** Accepts no new requests, cancels reads and event streams, and waits for changes in flight. Cuts open connections after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
 
@@ -54,19 +51,19 @@ export interface RestOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
-  /** Ends requests that change something, should they still run when everything is over. */
+  /** Cancels changes that still run when the program ends. */
   readonly signal: AbortSignal;
   readonly isReady: () => boolean;
   readonly status: ServerBackend['status'];
   readonly doctor: ServerBackend['doctor'];
   readonly dataPaths: ServerBackend['dataPaths'];
-  /** Who is let in that does not come through the socket. Left out: Stowage's own tokens. */
+  /** Authorizes requests that do not come through the socket. Left out: Stowage's own tokens. */
   readonly authorizer?: ExternalAuthorizer;
-  /** In a cluster: those that have what is not here. */
+  /** The nodes of the cluster, for node-local volumes and stores. */
   readonly nodes?: ClusterNodes;
 }
 
-/** What every part of the server shares. */
+/** What all parts of the server share. */
 interface ServerParts extends RestOptions {
   readonly app: FastifyInstance;
   readonly stopping: AbortController;
@@ -93,7 +90,7 @@ export function createRestServer(options: RestOptions): RestServer {
   refuseOtherMethods(app, allowedAt);
 
   const serve = (isLocal: boolean): Server => {
-    // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
+    // The Host header is not used, and Node's own error for a missing one would not be a problem document.
     const server = createServer({ ...timeouts, maxHeaderSize, requireHostHeader: false });
     server.on('request', (request, response) => {
       if (isLocal) trusted.add(request);
@@ -123,14 +120,14 @@ function createApp(): FastifyInstance {
   const app = fastify({
     bodyLimit,
     logger: false,
-    // Longer than any header can be: what is too long is said by the schema, as for everything else.
+    // Longer than any request line can be, so that the schema reports parameters that are too long.
     routerOptions: { maxParamLength: maxHeaderSize },
     frameworkErrors: answerUnreadableUrl,
     genReqId: (request) => requestIdFrom(request.headers),
   });
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'string' }, (_request, body, done) => {
-    // An empty body with a JSON content type is what many clients send with DELETE.
+    // Many clients send DELETE with a JSON content type and an empty body.
     if (body === '') return done(null, undefined);
     try {
       done(null, JSON.parse(String(body)));
@@ -142,7 +139,7 @@ function createApp(): FastifyInstance {
 }
 
 function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
-  // On a connection that was kept alive, a request can arrive after the stop began.
+  // A request can arrive on a keep-alive connection after the server began to stop.
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
     reply.header('connection', 'close');
@@ -157,7 +154,7 @@ function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
   });
 }
 
-/** Gives the methods at each path. */
+/** Returns the allowed methods of each path. */
 function addApi(shared: ServerParts): Map<string, Set<string>> {
   const { app, core, clock, version } = shared;
   const mutations = createMutations(core, clock);
@@ -202,7 +199,7 @@ function addPlain({ app, log, stopping, isReady, admission }: ServerParts, metri
 }
 
 function addEvents({ app, core, stopping, admission }: ServerParts): void {
-  // No HEAD: it would be a stream without an end.
+  // No HEAD: Fastify would run the handler, which never ends.
   app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
     const principal = await admission.admit(request, eventsRight, stopping.signal);
     const stillAllowed = (): boolean => admission.isStillAdmitted(request, eventsRight, principal);
@@ -217,7 +214,7 @@ async function closeServer(server: Server, graceMs: number): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
   const timer = setTimeout(() => server.closeAllConnections(), graceMs);
-  // A connection that was busy and goes idle without being told to close would wait for its keep-alive time-out.
+  // A busy connection that becomes idle without `Connection: close` would stay open until its keep-alive timeout.
   const idle = setInterval(() => server.closeIdleConnections(), 100);
   await promise;
   clearTimeout(timer);

@@ -4,7 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import { checkLabels } from '#core/labels.ts';
 import { quoted, storeName, volumeName } from '#core/names.ts';
 
-/** Gives the value if it fits; otherwise says which part does not, and why. */
+/** Returns the valid value, or throws an error that names the invalid part. */
 export type Check = (value: unknown) => unknown;
 
 export function bodyCheck(schema: TObject, optional: boolean): Check {
@@ -19,11 +19,11 @@ export function bodyCheck(schema: TObject, optional: boolean): Check {
   };
 }
 
-/** Text from a URL becomes numbers, booleans and lists where the schema has such. */
+/** Converts strings from a URL to numbers and lists where the schema has them, then validates. */
 export function textCheck(schema: TObject, what: string): Check {
   const validator = Compile(schema);
   return (value) => {
-    // Not by assignment: a parameter may be called __proto__.
+    // Object.fromEntries, not assignment: a parameter may be called __proto__.
     const read = Object.fromEntries(
       Object.entries(value as Record<string, unknown>).map(([key, text]) => [
         key,
@@ -61,11 +61,11 @@ function validationError(what: string, schema: TObject, value: unknown, [first]:
 interface SchemaPart {
   readonly schema: unknown;
   readonly value: unknown;
-  /** What the schema says about it, or about what it is a part of, in words. */
+  /** The description of this schema, or of the nearest parent that has one. */
   readonly help: string | undefined;
 }
 
-/** As deep as the schema has something to say of its own. */
+/** The part at the path, as deep as the schema goes. */
 function partAt(part: SchemaPart, [key, ...below]: readonly string[]): SchemaPart {
   const inner =
     key === undefined
@@ -82,7 +82,7 @@ const ownProperty = (value: unknown, key: string): unknown =>
     ? (value as Readonly<Record<string, unknown>>)[key]
     : undefined;
 
-/** Names and labels: the pattern is for readers of the document, core says in words what is wrong. */
+/** Core's checks of names and labels have better messages than a pattern. */
 function checkWithCore({ schema, value }: SchemaPart): void {
   const title = ownProperty(schema, 'title');
   if (title === 'Volume name' && typeof value === 'string') volumeName(value);
@@ -91,7 +91,7 @@ function checkWithCore({ schema, value }: SchemaPart): void {
     checkLabels(Object.fromEntries(Object.entries(value).filter(([, text]) => typeof text === 'string')));
 }
 
-/** TypeBox's words for a key that is not in the schema help nobody, nor do regular expressions. */
+/** Replaces TypeBox's messages about unknown keys and regular expressions. */
 function readableMessage(message = 'it does not fit'): string {
   if (message === 'schema is false') return 'there is no such key';
   return message.startsWith('must match pattern') ? 'it is not of the expected form' : message;

@@ -65,7 +65,7 @@ export const mountRoutes: readonly Route[] = [
     success: { status: 204, description: 'It is unmounted' },
     handle: async ({ core, principal, params: p, body, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call).catch((thrown: unknown) => {
-        // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
+        // The volume may be off record because its store has moved. Its remaining mounts can still be unmounted.
         const isGone = stowageError(thrown).reason === 'volume-unknown';
         const { volume } = p;
         if (isGone && isVolumeId(volume)) return { id: volume };

@@ -14,7 +14,7 @@ import { mountRoutes, nodesQuery } from './mounts.ts';
 import { storeRoutes } from './stores.ts';
 import { volumeRoutes } from './volumes.ts';
 
-/** What only the program around the API knows. */
+/** What the routes need from the program beside core. */
 export interface ServerBackend {
   status(principal: Principal): Promise<schemas.StatusJson>;
   doctor(signal: AbortSignal): Promise<readonly schemas.FindingJson[]>;
@@ -23,11 +23,11 @@ export interface ServerBackend {
     list(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
     upgrade(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
   };
-  /** What an operation that was answered with 202 would have answered. */
+  /** The answer of a request that was answered with 202, once it is known. */
   resultOf(operation: OperationId): unknown;
 }
 
-/** Nobody has tokens of Stowage's own there. */
+/** In a cluster, Stowage's own tokens are not used. */
 const kubernetesRbac =
   'Kubernetes says who may do what there: by service accounts, and rules for the group stowage.dev.';
 
@@ -40,7 +40,7 @@ const operationQuery = Type.Object(
   { additionalProperties: false },
 );
 
-/** Who may not begin such work may not stop it either. */
+/** Cancelling an operation needs the right to start one of that kind. */
 const rightToStart = new Map<string, Right>(
   [...volumeRoutes, ...mountRoutes, ...storeRoutes].flatMap((route) =>
     [route.operation ?? []].flat().map((kind) => [kind, route] as const),

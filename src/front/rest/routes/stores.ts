@@ -142,7 +142,7 @@ export const storeRoutes: readonly Route[] = [
     params,
     body: bodies.checking,
     bodyOptional: true,
-    // Starts containers and enters the networks of others.
+    // A check with `from` starts containers and enters other network namespaces.
     further: {
       when: 'with `from`',
       isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
@@ -163,7 +163,7 @@ export const storeRoutes: readonly Route[] = [
           ? await core.stores.check(p.store, call, body?.from)
           : await checkFromPod({ nodes, permit, call }, p.store, pod);
       const failed = found.steps.find((step) => !step.ok);
-      // What they are not told, for who may know it.
+      // The details that the answer hides, for the administrator.
       if (failed !== undefined && !isAdministrator(principal))
         call.log.warn('store check failed', { store: p.store, ...failed });
       return ok(storeCheckJson(p.store, redactedCheck(principal, p.store, found), body?.from));

@@ -36,7 +36,7 @@ function labelsFrom(pairs: readonly string[]): Labels {
   return Object.fromEntries(pairs.map((pair) => [pair.slice(0, pair.indexOf('=')), pair.slice(pair.indexOf('=') + 1)]));
 }
 
-/** Those of one store, or of all that can be reached from there. */
+/** The stores to list: the named one or all visible ones, filtered by `reach`. */
 function storesIn(core: Core, principal: Principal, { store, reach }: Query): readonly string[] {
   const wanted = store === undefined ? visibleStores(core, principal) : [store];
   return reach === undefined

@@ -17,7 +17,7 @@ export const storeEnforcesSize = (core: Core, store: string): boolean => enforce
 export const volumeToJson = (core: Core, volume: Volume): VolumeJson =>
   volumeJson(volume, storeEnforcesSize(core, volume.store));
 
-/** A volume the principal may work on. */
+/** Resolves a volume among the stores that the principal may see. */
 export async function resolvePermitted(core: Core, principal: Principal, ref: string, call: Scope): Promise<Volume> {
   const store = partsOfQualified(ref)?.store;
   if (store !== undefined) requireStore(principal, store);

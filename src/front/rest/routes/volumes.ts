@@ -16,7 +16,7 @@ const useParams = Type.Object(
 );
 const etagOf = (volume: Volume): Record<string, string> => ({ etag: `"${volume.revision}"` });
 
-/** Each is an operation of its own, which may fail without the other. */
+/** Labels and enforcement are separate operations, and one can fail without the other. */
 const oneChange = (): StowageError =>
   new StowageError('a change is either of the labels or of the enforcement', {
     code: 'invalid',
@@ -164,7 +164,7 @@ export const volumeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, expected, call }) => {
       const { labels, ownLabels, enforce } = body;
-      // Before the volume is looked for: where it is on a node, all of this is passed on, and done there as its administrator.
+      // Check this before the lookup: a node-local volume's request is sent on to its node, which runs it as administrator.
       if (ownLabels !== undefined) requireRole(principal, 'admin');
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       if ((labels === undefined && ownLabels === undefined) === (enforce === undefined)) throw oneChange();
