@@ -9,7 +9,7 @@ describe('long work', () => {
     operation('running', { progress: { done, total: 1000, unit: 'files' } }),
   ];
 
-  test('on a terminal runs in the background with a bar, which is gone in the end', async () => {
+  test('on a terminal runs in the background with a progress bar, which is erased in the end', async () => {
     const begun = Date.now();
     await using server = await scriptedServer({
       ...before,
@@ -36,7 +36,7 @@ describe('long work', () => {
     expect(server.seen.find(({ method }) => method === 'DELETE')?.headers['prefer']).toBeUndefined();
   });
 
-  test('gives what the request would have answered, or asks for it when the server has forgotten', async () => {
+  test('returns the result of the operation, or requests the object if the server no longer knows the result', async () => {
     const made = volume('local', 'demo');
     for (const result of [made, null]) {
       await using server = await scriptedServer({
@@ -51,7 +51,7 @@ describe('long work', () => {
     }
   });
 
-  test('that fails is told as if it had been one request', async () => {
+  test('that fails prints the same error as a single request', async () => {
     const error = { code: 'exhausted', reason: 'disk-full', message: 'no room on local', action: 'Make some.' };
     await using server = await scriptedServer({
       'POST /v1/volumes': [202, operation('running')],
@@ -69,7 +69,7 @@ describe('long work', () => {
     });
   });
 
-  test('is followed through a restart of the server', async () => {
+  test('is followed across a restart of the server', async () => {
     let polls = 0;
     const restarted: Promise<void>[] = [];
     await using server = await scriptedServer({
@@ -89,7 +89,7 @@ describe('long work', () => {
     await Promise.all(restarted);
   });
 
-  test('is cancelled by Ctrl-C, which says so', async () => {
+  test('is cancelled by Ctrl-C, with a message', async () => {
     const interrupt = new AbortController();
     let canceled = false;
     await using server = await scriptedServer({
@@ -118,7 +118,7 @@ describe('long work', () => {
     });
   });
 
-  test('that was done before the Ctrl-C arrived is a success', async () => {
+  test('that was done before Ctrl-C arrived is a success', async () => {
     const interrupt = new AbortController();
     let polls = 0;
     await using server = await scriptedServer({

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { operation, page, run, scriptedServer } from './scripted-server.ts';
 
-test('operations are listed, shown with their error, and cancelled', async () => {
+test('operations can be listed, shown with their errors, and cancelled', async () => {
   const error = { code: 'in-use', reason: 'x', message: 'it is in use', action: 'Stop it.' };
   const failed = operation('failed', { error });
   await using server = await scriptedServer({

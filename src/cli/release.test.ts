@@ -22,7 +22,7 @@ describe('volume show', () => {
     return lines.slice(lines.findIndex((line) => line.startsWith('users')) + 1);
   };
 
-  test('names the hosts that use it: who there, since when silent, and who may write', async () => {
+  test('names the hosts that use the volume, their users, the writer, and since when they are silent', async () => {
     const pods = Array.from({ length: 7 }, (_, i) => ({ kind: 'pod', name: `web-${i}` }));
     const silent = use('h2', { users: [], writer: true, stale: true });
     expect(await hostsOf([use('h1'), silent, use('h3', { users: pods })])).toEqual([
@@ -32,7 +32,7 @@ describe('volume show', () => {
     ]);
   });
 
-  test('says that no host does, and nothing of it where the store cannot know', async () => {
+  test('shows that no host uses the volume, and nothing for a store without use records', async () => {
     expect(await hostsOf([])).toEqual(['hosts      -']);
     expect(await hostsOf(null)).toEqual([]);
   });
@@ -45,7 +45,7 @@ describe('volume release', () => {
     [`DELETE /v1/volumes/${detail(uses).id}/uses/h1`]: [204] as const,
   });
 
-  test('says what it would break, and breaks nothing without --yes', async () => {
+  test('prints what it would break, and breaks nothing without --yes', async () => {
     await using server = await scriptedServer(script([use('h1')]));
     expect(await run(server, argv)).toEqual({
       status: 2,
@@ -77,7 +77,7 @@ describe('volume release', () => {
     expect((await run(server, [...argv, '--yes', '--quiet'])).stdout).toBe('');
   });
 
-  test('a host that has no record is refused: by the server, and before it is asked to break anything', async () => {
+  test('a host without a record is refused, by the server with --yes and by the client without', async () => {
     await using server = await scriptedServer({
       ...script([use('h2')]),
       [`DELETE /v1/volumes/${detail([]).id}/uses/h1`]: problem('not-found', "host 'h1' has no record", 'Look.', 404),
@@ -88,7 +88,7 @@ describe('volume release', () => {
     expect(await run(server, [...argv, '--yes'])).toMatchObject(refused);
   });
 
-  test('a host must be named', async () => {
+  test('--host is required', async () => {
     const { status, stderr } = await run(undefined, ['volume', 'release', 'silver/photos', '--yes']);
     expect(status).toBe(2);
     expect(stderr).toContain('--host');

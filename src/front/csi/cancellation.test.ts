@@ -36,15 +36,15 @@ async function start() {
 }
 
 test.each([
-  ['that hears of it', false],
-  ['that does not', true],
-])('a call is told to come again when Stowage stops, with a store %s', async (_, deaf) => {
+  ['that reacts to the abort', false],
+  ['that ignores the abort', true],
+])('a call fails with UNAVAILABLE when Stowage stops, with a store %s', async (_, deaf) => {
   const { served, client } = await start();
   const gate = csi.local.close('create', { deaf });
   const asked = client.call(Controller.method.createVolume, wanted).catch((thrown: unknown) => thrown);
   await gate.reached;
   const closed = served.close(10);
-  // Not 13, after which whoever asks takes it for certain that nothing is made any more.
+  // Not INTERNAL: to the provisioner, that means that no volume is being created any more.
   expect(await asked).toMatchObject({ code: 14, message: expect.stringContaining('is stopping') });
   gate.open();
   client.session.destroy();
@@ -52,7 +52,7 @@ test.each([
   expect(errorsLogged()).toEqual([]);
 });
 
-test('a call whose caller goes is cancelled, and no fault of anybody', async () => {
+test('a call is cancelled when its caller disconnects, and no error is logged', async () => {
   const { client } = await start();
   const gate = csi.local.close('create');
   const asked = client.call(Controller.method.createVolume, wanted).catch(() => undefined);

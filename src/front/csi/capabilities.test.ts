@@ -9,7 +9,7 @@ import { mountGroupOf, parseCapability, unsupportedBecause } from './capabilitie
 type Name = keyof typeof Mode;
 const requested = (mode: Name) => parseCapability(create(VolumeCapabilitySchema, mounted(mode)));
 
-describe('an access mode says', () => {
+describe('parsing an access mode', () => {
   test.each<[Name, string, string, string, string]>([
     ['SINGLE_NODE_WRITER', 'writes', 'one node', 'staged', 'pods'],
     ['SINGLE_NODE_READER_ONLY', 'reads', 'one node', 'staged', 'pods'],
@@ -30,14 +30,14 @@ describe('an access mode says', () => {
     });
   });
 
-  test('every mode that there is', () => {
+  test('knows every access mode of CSI', () => {
     const names = (Object.keys(Mode) as Name[]).filter((name) => name !== 'UNKNOWN');
     for (const name of names) expect(() => requested(name)).not.toThrow();
     expect(names).toHaveLength(7);
   });
 });
 
-describe('the group', () => {
+describe('volume_mount_group', () => {
   const grouped = (volumeMountGroup: string) =>
     parseCapability(
       create(VolumeCapabilitySchema, {
@@ -46,7 +46,7 @@ describe('the group', () => {
       }),
     );
 
-  test('is a number, for the driver that says that it sees to groups', () => {
+  test('is a gid, which only a driver with VOLUME_MOUNT_GROUP uses', () => {
     expect(['', '0', '2000', '4294967294'].map((text) => grouped(text).group)).toEqual([
       undefined,
       0,
@@ -57,12 +57,12 @@ describe('the group', () => {
     expect(mountGroupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
   });
 
-  test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('is not %j', (text) => {
+  test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('can not be %j', (text) => {
     expect(() => grouped(text)).toThrow('volume_mount_group is not the number of a group');
   });
 });
 
-test('what a store cannot do is said', () => {
+test('says which capability a store does not support', () => {
   const view = { config: { name: 'one' }, store: { access: ['filesystem'] } } as unknown as StoreView;
   const block = parseCapability(create(VolumeCapabilitySchema, blockDevice()));
   expect(unsupportedBecause([requested('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
@@ -74,7 +74,7 @@ test('what a store cannot do is said', () => {
   expect(unsupportedBecause([ext4], localDriver, view)).toBe(
     "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
   );
-  // One that is not open says itself what is wrong.
+  // Unknown while the store is not open; creating the volume then fails with the store's error.
   for (const one of [block, ext4])
     expect(unsupportedBecause([one], localDriver, { ...view, store: undefined })).toBeUndefined();
 });

@@ -4,12 +4,12 @@ import { topologyOf } from './driver-context.ts';
 
 const valueFor = (node: string): string | undefined => topologyOf({ core: { node } as Core })['local.stowage.dev/node'];
 
-test('a node is where it is called so', () => {
+test('the topology of a node is its name', () => {
   for (const name of ['node-1', 'ip-10-0-0-1.eu-west-1.compute.internal', 'a'.repeat(63)])
     expect(valueFor(name)).toBe(name);
 });
 
-test('nodes whose names no label can hold are still apart', () => {
+test('nodes whose names are invalid as labels get different topology values', () => {
   const names = ['one', 'other'].map((last) => `${'a'.repeat(70)}.${last}`);
   const values = [...names, 'a b', 'a/b', '-a b-'].map(valueFor);
   expect(new Set(values).size).toBe(values.length);

@@ -5,7 +5,7 @@ import { statusReporter } from './grpc-status.ts';
 
 const call = { signal: new AbortController().signal, method: '/csi.v1.Node/NodeStageVolume' };
 
-test('what is for everybody is told in full', () => {
+test('a message that everybody may see is complete', () => {
   const error = new StowageError("there is no volume 'x'.", {
     code: 'not-found',
     reason: 'volume-unknown',
@@ -19,7 +19,7 @@ test('what is for everybody is told in full', () => {
   expect(log.lines).toHaveLength(1);
 });
 
-test('how a store is reached is for the log', () => {
+test('store addresses are only in the log', () => {
   const error = new StowageError('no NFS server answered at 10.0.0.1:2049', {
     code: 'unavailable',
     reason: 'nfs-refused',
@@ -32,7 +32,7 @@ test('how a store is reached is for the log', () => {
   expect(log.lines[0]).toContain('no NFS server answered at 10.0.0.1:2049');
 });
 
-test('a fault of ours says no more than that', () => {
+test('an internal error hides its details', () => {
   const log = collectingLog();
   expect(statusReporter(log)(new TypeError('x is not a function'), call)).toEqual({
     code: 13,
@@ -41,7 +41,7 @@ test('a fault of ours says no more than that', () => {
   expect(log.lines[0]).toContain('error a call of CSI failed');
 });
 
-test('published at that path in another way is AlreadyExists', () => {
+test('a target that is published with other options is ALREADY_EXISTS', () => {
   const error = new StowageError('x', { code: 'conflict', reason: 'target-taken', action: 'y' });
   expect(statusReporter(collectingLog())(error, call).code).toBe(6);
 });

@@ -29,22 +29,22 @@ const request = (attributes: Record<string, string>, name = 'pod') => ({
   volumeContext: { 'csi.storage.k8s.io/ephemeral': 'true', ...attributes },
 });
 
-/** Sets what the administrator may set for those who say no size. */
+/** Sets the store's defaultSize. */
 async function setDefaultSize(defaultSize: bigint): Promise<void> {
   const { stores } = csi.server.core;
   const { config } = stores.view('local');
   await stores.configure([{ ...config, policy: { ...config.policy, defaultSize } }], 'local', aCall());
 }
 
-/** A kubelet that starts anew says again, of each pod that runs, what it said before. */
-describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is published again', () => {
+/** A kubelet that restarts repeats NodePublishVolume for each running pod. */
+describe.skipIf(needs('mount'))('publishing an inline volume of a running pod again', () => {
   const publish = (attributes: Record<string, string>, more: object = {}) => {
     onTestFinished(async () => {
       await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('pod') }).catch(() => undefined);
     });
     return local.call(method.nodePublishVolume, { ...request(attributes), ...more });
   };
-  /** With what was written to it. */
+  /** The mounted volume with data in it. */
   async function stays(attributes: Record<string, string>, change: (volume: Volume) => Promise<unknown>) {
     await publish(attributes);
     writeFileSync(at('pod/file'), 'text');
@@ -58,34 +58,34 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
     expect(known()).toBeUndefined();
   }
 
-  test('after its store got a default size', async () => {
+  test('succeeds after its store got a default size', async () => {
     await stays({ store: 'local' }, () => setDefaultSize(16n * mib));
   });
 
-  test('after there came to be more stores than the one that was meant', async () => {
+  test('succeeds after a second store was added and the choice became ambiguous', async () => {
     csi.server.core.stores.setDefault('silver');
     await stays({}, async () => await csi.server.core.stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall()));
   });
 
-  test('after another store became the one that is meant', async () => {
+  test('succeeds after another store became the default', async () => {
     const { stores } = csi.server.core;
     await stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall());
     await stays({}, async () => stores.setDefault('two'));
   });
 
-  test('after somebody labelled it', async () => {
+  test('succeeds after the volume was labelled', async () => {
     await stays({ store: 'local' }, ({ id }) =>
       csi.server.core.volumes.label(id, { team: 'shop' }, undefined, aCall()),
     );
   });
 
-  test('after it was enlarged', async () => {
+  test('succeeds after the volume was expanded', async () => {
     await stays({ store: 'local', size: '16Mi' }, ({ id }) =>
       csi.server.core.volumes.expand(id, 32n * mib, undefined, aCall()),
     );
   });
 
-  test('but not where the pod says another size than before, whether or not it has that by now', async () => {
+  test('is refused if the pod asks for another size than before, even if the volume has that size by now', async () => {
     const attributes = { store: 'local', size: '16Mi' };
     await publish(attributes);
     await csi.server.core.volumes.expand(known()?.id ?? '', 32n * mib, undefined, aCall());
@@ -95,7 +95,7 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
     await publish(attributes);
   });
 
-  test('but not where the pod wants to have it enforced and did not before, nor on a store that there is none of', async () => {
+  test('is refused if the pod now asks for enforcement, or names a store that does not exist', async () => {
     await publish({});
     await expect(publish({ enforce: 'true' })).rejects.toMatchObject({ code: 6 });
     await expect(publish({ store: 'none' })).rejects.toMatchObject({ code: 3 });
@@ -105,7 +105,7 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
     });
   });
 
-  test('with data, where a power cut left none', async () => {
+  test('creates the data again that a power cut has lost', async () => {
     await publish({ store: 'local' });
     execFileSync('umount', [at('pod')]);
     await csi.server.core.mounts.reconcile(aCall());
@@ -129,12 +129,12 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
 });
 
 test.skipIf(needs('mount'))(
-  'a volume that a pod brought is found again after another host changed it on their store',
+  'an inline volume is found again after another host changed it on the shared store',
   async () => {
     const { stores } = csi.server.core;
     await stores.add('gold', `nfs://server${mkdtempSync(at('gold-'))}?inline=true`, aCall());
     const file = await csi.start('file');
-    // There is no such folder: it is made, and not mounted.
+    // The target does not exist: it is created, but not mounted.
     const publish = () => file.call(method.nodePublishVolume, request({ store: 'gold' }, 'missing/pod'));
     const unmounted = { message: expect.stringContaining('does not exist') };
     await expect(publish()).rejects.toMatchObject(unmounted);
@@ -147,7 +147,7 @@ test.skipIf(needs('mount'))(
   },
 );
 
-test('a volume that a pod brings is refused on a store that hosts share, which says how to allow it', async () => {
+test('an inline volume on a shared store is refused, with a hint how to allow it', async () => {
   const file = await csi.start('file');
   await expect(file.call(method.nodePublishVolume, request({ store: 'silver', size: '16M' }))).rejects.toMatchObject({
     code: 7,
@@ -156,13 +156,13 @@ test('a volume that a pod brings is refused on a store that hosts share, which s
   expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
 });
 
-describe('the size of a volume that a pod brings', () => {
+describe('the size of an inline volume', () => {
   const publish = (size: string) =>
     local.call(method.nodePublishVolume, request({ store: 'local', size }, 'missing/inline'));
   const made = async () =>
     (await local.call(Controller.method.listVolumes, {})).entries.map(({ volume }) => volume?.capacityBytes);
 
-  test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('is not %o', async (size) => {
+  test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('can not be %o', async (size) => {
     await expect(publish(size)).rejects.toMatchObject({
       code: 3,
       message: expect.stringContaining(`'${size}' is not a size; write it as in a claim, such as 10Gi`),
@@ -176,7 +176,7 @@ describe('the size of a volume that a pod brings', () => {
     ['1.5Gi', 3n << 29n],
     ['1Ei', 1n << 60n],
   ])('is %s, as in a claim', async (size, bytes) => {
-    // There is no such folder: it is made, and not mounted.
+    // The target does not exist: it is created, but not mounted.
     await expect(publish(size)).rejects.toThrow();
     expect(await made()).toEqual([bytes]);
   });

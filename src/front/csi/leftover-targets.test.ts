@@ -38,9 +38,9 @@ const unstage = (id = volumeId) =>
 const unpublish = (name: string, id = volumeId) =>
   local.call(method.nodeUnpublishVolume, { volumeId: id, targetPath: at(name) });
 
-/** A kubelet removes the folder next, which fails for ever while anything is in it. */
-describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty afterwards', () => {
-  test('where somebody had unmounted it, and it was staged again', async () => {
+/** The kubelet removes the folder next, which fails as long as the folder is not empty. */
+describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () => {
+  test('if somebody unmounted the volume, and it was staged again', async () => {
     await stage();
     execFileSync('umount', [at('stage/volume')]);
     await stage();
@@ -48,7 +48,7 @@ describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty
     expect(readdirSync(at('stage'))).toEqual([]);
   });
 
-  test('where something was left in it, of which nothing is on record', async () => {
+  test('if a mount point is left that is not on record', async () => {
     mkdirSync(at('stage/volume'));
     await stage();
     await unstage();
@@ -67,7 +67,7 @@ describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty
     },
   );
 
-  test('but for what somebody put there', async () => {
+  test('but keeps files that somebody put there', async () => {
     mkdirSync(at('stage/volume/theirs'), { recursive: true });
     writeFileSync(at('stage/device'), 'text');
     writeFileSync(at('stage/other'), '');
@@ -76,7 +76,7 @@ describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty
   });
 });
 
-describe.skipIf(needs('mount'))('where a volume was published, nothing is left', () => {
+describe.skipIf(needs('mount'))('NodeUnpublishVolume removes the target', () => {
   const publish = (name: string, more: object = {}) =>
     local.call(method.nodePublishVolume, {
       volumeId,
@@ -86,7 +86,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
       ...more,
     });
 
-  test.each(['somebody had unmounted it', 'the folder was there before'])('also where %s', async (why) => {
+  test.each(['somebody had unmounted the volume', 'the folder was there before'])('also if %s', async (why) => {
     await stage();
     if (why.includes('before')) mkdirSync(at('pod'));
     await publish('pod');
@@ -96,7 +96,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
     expect(existsSync(at('pod'))).toBe(false);
   });
 
-  test.skipIf(needs('loop'))('of a device that somebody had unmounted', async () => {
+  test.skipIf(needs('loop'))('also of a device that somebody had unmounted', async () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
@@ -110,7 +110,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
     expect([existsSync(at('dev')), readdirSync(at('stage'))]).toEqual([false, []]);
   });
 
-  test('of what is on record no more: what is empty goes, and nothing else', async () => {
+  test('without a record, removes an empty mount point and nothing else', async () => {
     mkdirSync(at('folder'));
     writeFileSync(at('file'), '');
     mkdirSync(at('full/theirs'), { recursive: true });
@@ -122,19 +122,19 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
     expect(names.filter((name) => existsSync(at(name)) && !name.includes('..'))).toEqual(['full', 'written']);
   });
 
-  test('but for what is mounted there, and for what is not a place to mount at', async () => {
+  test('but not a target with a mount, and nothing that cannot be a mount point', async () => {
     mkdirSync(at('theirs'));
     execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);
     onTestFinished(() => void execFileSync('umount', [at('theirs')]));
     await unpublish('theirs');
     expect(existsSync(at('theirs'))).toBe(true);
-    // The data of a volume in which nothing is yet.
+    // The data of a volume that is still empty.
     const data = join(csi.server.storeFolder, 'pvc-1');
     await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: data });
     expect(existsSync(data)).toBe(true);
   });
 
-  test('of an inline volume whose mount is on record no more', async () => {
+  test('removes the target of an inline volume whose mount is no longer on record', async () => {
     const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local' };
     await publish('pod', { volumeId: 'csi-1', volumeContext });
     execFileSync('umount', [at('pod')]);

@@ -8,7 +8,7 @@ import { createUsageCounter, type UsageCounter } from './usage-counter.ts';
 
 let clock: FakeClock;
 let counter: UsageCounter;
-/** The counts that were begun, to be ended by a test. */
+/** The running counts; a test ends them. */
 let begun: (PromiseWithResolvers<Usage> & { readonly scope: Scope })[];
 
 beforeEach(() => {
@@ -31,7 +31,7 @@ const counted = (bytes: bigint, complete = true): Usage => ({
   empty: false,
   measuredAt: 1,
 });
-/** What has come to an end is heard of. */
+/** Lets pending promises settle. */
 const settled = () => new Promise((resolve) => setImmediate(resolve));
 async function asked(of = one, afterMs = 5_000): Promise<bigint | undefined> {
   const answer = counter.of(of);
@@ -44,7 +44,7 @@ async function ends(index: number, usage: Usage): Promise<void> {
   await settled();
 }
 
-test('what is counted at once is told at once, and counted anew each time', async () => {
+test('returns a quick count at once, and counts again each time', async () => {
   for (const bytes of [10n, 20n]) {
     const answer = counter.of(one);
     await settled();
@@ -54,7 +54,7 @@ test('what is counted at once is told at once, and counted anew each time', asyn
   expect(begun).toHaveLength(2);
 });
 
-test('what takes longer is not known at first, goes on, and is told when it is; one count at a time', async () => {
+test('a slow count continues in the background and is returned later; a volume is counted once at a time', async () => {
   expect([await asked(), await asked()]).toEqual([undefined, undefined]);
   expect(begun).toHaveLength(1);
   expect(begun[0]?.scope.signal.aborted).toBe(false);
@@ -62,7 +62,7 @@ test('what takes longer is not known at first, goes on, and is told when it is; 
   expect(await asked()).toBe(30n);
 });
 
-test('what took long is left alone for a while, and its figure is told until it says nothing any more', async () => {
+test('after a slow count, waits before the next one and returns the old result until it expires', async () => {
   expect(await asked(one, 60_000)).toBeUndefined();
   await ends(0, counted(30n));
   expect(await asked(one, 239_000)).toBe(30n);
@@ -76,7 +76,7 @@ test('what took long is left alone for a while, and its figure is told until it 
   expect(await asked()).toBeUndefined();
 });
 
-test('what cannot be counted in ten minutes is given up, and a part of it is not taken for all', async () => {
+test('gives up a count after ten minutes, and never returns an incomplete count', async () => {
   expect(await asked()).toBeUndefined();
   clock.advance(600_000);
   expect(begun[0]?.scope.signal.aborted).toBe(true);
@@ -85,7 +85,7 @@ test('what cannot be counted in ten minutes is given up, and a part of it is not
   expect(begun).toHaveLength(1);
 });
 
-test('a store that is slow keeps those of others from nothing', async () => {
+test('a slow store does not delay the counts of other stores', async () => {
   const many = Array.from({ length: 6 }, () => volume());
   const answers = many.map((each) => counter.of(each));
   await settled();
@@ -101,7 +101,7 @@ test('a store that is slow keeps those of others from nothing', async () => {
   await Promise.all(answers);
 });
 
-test('with the server all counts end, and none begins', async () => {
+test('all counts end with the server, and no new one starts', async () => {
   expect(await asked()).toBeUndefined();
   counter.end();
   expect(begun[0]?.scope.signal.aborted).toBe(true);

@@ -15,7 +15,7 @@ import { createCsiServer } from './server.ts';
 
 interface Server {
   readonly squash?: 'none' | 'root';
-  /** Of what it exports. */
+  /** The squash option of the export. */
   readonly owner?: number;
 }
 
@@ -27,7 +27,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
   let pods: PodsOfGroups;
 
   beforeEach(() => {
-    // What a test that failed has left mounted goes first.
+    // Unmount what a failed test has left mounted.
     const ground = createGround('stowage-groups-');
     onTestFinished(() => ground[Symbol.dispose]());
     folder = ground.folder;
@@ -57,7 +57,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
 
   const at = (name: string): string => join(folder, name);
 
-  test('see theirs where everybody is one user on the server, the next one on what is still staged, too', async () => {
+  test('see their own group where the server maps all users to one, also the next pod on a volume that is still staged', async () => {
     await start('&squash=all&uid=1000&gid=1000', { owner: 1000 });
     await pods.stage(2000);
     await pods.publish('pod', 2000);
@@ -65,11 +65,11 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     await asGroup(1002, 2000, 'echo two >> d/file; mv d/file d/moved; mv d/moved d/file', at('pod'));
     expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
     await pods.unpublish('pod');
-    // The kubelet keeps it staged when the next pod comes soon enough.
+    // The kubelet keeps the volume staged if the next pod starts soon enough.
     await pods.publish('pod', 3000);
     expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
     expect(await pods.groupsIn('stage/volume', 3000)).toBe(allOf(3000));
-    // One more at the same time: it may all that the first may, and sees its group.
+    // A second pod at the same time has the same access as the first one, and sees the first one's group.
     await pods.publish('other', 4000);
     expect(await asGroup(1003, 4000, 'echo three >> d/file; cat d/file', at('other'))).toBe('one\ntwo\nthree');
     expect(await pods.groupsIn('other', 4000)).toBe(allOf(3000));
@@ -77,7 +77,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     expect([statSync(top).gid, statSync(join(top, 'd/file')).gid]).toEqual([1000, 1000]);
   }, 120_000);
 
-  test('are given the files elsewhere, those that were there before, too', async () => {
+  test('own the files on other servers, including those that existed before', async () => {
     await start('');
     await pods.stage(2000);
     await pods.publish('pod', 2000);
@@ -88,13 +88,13 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     expect(await pods.groupsIn('pod', 3000)).toBe(allOf(3000));
     await asGroup(1002, 3000, 'echo two >> d/file; mv d/file d/moved', at('pod'));
     await expect(asGroup(1003, 4000, 'touch d/no', at('pod'))).rejects.toThrow('Permission denied');
-    // Who is refused has changed nothing.
+    // The refused call has changed nothing.
     const refused = pods.publish('other', 4000, Mode.SINGLE_NODE_SINGLE_WRITER);
     await expect(refused).rejects.toMatchObject({ code: 9 });
     expect(statSync(join(exported, 'pvc-1')).gid).toBe(3000);
   }, 120_000);
 
-  test('are given what belongs to whom root is on the server', async () => {
+  test('own the files of the user that root is mapped to on the server', async () => {
     await start('&squash=root&uid=1000&gid=1000', { squash: 'root', owner: 1000 });
     await pods.stage(2000);
     await pods.publish('pod', 2000);
@@ -105,7 +105,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     expect(await pods.groupsIn('pod', 2000)).toBe(allOf(2000));
   }, 120_000);
 
-  test('are told where the server does not let anybody give them files', async () => {
+  test('get an error if the server does not allow chown', async () => {
     await start('&squash=root&uid=1000&gid=1000', { squash: 'root', owner: 1000 });
     const top = join(exported, 'pvc-1');
     chownSync(top, 1001, 1001);

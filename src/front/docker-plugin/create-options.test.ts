@@ -24,7 +24,7 @@ describe('options', () => {
   });
 
   test.each(['device', 'o', 'type', 'addr', 'password', 'share', 'mountOptions', 'squash', 'layout', 'onDelete'])(
-    '-o %s is the administrator’s, and its value is not repeated',
+    '-o %s is refused as an option of the administrator, without quoting its value',
     async (key) => {
       const call = await it.start();
       const { status, Err } = await call('VolumeDriver.Create', { Name: 'a', Opts: { [key]: 'hunter2' } });

@@ -7,8 +7,8 @@ import { done, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
-describe('a volume that is there already', () => {
-  test('is success where it is as asked for, whoever made it and whatever has become of it', async () => {
+describe('Create for a volume that exists', () => {
+  test('succeeds if the options match, whoever created the volume and whatever was changed since', async () => {
     const call = await it.start();
     const Opts = { size: '1M', 'label.a': 'b' };
     await call('VolumeDriver.Create', { Name: 'twice', Opts });
@@ -20,7 +20,7 @@ describe('a volume that is there already', () => {
     expect(it.server.core.records.volumes.totals('local' as Volume['store']).volumes).toBe(2);
   });
 
-  test('and differs is refused, with what differs', async () => {
+  test('is refused if the options differ, and names the differences', async () => {
     const call = await it.start();
     const { id } = await it.make('local', 'a', { labels: { x: 'y' } });
     const Opts = { size: '2M', 'label.x': 'z', 'label.new': '1' };
@@ -29,14 +29,14 @@ describe('a volume that is there already', () => {
       Err: "there is a volume 'a' already, and it has no size, its label 'x' is 'y', its label 'new' is not set. Choose another name, or leave out what differs to use it as it is.",
     });
     await it.server.core.volumes.expand(id, 1n << 30n, undefined, aCall());
-    // Known by now under that name.
+    // The plugin knows the name by now.
     await call('VolumeDriver.Get', { Name: 'a' });
     expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { size: '2M' } })).toMatchObject({
       Err: expect.stringContaining('its size is 1GiB'),
     });
   });
 
-  test('in another store than the one named here stays what the name means', async () => {
+  test('keeps the name for the volume that exists in another store', async () => {
     const folder = mkdtempSync(join(it.server.folder, 'gold-'));
     await it.server.core.stores.add('gold', `local://${folder}`, aCall());
     await it.make('gold', 'a');
@@ -46,7 +46,7 @@ describe('a volume that is there already', () => {
       status: 409,
       Err: expect.stringContaining("it is on store 'gold'"),
     });
-    // A name that means nothing yet means what was made under it, although the default store has one of that name.
+    // A new name refers to the volume that was created for it, although the default store has one of that name.
     await it.make('local', 'b');
     expect(await call('VolumeDriver.Create', { Name: 'b', Opts: { store: 'gold' } })).toEqual(done);
     expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({ Volume: { Status: { store: 'gold' } } });

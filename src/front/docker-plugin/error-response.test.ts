@@ -3,7 +3,7 @@ import { servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
-test('a fault of ours is told without what is inside, and logged', async () => {
+test('an internal error is answered without details, and logged', async () => {
   const call = await it.start();
   vi.spyOn(it.server.core.pluginNames, 'list').mockRejectedValue(new TypeError("can't read secrets of undefined"));
   expect(await call('VolumeDriver.List', {})).toEqual({

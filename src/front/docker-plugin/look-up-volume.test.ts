@@ -15,8 +15,8 @@ import { startServer } from '#testing/server.ts';
 
 const it = servedPlugins();
 
-describe('a name that is in several stores', () => {
-  test('is there to Docker, which would make a volume of its own by that name; it cannot be mounted or removed', async () => {
+describe('a name that several stores have', () => {
+  test('exists for Docker, which would otherwise create a volume of its own, but cannot be mounted or removed', async () => {
     const call = await it.start('stowage-local');
     await it.server.core.stores.add('gold', `local://${await mkdtemp(join(it.server.folder, 'gold-'))}`, aCall());
     await it.make('silver', 'a');
@@ -30,7 +30,7 @@ describe('a name that is in several stores', () => {
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual({ status: 409, Err: why });
   });
 
-  test('or in one of several, none of which is the default, need not be made by somebody who names no store', async () => {
+  test('or that one of several stores has, needs no store option in Create, although there is no default store', async () => {
     const call = await it.start('stowage');
     await it.server.core.stores.add('gold', `nfs://server${await mkdtemp(join(it.parent, 'gold-'))}`, aCall());
     await it.make('silver', 'a');
@@ -45,7 +45,7 @@ describe('a name that is in several stores', () => {
     });
   });
 
-  test('and is gone from this scope is removed here, whatever the other has by that name', async () => {
+  test('can be removed from this scope once it is gone here, whatever the other scope has', async () => {
     const call = await it.start('stowage-local');
     await it.make('silver', 'a');
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
@@ -54,7 +54,7 @@ describe('a name that is in several stores', () => {
 });
 
 describe('a store that does not answer', () => {
-  test('is told within seconds by Create, with whose matter it is', async () => {
+  test('fails Create within seconds, with a message for the user', async () => {
     const call = await it.start('stowage');
     const gate = it.nfs.close('ping', { deaf: true });
     onTestFinished(() => gate.open());
@@ -64,12 +64,12 @@ describe('a store that does not answer', () => {
     });
   });
 
-  test('does not make its volumes look gone: Docker would advise to remove them by force', async () => {
+  test('does not make its volumes look missing: Docker would suggest to remove them by force', async () => {
     const call = await it.start('stowage');
     await call('VolumeDriver.Create', { Name: 'a' });
     const gates = [it.nfs.close('ping', { deaf: true }), it.nfs.close('get', { deaf: true })];
     onTestFinished(() => gates.forEach((gate) => void gate.open()));
-    // These ask no store at all: a container must be able to end.
+    // These calls do not ask the store: a container must be able to stop.
     expect(await call('VolumeDriver.Path', { Name: 'a' })).toMatchObject({ Mountpoint: '' });
     expect(await call('VolumeDriver.Unmount', { Name: 'a', ID: '1' })).toEqual(done);
     expect(gates.map((gate) => gate.waiting())).toEqual([0, 0]);
@@ -81,7 +81,7 @@ describe('a store that does not answer', () => {
     expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
   });
 
-  test('since its server stops to allow this host is told as a permission, also if it was asked before that', async () => {
+  test('is reported as a permission problem after its server began to deny this host', async () => {
     const own = await startOwnServer({ path: '/export' });
     const kind = gated(createNfsStoreKind());
     const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
@@ -93,7 +93,7 @@ describe('a store that does not answer', () => {
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
     const why =
       'ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access';
-    // The server answers the ping, and denies access when the volume is made.
+    // The server answers the ping, but denies access when the volume is created.
     const gate = kind.close('create');
     const created = call('VolumeDriver.Create', { Name: 'b' });
     await gate.reached;
@@ -108,7 +108,7 @@ describe('a store that does not answer', () => {
       expect(await call(`VolumeDriver.${method}`, message)).toEqual({ status: 503, Err: expect.stringContaining(why) });
   });
 
-  test('which answers and denies every request is the health of its volumes', async () => {
+  test('that denies every request shows in the health of its volumes', async () => {
     const kind = refusing(createNfsStoreKind(systemClock(), connectToDisk(it.parent)));
     const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
     onTestFinished(() => other[Symbol.asyncDispose]());
@@ -126,7 +126,7 @@ describe('a store that does not answer', () => {
     });
   });
 
-  test('and was never reached is told without where it is, and with who finds that out', async () => {
+  test('and was never reached is reported without its address, and with a command for the administrator', async () => {
     const config = join(it.server.folder, 'two.yaml');
     await writeFile(config, 'stores: { gold: "nfs://127.0.0.1/x?port=1&mountport=1&timeout=500ms&retries=0" }');
     await using other = await startServer({ listen: 'none', config });
@@ -137,7 +137,7 @@ describe('a store that does not answer', () => {
       /^the server of the store does not answer: a network or server failure.*ask the administrator, who finds out why/,
     );
     expect(Err).not.toContain('127.0.0.1');
-    // There it must be, at the level that is usual.
+    // The log must have the address, at the default level.
     expect(it.log.lines.filter((line) => line.startsWith('warn') && line.includes('127.0.0.1'))).toHaveLength(1);
   });
 });

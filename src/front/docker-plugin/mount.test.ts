@@ -16,10 +16,10 @@ import { createPluginServer } from './server.ts';
 
 const plugin = 'stowage-local';
 
-/** Podman's own: it gives up after a few seconds, and asks again. */
+/** Podman's timeout: it gives up after a few seconds, and retries. */
 const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-describe.skipIf(needs('mount'))('what engines mount', () => {
+describe.skipIf(needs('mount'))('a volume that engines mount', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let kind: GatedKind;
@@ -58,10 +58,10 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     docker.run('web', { photos: plugin });
   });
 
-  /** Docker says so after it let go of the volume. */
+  /** Docker reports the container's end after it has released the volume. */
   const ends = (): void => docker.run('web', { photos: plugin }, false);
 
-  test('is told where, the same to everybody, and gone with the last of them', async () => {
+  test('has the same mountpoint for all containers, and is unmounted with the last one', async () => {
     const { Mountpoint: place = '', status } = await call('Mount', { Name: 'photos', ID: '1' });
     expect(status).toBe(200);
     expect(await call('Mount', { Name: 'photos', ID: '2' })).toMatchObject({ status: 200, Mountpoint: place });
@@ -85,13 +85,13 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     expect(await call('Remove', { Name: 'photos' })).toMatchObject({ status: 200 });
   });
 
-  test('at once, by many, is one mount while anybody has it and none after', async () => {
+  test('is mounted once for many concurrent containers, and not at all after the last one', async () => {
     const ids = Array.from({ length: 40 }, (_, index) => String(index));
     const mounted = await Promise.all(ids.map((ID) => call('Mount', { Name: 'photos', ID })));
     expect(new Set(mounted.map(({ Mountpoint }) => Mountpoint)).size).toBe(1);
     expect(mounted.every(({ status }) => status === 200)).toBe(true);
     expect(await server.core.mounts.list(aCall())).toHaveLength(1);
-    // Some leave while others come.
+    // Some unmount while others mount.
     const mixed = ids.flatMap((ID) => [
       call('Unmount', { Name: 'photos', ID }),
       call('Mount', { Name: 'photos', ID: `later-${ID}` }),
@@ -103,7 +103,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     await vi.waitFor(async () => expect(await server.core.mounts.list(aCall())).toEqual([]));
   });
 
-  test('can be let go of while the store answers nothing', async () => {
+  test('can be unmounted while its store does not answer', async () => {
     const { Mountpoint: place = '' } = await call('Mount', { Name: 'photos', ID: '1' });
     const gates = (['get', 'source', 'names', 'check'] as const).map((verb) => kind.close(verb, { deaf: true }));
     onTestFinished(() => gates.forEach((gate) => void gate.open()));
@@ -112,7 +112,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     await vi.waitFor(() => expect(existsSync(place)).toBe(false));
   });
 
-  test('goes on when the engine hangs up, and is there when it asks again', async () => {
+  test('continues to be mounted when the engine hangs up, and is ready when the engine retries', async () => {
     const gate = kind.close('source');
     const body = JSON.stringify({ Name: 'photos', ID: podmanHold });
     const others = await connections();
@@ -125,7 +125,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     const id = server.core.pluginNames.known(plugin, 'photos');
     await vi.waitFor(() => expect(id && server.core.engineMounts.pathOf(id)).toBeDefined());
     expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
-    // It was one and the same.
+    // Both calls shared one mount.
     await call('Unmount', { Name: 'photos', ID: podmanHold });
     ends();
     await vi.waitFor(() => expect(id && server.core.engineMounts.pathOf(id)).toBeUndefined());

@@ -5,7 +5,7 @@ import type { Answer } from '#testing/server.ts';
 
 const it = servedPlugins();
 
-describe('what engines should not send', () => {
+describe('invalid requests', () => {
   const refused = async (answer: Promise<Answer>): Promise<[number, string]> => {
     const { status, text, headers } = await answer;
     expect(headers['content-type']).toBe(pluginType);
@@ -46,7 +46,7 @@ describe('what engines should not send', () => {
     expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [] });
   });
 
-  test('names that are too long, and JSON that is nested as deep as it can be', async () => {
+  test('names that are too long and deeply nested JSON are rejected', async () => {
     const call = await it.start();
     const deep = '['.repeat(30_000) + ']'.repeat(30_000);
     for (const raw of [`{"Name":"${'a'.repeat(600)}"}`, deep, `{"Opts":${deep}}`])
@@ -54,7 +54,7 @@ describe('what engines should not send', () => {
     expect((await call.raw('POST', '/VolumeDriver.Create', `{"Name":"a","Ignored":${deep}}`)).status).toBe(200);
   });
 
-  test('bytes that are no text, other verbs, paths and types', async () => {
+  test('invalid UTF-8 and other methods, paths and content types are rejected', async () => {
     const call = await it.start();
     const get = '/VolumeDriver.Get';
     expect((await refused(call.raw('POST', get, Buffer.from([0xff, 0, 1, 0xfe]))))[0]).toBe(400);
@@ -80,7 +80,7 @@ describe('what engines should not send', () => {
     expect((await refused(call.raw('POST', get, '{}', { x: 'y'.repeat(20_000) })))[0]).toBe(431);
   });
 
-  test('a body that is too large, announced or not, is not read to its end', async () => {
+  test('a body that is too large is not read to its end, with or without Content-Length', async () => {
     const call = await it.start();
     const body = JSON.stringify({ Name: 'a', Padding: 'x'.repeat(64 * 1024) });
     expect((await refused(call.raw('POST', '/VolumeDriver.Get', body)))[0]).toBe(413);
@@ -89,7 +89,7 @@ describe('what engines should not send', () => {
     expect(await said(call.at, head + chunk + chunk)).toMatch(/^HTTP\/1\.1 413 [\s\S]*"Err":"the request is too large/);
   });
 
-  test('what never becomes a request, or none in time, is answered and cut off', async () => {
+  test('malformed and slow requests get an answer, and their connection is closed', async () => {
     const limits = { headersTimeout: 100, requestTimeout: 200, connectionsCheckingInterval: 20 };
     const call = await it.start('stowage-local', { limits });
     expect(await said(call.at, 'GARBAGE\r\n\r\n')).toMatch(/^HTTP\/1\.1 400 [\s\S]*"Err":"the request is malformed/);
@@ -97,7 +97,7 @@ describe('what engines should not send', () => {
     const half = 'POST /VolumeDriver.Get HTTP/1.1\r\ncontent-length: 50\r\n\r\n{"Name"';
     expect(await said(call.at, half)).toMatch(/^HTTP\/1\.1 408 /);
     expect(await said(call.at, '')).toMatch(/^(HTTP\/1\.1 408 |$)/);
-    // One that hangs up in the middle.
+    // A client that hangs up during its request.
     const socket = connect(call.at);
     socket.resume().end(half);
     await new Promise((resolve) => socket.once('close', resolve));
@@ -106,7 +106,7 @@ describe('what engines should not send', () => {
   });
 });
 
-/** All that is answered to these bytes. */
+/** The whole answer to these bytes. */
 function said(at: string, bytes: string): Promise<string> {
   const { promise, resolve } = Promise.withResolvers<string>();
   const socket = connect(at);

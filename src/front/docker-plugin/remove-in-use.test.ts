@@ -6,10 +6,10 @@ import { needs } from '#testbed/needs.ts';
 import { aCall } from '#testing/calls.ts';
 import { servedPlugins } from '#testing/plugin.ts';
 
-describe.skipIf(needs('root', 'mount'))('a volume that is used otherwise, too', () => {
+describe.skipIf(needs('root', 'mount'))('a volume that is also mounted at a path', () => {
   const it = servedPlugins();
 
-  test('is not removed for an engine, which is not told at which path it is mounted; the administrator is', async () => {
+  test('is not removed, and the error names the mount path to the administrator but not to an engine', async () => {
     const call = await it.start();
     const { id } = await it.make('local', 'a');
     const folder = mkdtempSync(join(tmpdir(), 'stowage-secret-'));

@@ -4,7 +4,7 @@ import { servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
-test('how much a volume holds is told as far as it is known, and nobody waits for it', async () => {
+test('Get returns the usage of a volume if it is known, and does not wait for it', async () => {
   const fake = createFakeClock();
   const call = await it.start('stowage-local', { clock: fake });
   const get = async (): Promise<unknown> => {
@@ -19,14 +19,14 @@ test('how much a volume holds is told as far as it is known, and nobody waits fo
   expect(await unknown).toBeUndefined();
   first.open();
   await vi.waitFor(async () => expect(await get()).toBe('4KiB'));
-  // Looked at again after a while: until that is done, it is what it was.
+  // Measured again after a while; until that ends, the old result is returned.
   const second = it.local.close('usage');
   fake.advance(30_001);
   const before = get();
   await second.reached;
   fake.advance(10);
   expect(await before).toBe('4KiB');
-  // What takes long is not tried again with the next container that starts.
+  // A slow measurement is not repeated at the next container start.
   fake.advance(500);
   await vi.waitFor(async () => expect(await get()).toBeUndefined());
   expect(second.waiting()).toBe(1);

@@ -4,7 +4,7 @@ import { servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
-test('an engine is not told of a volume that is just being deleted, and then hears that it is gone', async () => {
+test('Get waits for a volume that is being deleted, and then reports that there is none', async () => {
   const call = await it.start();
   const { id } = await it.make('local', 'a');
   const gate = it.local.close('delete');
@@ -14,7 +14,7 @@ test('an engine is not told of a volume that is just being deleted, and then hea
   const got = call('VolumeDriver.Get', { Name: 'a' }).finally(() => {
     answered = true;
   });
-  // Others are answered meanwhile.
+  // Requests for other volumes are answered meanwhile.
   await it.make('local', 'b');
   expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({ Volume: { Name: 'b' } });
   expect(answered).toBe(false);
@@ -23,7 +23,7 @@ test('an engine is not told of a volume that is just being deleted, and then hea
   expect(await got).toMatchObject({ status: 404 });
 });
 
-test('nor does it hear that there is none while that takes long: Docker would make one of its own', async () => {
+test('Get does not report a missing volume while a deletion takes long: Docker would create one of its own', async () => {
   const call = await it.start();
   const { id } = await it.make('local', 'a');
   const gate = it.local.close('delete');

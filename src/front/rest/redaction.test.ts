@@ -14,7 +14,7 @@ import { type Answer, type Api, startServer, type TestServer } from '#testing/se
 import { operationJson } from './json.ts';
 import type { Principal } from './principal.ts';
 
-// What somebody who is not the administrator is told of a store on a server: never where it is, nor what else is there.
+// What callers other than the administrator see of a network store: never its address, and nothing else on its server.
 
 const secrets = /127\.0\.0\.1|\/export|exported|timeout=/;
 const ask = /sk the administrator, who finds out why/;
@@ -35,7 +35,7 @@ beforeEach(async () => {
   const at = (name: string, path: string) =>
     parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=5s&retries=0`, 'file', known);
   await server.core.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
-  // Configuring waits for slow stores only for a while.
+  // Configuring waits only a limited time for slow stores.
   await vi.waitFor(() => {
     expect(server.core.stores.view('silver').store).toBeDefined();
     expect(server.core.stores.view('lost').problem?.reason).not.toBe('store-opening');
@@ -52,10 +52,10 @@ function expectShort({ text }: Answer): void {
   expect(text).toMatch(ask);
 }
 
-test('a list of stores', async () => {
+test('a list of stores hides their addresses', async () => {
   const whole = (await server.admin.get('/v1/stores')).text;
   expect(whole).toContain('has no directory /elsewhere to mount; it exports /export');
-  // Others write to the same disk meanwhile.
+  // Other tests write to the same disk meanwhile.
   const lasting = (text: string): string => text.replaceAll(/"freeBytes":"\d+"/g, '');
   expect(lasting((await (await server.as('admin')).get('/v1/stores')).text)).toBe(lasting(whole));
   for (const api of Object.values(others)) {
@@ -66,7 +66,7 @@ test('a list of stores', async () => {
   }
 });
 
-test('a list of stores names the network that a store needs to everybody', async () => {
+test('a list of stores shows the network of a store to everybody', async () => {
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const apart = parseStoreConfig('lost', 'nfs://127.0.0.1/export?network=netns:no-such-network', 'file', known);
   await server.core.stores.configure([apart], undefined, aCall());
@@ -78,7 +78,7 @@ test('a list of stores names the network that a store needs to everybody', async
   }
 });
 
-test('a request that fails, whose whole story is in the log under its id', async () => {
+test('a failed request hides details, which are in the log under its id', async () => {
   for (const who of ['a user', 'an administrator of some stores']) {
     const answer = await (others[who] as Api).post('/v1/volumes', { store: 'lost', name: 'v' });
     expectShort(answer);
@@ -96,7 +96,7 @@ test('a request that fails, whose whole story is in the log under its id', async
   expect(body.detail).toContain('it exports /export');
 });
 
-test('a check', async () => {
+test('a check hides addresses and details', async () => {
   const api = others['a user'] as Api;
   for (const name of ['silver', 'lost']) {
     const { body, text } = await api.post(`/v1/stores/${name}/check`);
@@ -116,7 +116,7 @@ test('a check', async () => {
   expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
 });
 
-test('a check of a server that is stopped: that it is no permission', async () => {
+test('a check of a stopped server says that it is not a permission problem', async () => {
   await own.server.close();
   const { steps } = (await (others['a user'] as Api).post('/v1/stores/silver/check')).body;
   expect(steps.at(-1)).toEqual({
@@ -130,7 +130,7 @@ test('a check of a server that is stopped: that it is no permission', async () =
 
 const permission = 'a permission problem, not a network problem';
 
-/** As each of them is told of it. */
+/** The answers that each caller gets. */
 async function expectDenied(name: string, reason: string, about: string): Promise<void> {
   const whole = (await server.admin.get(`/v1/stores/${name}`)).body.problem;
   expect(whole.message).toMatch(secrets);
@@ -163,7 +163,7 @@ async function expectDenied(name: string, reason: string, about: string): Promis
   expect(steps.at(-1)).toMatchObject({ ok: false, detail: about.replace('NAME', 'the store') });
 }
 
-test('a store whose server does not allow this host: that it is a permission, and whom to ask', async () => {
+test('a store whose server denies this host is reported as a permission problem, with a hint whom to ask', async () => {
   await own.restart({ networks: ['192.0.2.0/24'] });
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
@@ -174,7 +174,7 @@ test('a store whose server does not allow this host: that it is a permission, an
   await expectDenied('lost', 'nfs-hangs-up', about);
 });
 
-test('an open store whose server stops to allow this host: that it is a permission, by every route and to everybody', async () => {
+test('an open store whose server begins to deny this host is a permission problem on every route, for every caller', async () => {
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s`;
@@ -184,7 +184,7 @@ test('an open store whose server stops to allow this host: that it is a permissi
   const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
   const grant = 'Ask the administrator to grant Stowage access; the reason is found';
   const user = others['a user'] as Api;
-  // Nobody has asked yet whether the server answers.
+  // The server has not been pinged yet.
   const requests = [
     () => user.post('/v1/volumes', { store: 'lost', name: 'new' }),
     () => user.get('/v1/volumes/lost..v'),
@@ -219,7 +219,7 @@ test('an open store whose server stops to allow this host: that it is a permissi
 });
 
 test.skipIf(needs('root', 'ganesha'))(
-  'a store whose export is denied to this host: that it is a permission, and whom to ask',
+  'a store whose export denies this host is reported as a permission problem, with a hint whom to ask',
   async () => {
     const { signal } = new AbortController();
     await using nfs = await startGanesha({
@@ -235,7 +235,7 @@ test.skipIf(needs('root', 'ganesha'))(
   },
 );
 
-test('an operation that failed, and its event', async () => {
+test('a failed operation and its event hide details', async () => {
   const viewer = others['a viewer of some stores'] as Api;
   using stream = await viewer.follow();
   await stream.until('hello');
@@ -251,7 +251,7 @@ test('an operation that failed, and its event', async () => {
   expect((await server.admin.get('/v1/operations')).text).toMatch(secrets);
 });
 
-test('what lies in the way of a new volume', async () => {
+test('a conflict with existing data hides their path', async () => {
   await mkdir(join(own.directory, 'old'));
   const wanted = { store: 'silver', name: 'old' };
   const answer = await (others['a user'] as Api).post('/v1/volumes', wanted);
@@ -261,7 +261,7 @@ test('what lies in the way of a new volume', async () => {
   expectShort(await (others['a viewer of some stores'] as Api).get('/v1/operations'));
 });
 
-test('a volume whose data were replaced, and what else is out of order in its store', async () => {
+test('a volume whose data were replaced, and the orphans of its store, hide paths', async () => {
   for (const name of ['spoilt', 'emptied']) await server.admin.post('/v1/volumes', { store: 'silver', name });
   for (const name of ['spoilt', 'emptied']) await rm(join(own.directory, name), { recursive: true });
   await writeFile(join(own.directory, 'spoilt'), '');
@@ -287,7 +287,7 @@ test('a volume whose data were replaced, and what else is out of order in its st
   }
 });
 
-test('why data were not taken in, also to who looks at the operation of another', async () => {
+test('adoption hides why data were skipped, also in the operation of another caller', async () => {
   const scoped: Principal = { id: 'x', role: 'admin', stores: ['silver'] };
   const everywhere: Principal = { id: 'y', role: 'admin', stores: [] };
   const skipped = [{ name: 'a', reason: '127.0.0.1:/export/a cannot become a volume: it is a symbolic link' }];
@@ -300,7 +300,7 @@ test('why data were not taken in, also to who looks at the operation of another'
 });
 
 test.each(['source-port-taken', 'internal', 'folder-occupied', 'format-newer', 'one-that-is-new'])(
-  'an operation that failed with %s',
+  'the error of an operation that failed with %s is redacted',
   (reason) => {
     const error = { code: 'internal', reason, message: 'at 127.0.0.1:/export', action: 'Look at /export.' } as const;
     const shown = (role: Principal['role'], ...stores: string[]) =>
