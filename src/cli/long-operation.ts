@@ -57,7 +57,7 @@ const pathOf = (operation: OperationJson): string => `/v1/operations/${encodeURI
 async function cancel(session: Session, operation: OperationJson): Promise<OperationJson> {
   const { client, clock, out } = session;
   using limit = clock.deadline(cancelMs, new AbortController().signal);
-  const how = { signal: limit.signal, patient: true };
+  const how = { signal: limit.signal, waitForRestart: true };
   out.note(`cancelling: ${operation.kind} ${operation.subject}`);
   try {
     await client.change({ method: 'POST', path: `${pathOf(operation)}/cancel`, ...how }).catch((thrown: unknown) => {
