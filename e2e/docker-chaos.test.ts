@@ -87,7 +87,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     host
       .output()
       .split('\n')
-      .filter((line) => line.includes('a call of a container engine was refused'))
+      .filter((line) => line.includes('plugin call was refused'))
       .map((line): Refusal => JSON.parse(line))
       .filter(({ status, time, why }) => {
         // Repeated by Docker, when the connection was lost, without its body; or asked of both plugins.

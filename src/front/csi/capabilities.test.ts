@@ -58,7 +58,7 @@ describe('volume_mount_group', () => {
   });
 
   test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('can not be %j', (text) => {
-    expect(() => grouped(text)).toThrow('volume_mount_group is not the number of a group');
+    expect(() => grouped(text)).toThrow('volume_mount_group is not a gid');
   });
 });
 

@@ -45,11 +45,11 @@ export function parseCapability(
   const { accessType, accessMode } = capability;
   if (accessType.case === undefined) throw invalidRequest(`${field} has no access type`);
   const rule = accessMode === undefined ? undefined : accessModeRules[accessMode.mode];
-  if (rule === undefined) throw invalidRequest(`${field} has no access mode that is known here`);
+  if (rule === undefined) throw invalidRequest(`${field} has no known access mode`);
   if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined, filesystem: undefined };
   const flags = splitMountFlags(accessType.value.mountFlags);
   // Don't quote the flags: they may contain secrets.
-  if (!areMountFlags(flags)) throw invalidRequest(`only these mount flags are known here: ${mountFlags.join(', ')}`);
+  if (!areMountFlags(flags)) throw invalidRequest(`only these mount flags are supported: ${mountFlags.join(', ')}`);
   const readOnly = rule.readOnly || flags.includes('ro');
   const { fsType, volumeMountGroup } = accessType.value;
   const filesystem = fsType === '' ? undefined : requiredText(fsType, 'fs_type');
@@ -62,7 +62,7 @@ const maxGid = 0xffff_fffe;
 function parseGroup(given: string): number | undefined {
   if (given === '') return undefined;
   const group = /^\d{1,10}$/.test(given) ? Number(given) : Number.NaN;
-  if (!(group <= maxGid)) throw invalidRequest('volume_mount_group is not the number of a group');
+  if (!(group <= maxGid)) throw invalidRequest('volume_mount_group is not a gid');
   return group;
 }
 
@@ -72,7 +72,7 @@ export function parseCapabilities(
   const [first, ...rest] = all.map((one) => parseCapability(one, 'volume_capabilities'));
   if (first === undefined) throw invalidRequest('volume_capabilities is missing');
   if (rest.some(({ access }) => access !== first.access))
-    throw invalidRequest('a volume is a file system or a block device, not both');
+    throw invalidRequest('volume_capabilities mixes file system and block access');
   return [first, ...rest];
 }
 
@@ -103,7 +103,8 @@ export function filesystemMismatch(
     ({ filesystem }) => filesystem !== undefined && filesystem !== has,
   )?.filesystem;
   if (wrong === undefined) return undefined;
-  return `the file system ${quoted(wrong)} is wanted, and ${has ?? 'none of its own'} is what the volume has: fsType must be that, or be left out`;
+  const own = has === undefined ? 'no file system of its own' : `the file system ${quoted(has)}`;
+  return `the volume has ${own}, not ${quoted(wrong)}: leave out fsType${has === undefined ? '' : ', or set it to that'}`;
 }
 
 /** The same for a new volume. Undefined also if the store is not open: creating the volume then fails with the store's own error. */

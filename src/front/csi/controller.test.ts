@@ -131,7 +131,7 @@ describe('CreateVolume', () => {
     await create(file);
     await expect(create(file, more)).rejects.toMatchObject({
       code: 6,
-      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or ask for it as it is.`,
+      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or request the volume with these properties.`,
     });
   });
 
@@ -141,8 +141,7 @@ describe('CreateVolume', () => {
     await expect(create(file)).rejects.toMatchObject({ code: 6 });
   });
 
-  const invalid =
-    'Correct the claim, class or volume that this was asked for; the specification of CSI says what is required.';
+  const invalid = 'Correct the claim, class or volume of the request; see the CSI specification.';
   test.each<[string, Partial<Wanted>, number, string]>([
     ['no name', { name: '' }, 3, `name is missing. ${invalid}`],
     ['a name that is too long', { name: 'x'.repeat(129) }, 3, `name has more than 128 bytes. ${invalid}`],
@@ -157,13 +156,13 @@ describe('CreateVolume', () => {
       'an unknown mode',
       { volumeCapabilities: [mounted('UNKNOWN')] },
       3,
-      `volume_capabilities has no access mode that is known here. ${invalid}`,
+      `volume_capabilities has no known access mode. ${invalid}`,
     ],
     [
       'both types',
       { volumeCapabilities: [mounted(), blockDevice()] },
       3,
-      `a volume is a file system or a block device, not both. ${invalid}`,
+      `volume_capabilities mixes file system and block access. ${invalid}`,
     ],
     [
       'a device of a store that has none',
@@ -175,7 +174,7 @@ describe('CreateVolume', () => {
       'mount flags that mean nothing here',
       { volumeCapabilities: [mounted('SINGLE_NODE_WRITER', ['password=x'])] },
       3,
-      `only these mount flags are known here: defaults, rw, ro, nosuid, nodev. ${invalid}`,
+      `only these mount flags are supported: defaults, rw, ro, nosuid, nodev. ${invalid}`,
     ],
     [
       'an unknown parameter',
@@ -206,7 +205,7 @@ describe('CreateVolume', () => {
       'a range with nothing in it',
       { capacityRange: { requiredBytes: 2n, limitBytes: 1n } },
       11,
-      '2B are required, and 1B are the limit. Ask for a size that lies between what is required and the limit.',
+      'required_bytes (2B) is larger than limit_bytes (1B). Request a size between required_bytes and limit_bytes.',
     ],
     [
       'a size beyond all measure',
@@ -220,7 +219,7 @@ describe('CreateVolume', () => {
       3,
       `volumes cannot be made of others or of snapshots yet. ${invalid}`,
     ],
-    ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `there are no mutable parameters. ${invalid}`],
+    ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `mutable parameters are not supported. ${invalid}`],
   ])('with %s is refused', async (_what, more, code, message) => {
     await expect(create(file, more)).rejects.toMatchObject({ code, message });
   });
@@ -242,7 +241,7 @@ describe('CreateVolume', () => {
     await gate.reached;
     await expect(create(file)).rejects.toMatchObject({
       code: 10,
-      message: 'the same is being done already. Wait for it: repeat the call in a moment.',
+      message: 'the same operation is already in progress. Repeat the call in a moment.',
     });
     gate.open();
     const made = await first;
@@ -390,7 +389,7 @@ describe('a volume', () => {
     const { volumeId } = await create(file);
     const { volume, status } = await file.call(method.controllerGetVolume, { volumeId });
     expect(volume).toMatchObject({ volumeId, capacityBytes: gib });
-    expect(status?.volumeCondition).toMatchObject({ abnormal: false, message: 'the volume is as it should be' });
+    expect(status?.volumeCondition).toMatchObject({ abnormal: false, message: 'the volume is healthy' });
     const { volumeHealth } = await file.call(method.controllerGetVolumeHealth, { volumeId });
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
     await expect(local.call(method.controllerGetVolume, { volumeId })).rejects.toMatchObject({ code: 5 });
@@ -425,7 +424,7 @@ describe('a volume', () => {
       ],
       [{ volumeCapabilities: [blockDevice()] }, "store 'local' has no block volumes"],
       [{ volumeContext: { store: 'silver' } }, 'volume_context has another store than the volume'],
-      [{ parameters: { enforce: 'true' } }, 'the volume is not held to its size'],
+      [{ parameters: { enforce: 'true' } }, 'the size of the volume is not enforced'],
     ] as const)
       expect(await validate(more)).toMatchObject({ message });
     expect((await validate({ volumeCapabilities: [blockDevice()] })).confirmed).toBeUndefined();
@@ -477,6 +476,6 @@ test('secrets are never logged', async () => {
   const secrets = { password: 'hunter2' };
   await create(file, { secrets });
   await expect(create(file, { secrets, parameters: { wrong: 'hunter2' } })).rejects.toMatchObject({ code: 3 });
-  expect(JSON.stringify(csi.log.lines)).toContain('a call of CSI was refused');
+  expect(JSON.stringify(csi.log.lines)).toContain('CSI call was refused');
   expect(JSON.stringify(csi.log.lines)).not.toContain('hunter2');
 });

@@ -141,7 +141,7 @@ function parameterMismatch(volume: Volume, given: ReadonlyMap<string, string>): 
   const { store, enforce } = parseParameters(given);
   if (store !== undefined && store !== volume.store) return `the volume is on store '${volume.store}'`;
   if (enforce !== undefined && enforce !== volume.enforce)
-    return `the volume is ${volume.enforce ? '' : 'not '}held to its size`;
+    return `the size of the volume is ${volume.enforce ? '' : 'not '}enforced`;
   return undefined;
 }
 

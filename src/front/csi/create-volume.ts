@@ -37,7 +37,7 @@ export function parseParameters(
   const ours = [...given].filter(([key]) => !key.startsWith(kubernetesPrefix));
   return readParameters(ours, allowed, {
     unknown: (key) => invalidRequest(`there is no parameter ${quoted(key)}; there are ${allowed.join(', ')}`),
-    notBoolean: () => invalidRequest('the parameter enforce is neither true nor false'),
+    notBoolean: () => invalidRequest('the parameter enforce must be true or false'),
   });
 }
 
@@ -60,12 +60,12 @@ function volumeNameFor(name: string, template: string | undefined, given: Readon
     value: ({ text }) => {
       if (text === 'namespace' || text === 'name') return given.get(`${kubernetesPrefix}pvc/${text}`);
       throw invalidRequest(
-        `the parameter nameTemplate has ${quoted(`{${text}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
+        `the parameter nameTemplate has ${quoted(`{${text}}`)}; with CSI provisioners only {namespace} and {name} of the claim are available, the others only with stowage controller`,
       );
     },
     missing: ({ text }) =>
       invalidRequest(
-        `the parameter nameTemplate takes the ${text} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
+        `the parameter nameTemplate needs the ${text} of the claim, which the provisioner did not send: start it with --extra-create-metadata, or use stowage controller`,
       ),
     unfit: (text) => invalidRequest(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`),
   });
@@ -84,7 +84,7 @@ export async function createVolume(ctx: DriverContext, request: CreateVolumeRequ
   checkedMap(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined)
     throw invalidRequest('volumes cannot be made of others or of snapshots yet');
-  if (Object.keys(request.mutableParameters).length > 0) throw invalidRequest('there are no mutable parameters');
+  if (Object.keys(request.mutableParameters).length > 0) throw invalidRequest('mutable parameters are not supported');
   const view = chooseStore(ctx, parameters.store);
   if (view === undefined) throw storeRequired(ctx);
   const wrong = unsupportedBecause(requestedCapabilities, ctx.driver, view);
@@ -153,7 +153,7 @@ function volumeDiffers(present: Volume, { name }: ExpectedVolume): StowageError 
     {
       code: 'exists',
       reason: 'csi-volume-differs',
-      action: 'Choose another name, or ask for it as it is.',
+      action: 'Choose another name, or request the volume with these properties.',
     },
   );
 }
@@ -162,7 +162,7 @@ function volumeDiffers(present: Volume, { name }: ExpectedVolume): StowageError 
 function requireThisNode(ctx: DriverContext, requirement: TopologyRequirement | undefined): void {
   const wanted = requirement?.requisite ?? [];
   if (wanted.length === 0 || wanted.some(({ segments }) => includesThisNode(ctx, segments))) return;
-  throw new StowageError('the volume is wanted on other nodes than this one', {
+  throw new StowageError('the volume was requested for other nodes than this one', {
     code: 'exhausted',
     reason: 'csi-other-node',
     action: 'Use a class with volumeBindingMode WaitForFirstConsumer, and allow the nodes that have such a store.',

@@ -78,7 +78,7 @@ export function chooseStore(
 
 export function storeRequired(ctx: Pick<DriverContext, 'core' | 'driver'>): StowageError {
   const [driver, stores] = [ctx.driver.name, storeNamesText(storesOf(ctx))];
-  return new StowageError(`it is not said on which store of ${driver} the volume shall be`, {
+  return new StowageError(`the request names no store, and ${driver} has no default store`, {
     code: 'invalid',
     reason: 'csi-store-required',
     action: `Name one of its stores as the parameter store: ${stores}`,

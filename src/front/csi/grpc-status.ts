@@ -18,7 +18,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
   const error = stowageError(thrown);
   const code = statusByReason[error.reason] ?? errorCodes[error.code].grpc;
   if (error.code === 'internal')
-    return { code, message: `Stowage failed to do this. Look why ${inLog}, and report it.` };
+    return { code, message: `Stowage failed to do this. Find the cause ${inLog}, and report it.` };
   const { message, action } = toldToUser(error, inLog);
   return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
 }
@@ -26,7 +26,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
 /** Reasons to abort a call, as errors of core, so that an aborted operation is recorded as canceled and not as failed. */
 export const cancellationErrors = {
   gone: (): StowageError =>
-    new StowageError('the caller has gone', {
+    new StowageError('the caller has disconnected', {
       code: 'canceled',
       reason: 'caller-gone',
       action: 'Repeat the call; repeating is safe.',
@@ -41,7 +41,7 @@ export const statusReporter =
     const status = statusFrom(thrown);
     const error = stowageError(thrown);
     const about = { method, code: status.code };
-    if (error.code === 'internal') log.error('a call of CSI failed', { ...about, error: thrown });
-    else log.info('a call of CSI was refused', { ...about, why: error.message, action: error.action });
+    if (error.code === 'internal') log.error('CSI call failed', { ...about, error: thrown });
+    else log.info('CSI call was refused', { ...about, why: error.message, action: error.action });
     return status;
   };

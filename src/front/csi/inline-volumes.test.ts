@@ -117,15 +117,18 @@ describe.skipIf(needs('mount'))('publishing an inline volume of a running pod ag
     expect(existsSync(join(data, 'file'))).toBe(true);
   });
 
-  test.skipIf(needs('loop', 'ext4'))('with the file system that it has, and with no other', async () => {
-    await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
-    const attributes = { store: 'disks', size: '16Mi' };
-    for (const fsType of ['ext4', '', 'ext4'])
-      await publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], fsType) });
-    await expect(
-      publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') }),
-    ).rejects.toMatchObject({ code: 3, message: expect.stringContaining('ext4 is what the volume has') });
-  });
+  test.skipIf(needs('loop', 'ext4'))(
+    'succeeds with the volume’s own file system, and is refused with another',
+    async () => {
+      await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+      const attributes = { store: 'disks', size: '16Mi' };
+      for (const fsType of ['ext4', '', 'ext4'])
+        await publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], fsType) });
+      await expect(
+        publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') }),
+      ).rejects.toMatchObject({ code: 3, message: expect.stringContaining("the volume has the file system 'ext4'") });
+    },
+  );
 });
 
 test.skipIf(needs('mount'))(

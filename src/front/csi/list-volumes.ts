@@ -83,4 +83,4 @@ function parseToken(ctx: DriverContext, token: string): NonNullable<VolumeQuery[
 
 /** The CSI specification requires ABORTED here: the caller then starts again without a token. */
 const invalidToken = (cause?: unknown): GrpcError =>
-  new GrpcError('starting_token is none that was given here', { code: abortedCode, cause });
+  new GrpcError('starting_token is unknown', { code: abortedCode, cause });

@@ -449,7 +449,7 @@ describe('a requested file system that differs from that of the volume', () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
       code: 3,
-      message: expect.stringContaining("the file system 'xfs' is wanted, and ext4 is what the volume has"),
+      message: expect.stringContaining("the volume has the file system 'ext4', not 'xfs'"),
     });
     expect((await local.call(Controller.method.listVolumes, {})).entries).toEqual([]);
     for (const fsType of ['ext4', '', 'ext4']) await tried(local, 'disks', fsType, 'disk');

@@ -212,7 +212,7 @@ async function expand(ctx: DriverContext, request: NodeExpandVolumeRequest, call
   return await ctx.runExclusive(`volume ${id}`, async () => {
     const { volume } = await requireMountAt(ctx, id, path, call);
     if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
-      throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
+      throw outOfRange(`volume '${volume.store}/${volume.name}' has not been expanded to that size on its store`);
     await ctx.core.volumes.growStaged(volume, call);
     return { capacityBytes: volume.bytes ?? 0n };
   });

@@ -74,14 +74,11 @@ async function requireHostUsers(
   );
   if (podUsers === undefined || namespace === undefined || name === undefined || uid === undefined) return;
   if ((await podUsers({ namespace, name, uid }, call.signal)) !== 'own') return;
-  throw new StowageError(
-    `pod '${namespace}/${name}' has a user namespace, and volumes cannot be mounted for those yet`,
-    {
-      code: 'unsupported',
-      reason: 'pod-user-namespace',
-      action: 'Take hostUsers: false out of the pod.',
-    },
-  );
+  throw new StowageError(`pod '${namespace}/${name}' has a user namespace, which volumes do not support yet`, {
+    code: 'unsupported',
+    reason: 'pod-user-namespace',
+    action: 'Take hostUsers: false out of the pod.',
+  });
 }
 
 /** The pod that the volume is for. The kubelet names it if the CSIDriver object has podInfoOnMount. */
@@ -106,7 +103,7 @@ async function publishEphemeral(
   how: Parameters<DriverContext['core']['mounts']['publish']>[2],
   call: Call,
 ): Promise<void> {
-  if (requested.access === 'block') throw invalidRequest('a volume that lives with its pod cannot be a block device');
+  if (requested.access === 'block') throw invalidRequest('an inline volume cannot be a block device');
   const { store, enforce, size } = parseParameters(context, podParameters);
   const known = ctx.core.ephemerals.volume(id);
   const view = chooseStore(ctx, store ?? known?.store);

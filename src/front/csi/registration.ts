@@ -13,8 +13,8 @@ export const registrationOf = ({ name }: CsiDriver, endpoint: string, log: Log):
     supportedVersions: ['1.0.0'],
   }),
   notifyRegistrationStatus: async ({ pluginRegistered, error }) => {
-    if (pluginRegistered) log.info('the kubelet knows the driver', { driver: name });
-    else log.error('the kubelet refuses the driver', { driver: name, why: error });
+    if (pluginRegistered) log.info('the kubelet registered the driver', { driver: name });
+    else log.error('the kubelet rejected the driver', { driver: name, why: error });
     return {};
   },
 });

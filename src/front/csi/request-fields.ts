@@ -8,8 +8,7 @@ export function invalidRequest(message: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'csi-request-invalid',
-    action:
-      'Correct the claim, class or volume that this was asked for; the specification of CSI says what is required.',
+    action: 'Correct the claim, class or volume of the request; see the CSI specification.',
   });
 }
 
@@ -69,7 +68,7 @@ export function parseCapacityRange(range: CapacityRange | undefined): CapacityLi
   if (range !== undefined && requiredBytes === 0n && limitBytes === 0n) throw invalidRequest('capacity_range is empty');
   const [wanted, limit] = [formatSize(requiredBytes), formatSize(limitBytes)];
   if (limitBytes !== 0n && requiredBytes > limitBytes)
-    throw outOfRange(`${wanted} are required, and ${limit} are the limit`);
+    throw outOfRange(`required_bytes (${wanted}) is larger than limit_bytes (${limit})`);
   return { from: requiredBytes === 0n ? undefined : requiredBytes, to: limitBytes === 0n ? undefined : limitBytes };
 }
 
@@ -81,6 +80,6 @@ export function outOfRange(message: string): StowageError {
   return new StowageError(message, {
     code: 'out-of-range',
     reason: 'csi-capacity-range',
-    action: 'Ask for a size that lies between what is required and the limit.',
+    action: 'Request a size between required_bytes and limit_bytes.',
   });
 }

@@ -10,10 +10,10 @@ export function createRunExclusive(): RunExclusive {
   const keys = new Set<string>();
   return async (key, work) => {
     if (keys.has(key))
-      throw new StowageError('the same is being done already', {
+      throw new StowageError('the same operation is already in progress', {
         code: 'busy',
         reason: 'csi-underway',
-        action: 'Wait for it: repeat the call in a moment.',
+        action: 'Repeat the call in a moment.',
       });
     keys.add(key);
     try {

@@ -14,7 +14,7 @@ export interface VolumeCondition {
   readonly message: string;
 }
 
-const healthy: VolumeCondition = { health: 'ok', reason: '', message: 'the volume is as it should be' };
+const healthy: VolumeCondition = { health: 'ok', reason: '', message: 'the volume is healthy' };
 
 export async function conditionOf(ctx: DriverContext, volume: Volume, scope: Scope): Promise<VolumeCondition> {
   const known = await storeConditionOf(ctx, volume, scope);
@@ -22,7 +22,7 @@ export async function conditionOf(ctx: DriverContext, volume: Volume, scope: Sco
   try {
     const { condition, detail } = await ctx.core.volumes.inspect(volume.id, scope);
     if (condition === 'ok') return healthy;
-    return { health: 'lost', reason: 'DataMissing', message: detail ?? 'the data of the volume are gone' };
+    return { health: 'lost', reason: 'DataMissing', message: detail ?? 'the data of the volume are missing' };
   } catch (thrown) {
     const { message } = toldToUser(stowageError(thrown), '');
     return { health: 'inaccessible', reason: 'NotInspected', message };

@@ -30,7 +30,7 @@ describe('options', () => {
       const { status, Err } = await call('VolumeDriver.Create', { Name: 'a', Opts: { [key]: 'hunter2' } });
       expect(status).toBe(403);
       expect(Err).toBe(
-        `'${key}' is said by the administrator, once, on the store. Name a store instead of how to reach it: -o store=NAME. Allowed are: -o store=NAME, -o size=SIZE, -o enforce=true, -o label.KEY=VALUE`,
+        `'${key}' can only be set by the administrator, on the store. Name a store instead: -o store=NAME. Allowed are: -o store=NAME, -o size=SIZE, -o enforce=true, -o label.KEY=VALUE`,
       );
       expect(it.log.lines.join()).not.toContain('hunter2');
     },

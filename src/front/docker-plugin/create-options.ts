@@ -61,10 +61,10 @@ function unknownOption(key: string, isStoreOption: IsStoreOption): StowageError 
   const short = key.toLowerCase();
   const isMounting = mountOptions.some((one) => one.toLowerCase() === short);
   if (isMounting || Object.hasOwn(policyOptions, key) || isStoreOption(key))
-    return new StowageError(`${quoted(key)} is said by the administrator, once, on the store`, {
+    return new StowageError(`${quoted(key)} can only be set by the administrator, on the store`, {
       code: 'denied',
       reason: 'plugin-option-of-administrator',
-      action: `Name a store instead of how to reach it: -o store=NAME. Allowed are: ${allowed}`,
+      action: `Name a store instead: -o store=NAME. Allowed are: ${allowed}`,
     });
   return new StowageError(`${quoted(key)} is not an option`, {
     code: 'invalid',

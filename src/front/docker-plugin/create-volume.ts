@@ -99,7 +99,7 @@ function* differences(present: Volume, wanted: CreateOptions): Generator<string>
   if (bytes !== undefined && bytes !== present.bytes)
     yield present.bytes === undefined ? 'it has no size' : `its size is ${formatSize(present.bytes)}`;
   if (enforce !== undefined && enforce !== present.enforce)
-    yield `it is ${present.enforce ? '' : 'not '}held to its size`;
+    yield `its size is ${present.enforce ? '' : 'not '}enforced`;
   for (const [key, value] of Object.entries(labels)) {
     const is = Object.hasOwn(present.labels, key) ? present.labels[key] : undefined;
     if (is !== value) yield `its label ${quoted(key)} is ${is === undefined ? 'not set' : quoted(is)}`;

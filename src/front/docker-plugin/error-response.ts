@@ -59,12 +59,12 @@ class HttpError extends Error {
 
 const httpMessages: Readonly<Record<number, string>> = {
   400: 'the request is malformed. Send a JSON object with POST.',
-  404: 'there is no such method. This is a volume plugin: Plugin.Activate and VolumeDriver.* are what it has.',
-  405: 'only POST is possible here. Send the call with POST.',
+  404: 'there is no such method. This volume plugin has Plugin.Activate and VolumeDriver.*.',
+  405: 'only POST is allowed. Send the call with POST.',
   408: 'the request did not arrive in time. Send it without pausing.',
   413: 'the request is too large. Send at most 64 KiB.',
-  415: 'the request is of a type that is not understood here. Send it as application/json.',
-  417: 'the Expect header asks for something unknown. Leave it out.',
+  415: 'the content type of the request is not supported. Send it as application/json.',
+  417: 'the Expect header is not supported. Leave it out.',
   431: 'the headers are too large. Send 16 KiB of them at most.',
 };
 
@@ -72,7 +72,7 @@ export const httpError = (status: number): Error =>
   new HttpError(status, httpMessages[status] ?? httpMessages[400] ?? '');
 
 export function overloaded(): StowageError {
-  return new StowageError('too many calls are under way', {
+  return new StowageError('too many calls are in flight', {
     code: 'busy',
     reason: 'plugin-overloaded',
     action: 'Try again in a moment.',

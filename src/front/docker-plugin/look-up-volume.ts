@@ -50,7 +50,7 @@ export function storeNotAnsweringError(core: Core, store: StoreName): StowageErr
     {
       code: 'unavailable',
       reason: 'store-not-answering',
-      action: `Try again when it does. What holds it up is for the administrator to find out: stowage store check ${store}`,
+      action: `Try again later. The administrator can find the cause with: stowage store check ${store}`,
     },
   );
 }

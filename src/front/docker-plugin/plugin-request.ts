@@ -62,7 +62,7 @@ export function requiredText(message: PluginRequest, field: string): string {
   const value = Object.hasOwn(message, field) ? message[field] : undefined;
   if (typeof value === 'string' && value !== '' && value.length <= 512) return value;
   if (typeof value === 'string' && value !== '') throw invalidRequest(`${field} is too long`);
-  throw invalidRequest(value === undefined ? `the request has no ${field}` : `${field} is not a text`);
+  throw invalidRequest(value === undefined ? `the request has no ${field}` : `${field} is not a string`);
 }
 
 /** A map of strings; a missing field or null is an empty map. */
@@ -73,7 +73,7 @@ export function textMap(message: PluginRequest, field: string): ReadonlyMap<stri
   return new Map(
     Object.entries(value).map(([key, one]) => {
       if (typeof one === 'string') return [key, one];
-      throw invalidRequest(`${field} holds something that is not a text`);
+      throw invalidRequest(`${field} has a value that is not a string`);
     }),
   );
 }

@@ -56,21 +56,21 @@ interface ServerState extends PluginContext {
   readonly stopping: AbortController;
   /** Cancels all calls. */
   readonly ending: AbortController;
-  readonly mostCalls: number;
+  readonly maxCalls: number;
   calls: number;
 }
 
 /** Plain node:http: the protocol has nine POST paths, and a framework would change the answers. */
 export function createPluginServer(options: PluginOptions): PluginServer {
   const { core, plugin, clock, log } = options;
-  const { maxConnections, maxCalls: mostCalls, ...timeouts } = { ...defaultLimits, ...options.limits };
+  const { maxConnections, maxCalls, ...timeouts } = { ...defaultLimits, ...options.limits };
   const used = createUsedBytes(core, clock, log);
   const shared: ServerState = {
     core,
     plugin,
     clock,
     used,
-    mostCalls,
+    maxCalls,
     calls: 0,
     log: log.with({ plugin }),
     isStoreOption: (option) => options.storeOptions.has(option),
@@ -101,10 +101,10 @@ async function answer(shared: ServerState, request: IncomingMessage, response: S
   } catch (thrown) {
     const { status, text, fullText: why, internal } = errorResponseFrom(thrown);
     const about = { method: path.slice(0, 64), status };
-    if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
+    if (internal) shared.log.error('plugin call failed', { ...about, error: thrown });
     // The answer hides details from the user. The administrator finds them in this log entry.
-    else if (text !== why) shared.log.warn('a call of a container engine was refused', { ...about, why });
-    else shared.log.info('a call of a container engine was refused', { ...about, why });
+    else if (text !== why) shared.log.warn('plugin call was refused', { ...about, why });
+    else shared.log.info('plugin call was refused', { ...about, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
   }
@@ -118,7 +118,7 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
   // A client that connected before the stop may send its request too late.
   if (parent.aborted) throw stoppingNow();
   if (request.method !== 'POST') throw httpError(405);
-  if (shared.calls >= shared.mostCalls) throw overloaded();
+  if (shared.calls >= shared.maxCalls) throw overloaded();
   shared.calls++;
   try {
     const message = await readPluginRequest(request);

@@ -30,7 +30,7 @@ test('Get does not report a missing volume while a deletion takes long: Docker w
   const deleted = it.server.core.deletions.delete(id, undefined, aCall());
   await gate.reached;
   expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
-    Volume: { Name: 'a', Status: { health: 'it is being deleted' } },
+    Volume: { Name: 'a', Status: { health: 'the volume is being deleted' } },
   });
   gate.open();
   await deleted;

@@ -40,7 +40,7 @@ export async function statusOf(
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
     enforce: volume.enforce || enforcesSizes(view),
-    health: isBeingDeleted ? 'it is being deleted' : healthOf(core, view, isSilent),
+    health: isBeingDeleted ? 'the volume is being deleted' : healthOf(core, view, isSilent),
     client: view.clientName,
     network: view.config.options['network'] ?? (isShared(view.placement) ? 'host' : 'none'),
     access: volume.access,

@@ -345,11 +345,11 @@ describe('a token for one store', () => {
   test('gets an error that names the required token if the request acts on the machine', async () => {
     const action = 'Ask the administrator for a token that is not limited to stores.';
     expect((await api.post('/v1/volumes/one..a/mount', { target: '/nope' })).body).toMatchObject({
-      detail: 'the token is limited to some stores, and this acts on the machine',
+      detail: 'the token is limited to some stores, and this request acts on the machine',
       action,
     });
     expect((await api.get('/v1/tokens')).body).toMatchObject({
-      detail: 'the token is limited to some stores, and this concerns all',
+      detail: 'the token is limited to some stores, and this request concerns all stores',
       action,
     });
   });

@@ -92,7 +92,7 @@ export function createAdmission({ core, isTrusted, authorizer }: AdmissionParts)
 }
 
 const notInCluster = (instead: string): StowageError =>
-  new StowageError('this is not done here in a cluster', {
+  new StowageError('this request is not available in a cluster', {
     code: 'unsupported',
     reason: 'not-in-a-cluster',
     action: instead,

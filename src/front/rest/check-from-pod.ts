@@ -39,7 +39,7 @@ const podUnknown = ({ namespace, name }: PodName): StowageError =>
   });
 
 const noPodsKnown = (store: string, place: string): StowageError =>
-  new StowageError('this Stowage knows no pods', {
+  new StowageError('this server does not belong to a cluster, so it cannot check from a pod', {
     code: 'unsupported',
     reason: 'pods-unknown',
     action: `Ask the controller of the cluster: kubectl stowage store check ${store} --account ACCOUNT --from ${place}`,

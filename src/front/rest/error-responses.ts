@@ -65,7 +65,7 @@ export function refuseOtherMethods(app: FastifyInstance, allowedAt: ReadonlyMap<
 }
 
 function refuseMethod(request: FastifyRequest, reply: FastifyReply, allow: string): FastifyReply {
-  const failure = new StowageError(`${request.method} is not possible here`, {
+  const failure = new StowageError(`${request.method} is not allowed at this path`, {
     code: 'invalid',
     reason: 'method-not-allowed',
     action: `Use ${allow}.`,

@@ -78,7 +78,7 @@ export function requireDefaultStore(principal: Principal, store: string | undefi
   throw new StowageError('the token is not for the default store', {
     code: 'denied',
     reason: 'store-out-of-scope',
-    action: `Say which store is meant: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
+    action: `Name a store: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
   });
 }
 
@@ -87,7 +87,7 @@ export function requireAllStores(principal: Principal, effect: Effect): void {
   if (isForAllStores(principal)) return;
   const isOnMachine = effect === 'acts on the machine';
   throw new StowageError(
-    `the token is limited to some stores, and this ${isOnMachine ? 'acts on the machine' : 'concerns all'}`,
+    `the token is limited to some stores, and this request ${isOnMachine ? 'acts on the machine' : 'concerns all stores'}`,
     {
       code: 'denied',
       reason: 'store-out-of-scope',

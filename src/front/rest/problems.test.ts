@@ -108,7 +108,7 @@ describe('every error is a problem with a code and an action', () => {
     const answer = await api.post(path, body);
     expectProblem(answer, 400, 'request-invalid');
     expect(answer.body.action).toBe(action);
-    expect(answer.body.detail).toContain('it is not of the expected form');
+    expect(answer.body.detail).toContain('it does not match the expected format');
   });
 
   test('a token for an empty list of stores is refused', async () => {
@@ -165,13 +165,13 @@ describe('every error is a problem with a code and an action', () => {
   });
 
   test.each([
-    ['/v1/volumes?nope=1', "the query has a wrong 'nope': there is no such key"],
-    ['/v1/volumes?__proto__=1', "the query has a wrong '__proto__': there is no such key"],
-    ['/v1/stores?x=1', 'this takes no query parameters'],
-    ['/v1/volumes?limit=1&limit=2', "the query has a wrong 'limit': must be integer"],
-    ['/v1/volumes?label=novalue', "the query has a wrong 'label.0': it is not of the expected form"],
-    ['/v1/volumes?after=x', "the query has a wrong 'after': it is not of the expected form"],
-    ['/v1/operations?after=x', "the query has a wrong 'after': it is not of the expected form"],
+    ['/v1/volumes?nope=1', "the query has an invalid 'nope': there is no such key"],
+    ['/v1/volumes?__proto__=1', "the query has an invalid '__proto__': there is no such key"],
+    ['/v1/stores?x=1', 'this route takes no query parameters'],
+    ['/v1/volumes?limit=1&limit=2', "the query has an invalid 'limit': must be integer"],
+    ['/v1/volumes?label=novalue', "the query has an invalid 'label.0': it does not match the expected format"],
+    ['/v1/volumes?after=x', "the query has an invalid 'after': it does not match the expected format"],
+    ['/v1/operations?after=x', "the query has an invalid 'after': it does not match the expected format"],
   ])('%s: %s', async (path, detail) => {
     const answer = await api.get(path);
     expect({ status: answer.status, detail: answer.body.detail }).toEqual({ status: 400, detail });

@@ -68,13 +68,13 @@ const httpProblems: Readonly<Record<number, HttpProblem>> = {
   415: {
     code: 'invalid',
     reason: 'content-type-unsupported',
-    message: 'the body is of a type that is not understood here',
+    message: 'the content type of the body is not supported',
     action: 'Send the body as application/json.',
   },
   417: {
     code: 'invalid',
     reason: 'expectation-unsupported',
-    message: 'the Expect header asks for something unknown',
+    message: 'the Expect header is not supported',
     action: 'Leave it out.',
   },
   431: {

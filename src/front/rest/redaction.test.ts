@@ -281,7 +281,7 @@ test('a volume whose data were replaced, and the orphans of its store, hide path
       store: 'silver',
       kind: 'missing-data',
       name: 'emptied',
-      detail: 'the volume is recorded, but its data are not there',
+      detail: 'the volume is recorded, but its data are missing',
       action: 'Ask the administrator, who finds out more with: stowage store orphans silver',
     });
   }

@@ -20,7 +20,7 @@ export function redactedView(principal: Principal, view: StoreView): StoreView {
     ...view,
     config: { ...config, uri: redactedUri(principal, config.uri) },
     problem: problem && redactedProblem(principal, problem, config.name),
-    pending: pending && 'a change of its configuration waits',
+    pending: pending && 'a configuration change is pending',
   };
 }
 
@@ -53,11 +53,11 @@ export function redactedCheck(principal: Principal, name: string, check: StoreCh
 
 /** Hides the path of missing data. */
 export const redactedInspection = (principal: Principal, found: Inspection): Inspection =>
-  isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data are not there' };
+  isAdministrator(principal) || found.condition === 'ok' ? found : { ...found, detail: 'its data are missing' };
 
 const orphanDetails = {
-  leftover: 'something that is not needed any more was left behind',
-  'missing-data': 'the volume is recorded, but its data are not there',
+  leftover: 'a leftover that is no longer needed',
+  'missing-data': 'the volume is recorded, but its data are missing',
   stranger: 'it cannot be a volume',
   'unknown-volume': 'another Stowage made it',
   'unreadable-record': 'its record cannot be read',
@@ -77,7 +77,7 @@ export const redactedAdoption = (principal: Principal, { adopted, skipped }: Ado
   adopted,
   skipped: isAdministrator(principal)
     ? skipped
-    : skipped.map(({ name }) => ({ name, reason: 'it cannot be taken in as it is, or is a volume already' })),
+    : skipped.map(({ name }) => ({ name, reason: 'it cannot be adopted as it is, or is a volume already' })),
 });
 
 /** The result of an operation, which another caller may have started. */

@@ -86,7 +86,7 @@ function send(reply: FastifyReply, answer: Answer): FastifyReply {
 const noQuery: Check = (value) => {
   const [first] = Object.keys(value as object);
   if (first === undefined) return undefined;
-  throw new StowageError(`this takes no query parameters`, {
+  throw new StowageError(`this route takes no query parameters`, {
     code: 'invalid',
     reason: 'request-invalid',
     action: 'Leave out the part after the question mark.',
@@ -108,7 +108,7 @@ function expectedRevision(request: FastifyRequest): number | undefined {
 function idempotencyKey(request: FastifyRequest): string | undefined {
   const key = request.headers['idempotency-key'];
   if (key === undefined || (typeof key === 'string' && keyPattern.test(key))) return key;
-  throw new StowageError('the Idempotency-Key is not usable', {
+  throw new StowageError('the Idempotency-Key is invalid', {
     code: 'invalid',
     reason: 'request-invalid',
     action: 'Use 1 to 255 visible ASCII characters, for example a UUID.',

@@ -53,7 +53,7 @@ function validationError(what: string, schema: TObject, value: unknown, [first]:
   checkWithCore(part);
   const where = path.join('.');
   return invalidRequest(
-    `the ${what}${where === '' ? '' : ` has a wrong ${quoted(where)}`}: ${readableMessage(first?.message)}`,
+    `the ${what}${where === '' ? '' : ` has an invalid ${quoted(where)}`}: ${readableMessage(first?.message)}`,
     part.help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${part.help}.`,
   );
 }
@@ -92,9 +92,9 @@ function checkWithCore({ schema, value }: SchemaPart): void {
 }
 
 /** Replaces TypeBox's messages about unknown keys and regular expressions. */
-function readableMessage(message = 'it does not fit'): string {
+function readableMessage(message = 'it does not match the schema'): string {
   if (message === 'schema is false') return 'there is no such key';
-  return message.startsWith('must match pattern') ? 'it is not of the expected form' : message;
+  return message.startsWith('must match pattern') ? 'it does not match the expected format' : message;
 }
 
 function invalidRequest(message: string, action: string): StowageError {

@@ -18,7 +18,7 @@ const etagOf = (volume: Volume): Record<string, string> => ({ etag: `"${volume.r
 
 /** Labels and enforcement are separate operations, and one can fail without the other. */
 const oneChange = (): StowageError =>
-  new StowageError('a change is either of the labels or of the enforcement', {
+  new StowageError('a request can change either the labels or the enforcement', {
     code: 'invalid',
     reason: 'request-invalid',
     action: 'Send `labels` or `enforce`, each in a request of its own.',
