@@ -96,7 +96,7 @@ export function parseLabelChanges(words: readonly string[]): Record<string, stri
   for (const word of words) {
     if (word.includes('=')) Object.assign(changes, parseLabels([word]));
     else if (word.endsWith('-') && word.length > 1) changes[word.slice(0, -1)] = null;
-    else throw wrongLabel(word, 'Write key=value to set a label, key- to take it away.');
+    else throw wrongLabel(word, 'Write key=value to set a label, key- to remove it.');
   }
   return changes;
 }

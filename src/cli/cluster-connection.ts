@@ -51,7 +51,7 @@ export function apiServerError(status: number, body: unknown, way: ClusterAddres
     });
   if (!isStatus) return undefined;
   if (status === 403)
-    return new StowageError(about(`you may not reach Stowage through the API server`), {
+    return new StowageError(about(`you are not allowed to reach Stowage through the API server`), {
       code: 'denied',
       reason: 'proxy-denied',
       action: `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}. For changes its rule for services/proxy, https:stowage:443, needs the verbs create, patch and delete too.`,
@@ -60,7 +60,7 @@ export function apiServerError(status: number, body: unknown, way: ClusterAddres
     return new StowageError('the API server does not accept the credentials of the kubeconfig', {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster anew, so that this works: kubectl version',
+      action: 'Log in to the cluster again until this works: kubectl version',
     });
   return undefined;
 }

@@ -9,17 +9,17 @@ export const clusterOptionNames = ['--kubeconfig', '--context', '--namespace', '
 export const addClusterOptions = (program: StowageCommand): StowageCommand =>
   program
     .option('--kubeconfig <file>', 'how to reach the cluster (or KUBECONFIG; default: ~/.kube/config)')
-    .option('--context <name>', "which of the kubeconfig's contexts (default: the current one)")
-    .option('-n, --namespace <name>', 'where Stowage is (default: stowage-system)')
+    .option('--context <name>', 'context of the kubeconfig (default: the current one)')
+    .option('-n, --namespace <name>', 'namespace of Stowage (default: stowage-system)')
     .option(
       '--account <name>',
-      'the service account there whose rights are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
+      'service account there whose permissions are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
     );
 
-const onlyOnMachines = 'it runs on a machine, and kubectl stowage only speaks to a cluster';
-const storesAreObjects = 'stores of a cluster are objects of it';
+const onlyOnMachines = 'it runs on a machine, and kubectl stowage only works with a cluster';
+const storesAreObjects = 'the stores of a cluster are Store objects';
 const podsMount = 'pods mount volumes, by their claims';
-const kubernetesRbac = 'Kubernetes says who may do what in a cluster';
+const kubernetesRbac = 'in a cluster, permissions come from Kubernetes RBAC';
 
 /** Commands that are not available in a cluster, with the reason and the alternative. */
 const unsupportedCommands: Readonly<Record<string, readonly [why: string, action: string]>> = {
@@ -30,7 +30,10 @@ const unsupportedCommands: Readonly<Record<string, readonly [why: string, action
   nfs: [onlyOnMachines, 'Run it there: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.'],
   mount: [podsMount, 'Name a PersistentVolumeClaim in a pod.'],
   unmount: [podsMount, 'Delete the pod that uses it.'],
-  token: [kubernetesRbac, 'Give rules for the group stowage.dev to a service account, and name it: --account NAME'],
+  token: [
+    kubernetesRbac,
+    'Give RBAC rules for the API group stowage.dev to a service account, and name it: --account NAME',
+  ],
   'store add': [storesAreObjects, 'Write a Store and apply it: see docs/kubernetes.md'],
   'store remove': [storesAreObjects, 'Delete the object: kubectl delete store NAME. Its volumes stay where they are.'],
   'store default': [storesAreObjects, 'Make a StorageClass of the store the default one of the cluster.'],

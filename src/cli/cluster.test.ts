@@ -150,7 +150,7 @@ describe('errors of the API server itself', () => {
       'no rule',
       status(403, 'services is forbidden'),
       3,
-      'you may not reach Stowage through the API server',
+      'you are not allowed to reach Stowage through the API server',
       'Role stowage-viewers',
     ],
     [

@@ -59,10 +59,10 @@ const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>
 /** kubectl's own completion runs `kubectl_complete-<plugin>` for the arguments of a plugin. */
 function addKubectlCompletion(program: StowageCommand, command: StowageCommand, act: MakeAction): void {
   command
-    .description('Print a program that completes for kubectl, to be put on the PATH as kubectl_complete-stowage.')
+    .description('Print a completion program for kubectl; put it on the PATH as kubectl_complete-stowage.')
     .example(
       'stowage completion > ~/.local/bin/kubectl_complete-stowage && chmod +x ~/.local/bin/kubectl_complete-stowage',
-      "then kubectl's own completion knows it, in every shell",
+      "kubectl's own completion then runs it, in every shell",
     )
     .action(
       act(async ({ out }) => {

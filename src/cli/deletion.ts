@@ -12,7 +12,7 @@ export function addDeletionCommands(volume: StowageCommand, act: MakeAction): vo
     .command('delete')
     .alias('rm')
     .description(
-      'Delete volumes, and say what became of each: deleted, in the trash until a date, or retained.\nIt does not ask.',
+      'Delete volumes, and print the outcome of each: deleted, in the trash until a date, or retained.\nDoes not ask for confirmation.',
     )
     .argument('<volumes...>', 'store/name, name or id')
     .option('--if-revision <n>', 'only if the volume is still at this revision (one volume only)')
@@ -22,10 +22,10 @@ export function addDeletionCommands(volume: StowageCommand, act: MakeAction): vo
   volume
     .command('restore')
     .description('Take a deleted volume out of the trash.')
-    .argument('<trashed>', 'store/name, name or id it had')
+    .argument('<trashed>', 'its former store/name, name or id')
     .option('--name <new-name>', 'give it another name')
-    .example('stowage volume restore demo', 'it is back, with the same id')
-    .example('stowage volume restore local/demo --name demo-old', 'the old name is taken by another one')
+    .example('stowage volume restore demo', 'restore it with the same id')
+    .example('stowage volume restore local/demo --name demo-old', 'restore it under another name')
     .action(act(restore));
   const trash = volume
     .command('trash')
@@ -40,9 +40,9 @@ export function addDeletionCommands(volume: StowageCommand, act: MakeAction): vo
     .action(act(listTrash));
   trash
     .command('purge')
-    .description('Delete for good what is in the trash. It does not ask.')
+    .description('Delete volumes in the trash permanently. Does not ask for confirmation.')
     .argument('<trashed...>', 'store/name, name or id')
-    .example('stowage volume trash purge local/demo', 'free its room now')
+    .example('stowage volume trash purge local/demo', 'free its space now')
     .action(act(purge));
 }
 

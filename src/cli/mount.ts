@@ -11,12 +11,12 @@ import { age, shown } from './text.ts';
 export function addMountCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('mount')
-    .description('Mount a volume at a path of the server’s machine. The folder is made if it is missing.')
+    .description('Mount a volume at a path of the server’s machine. Creates the folder if it is missing.')
     .argument('<volume>', 'store/name, name or id')
-    .argument('<path>', 'where its files shall be seen')
-    .option('--read-only', 'nothing can be written through this mount')
+    .argument('<path>', 'where to mount it')
+    .option('--read-only', 'mount it read-only')
     .example('stowage mount demo /mnt/demo', 'the files of demo, under /mnt/demo')
-    .example('stowage mount local/demo ./demo --read-only', 'to look, not to touch')
+    .example('stowage mount local/demo ./demo --read-only', 'read-only, at a path relative to the current folder')
     .action(act(mount));
   program
     .command('unmount')
@@ -24,8 +24,8 @@ export function addMountCommands(program: StowageCommand, act: MakeAction): void
     .description('Unmount a volume from a path.')
     .argument('<path-or-volume>', 'the path, or the volume when the path follows')
     .argument('[path]', 'the path')
-    .option('--force', 'also when in use, or when its server is silent: who uses it gets errors from then on')
-    .example('stowage unmount /mnt/demo', 'whatever volume is mounted there')
+    .option('--force', 'also if it is in use or its server does not answer; processes that use it then get errors')
+    .example('stowage unmount /mnt/demo', 'whichever volume is mounted there')
     .example('stowage unmount local/demo /mnt/demo', 'only if it is this one')
     .example('stowage unmount /mnt/photos --force', 'its server is gone, and programs hang on it')
     .action(act(unmount));

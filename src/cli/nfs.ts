@@ -32,7 +32,7 @@ interface NfsServeFlags {
 export function addNfsCommands(program: StowageCommand, act: MakeAction): void {
   const nfs = program
     .command('nfs')
-    .description('An NFS server of our own, for those who have none.')
+    .description('Run Stowage’s own NFS server.')
     .example('stowage nfs serve /srv/data', 'export a directory');
   const serve = nfs
     .command('serve')

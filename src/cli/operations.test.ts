@@ -16,6 +16,6 @@ test('operations can be listed, shown with their errors, and cancelled', async (
   expect((await run(server, ['operations', 'show', 'op1-x'])).stdout).toMatch(
     /error {4}it is in use\naction {3}Stop it\.\n$/,
   );
-  expect((await run(server, ['operations', 'cancel', 'op1-x'])).stdout).toBe('op1-x was told to stop\n');
+  expect((await run(server, ['operations', 'cancel', 'op1-x'])).stdout).toBe('op1-x is being cancelled\n');
   expect((await run(server, ['operations', '--limit', '5000'])).stderr).toContain('from 1 to 1000');
 });

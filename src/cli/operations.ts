@@ -15,27 +15,27 @@ export function addOperationCommands(program: StowageCommand, act: MakeAction): 
   const operations = program
     .command('operations')
     .alias('ops')
-    .description('What the server is doing, and what it did lately.')
+    .description('Running and recent operations of the server.')
     .example('stowage operations', 'the last twenty')
-    .example('stowage operations --watch', 'and those to come, as they begin and end');
+    .example('stowage operations --watch', 'and new ones, as they start and end');
   operations
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
     .option('--limit <n>', `how many at most, up to ${maxListed}`, '20')
-    .option('--watch', 'go on with those that begin and end from now on')
+    .option('--watch', 'then print operations as they start and end')
     .example('stowage operations list --limit 100', 'further back')
     .example('stowage operations --watch', 'until Ctrl-C')
     .action(act(list));
   operations
     .command('show')
-    .description('Show one operation: how far it is, how it ended, and why.')
+    .description('Show one operation: its progress, its result, and its error.')
     .argument('<operation>', 'its id')
     .example('stowage operations show op1-…', 'why did it fail?')
     .action(act(show));
   operations
     .command('cancel')
-    .description('Cancel a running operation. What it had begun is undone or can be repeated.')
+    .description('Cancel a running operation. Its partial work is undone or can be repeated.')
     .argument('<operation>', 'its id')
     .example('stowage operations cancel op1-…', 'stop it')
     .action(
@@ -43,7 +43,7 @@ export function addOperationCommands(program: StowageCommand, act: MakeAction): 
         const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
         if (out.json && body !== undefined) return out.value(body);
         const { state } = body as OperationJson;
-        out.reportDone(state === 'running' ? `${id} was told to stop` : `${id} had ended before: ${state}`);
+        out.reportDone(state === 'running' ? `${id} is being cancelled` : `${id} had already ended: ${state}`);
       }),
     );
 }

@@ -13,12 +13,12 @@ export function addReleaseCommand(volume: StowageCommand, act: MakeAction): void
   volume
     .command('release')
     .description(
-      'Break the record of a host that uses a volume and is gone for good, so that it can be deleted or used elsewhere.\n' +
-        'A host that still runs is not stopped by it: it goes on writing, and soon says again that it uses the volume.',
+      'Break the use record of a host that is permanently gone, so that the volume can be deleted or used elsewhere.\n' +
+        'This does not stop a host that still runs: it keeps writing, and soon records again that it uses the volume.',
     )
     .argument('<volume>', 'store/name, name or id')
     .requiredOption('--host <host>', 'the id of the host, as volume show gives it')
-    .option('--yes', 'the host is gone for good (without it: only say what would be broken)')
+    .option('--yes', 'the host is permanently gone (without it: only print what would be broken)')
     .example('stowage volume show silver/photos', 'which hosts use it?')
     .example('stowage volume release silver/photos --host 43ba92ad --yes', 'that one will not come back')
     .action(act(release));

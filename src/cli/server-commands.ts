@@ -28,13 +28,13 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
     });
   const up = program
     .command('up')
-    .description('Run the server, until Ctrl-C. Needs no configuration: without any there is one local store.')
+    .description('Run the server until Ctrl-C. Without a configuration it has one local store.')
     .option('--state <dir>', 'where it keeps its state')
     .option('--listen <address>', 'host:port for the API, or none (default: 127.0.0.1:7878)');
   withCommon(up)
     .option('--nfs [port]', 'also run an NFS server for this machine, and a store named network on it')
-    .example('stowage up', 'with everything where such programs keep it')
-    .example('stowage up --nfs', 'with a network store that works at once')
+    .example('stowage up', 'with the default folders')
+    .example('stowage up --nfs', 'with a network store that works immediately')
     .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
     .action(run(false));
   const node = program
@@ -44,10 +44,10 @@ export function addServerCommands(program: StowageCommand, act: MakeAction): voi
         'are added or configured, and with the API on its Unix socket only.',
     )
     .option('--state <dir>', 'where it keeps its state')
-    .option('--kubelet <dir>', 'serve a kubelet by CSI, and register with it, in its own folder: /var/lib/kubelet')
-    .option('--node-name <name>', "what this machine is called, as in Kubernetes (default: the machine's host name)")
-    .option('--kubernetes', 'be the agent of a node: stores are what the Store objects of the cluster say')
-    .option('--kubeconfig <file>', 'with --kubernetes: how to reach the cluster (default: as the pod that it runs in)')
+    .option('--kubelet <dir>', 'serve a kubelet by CSI and register with it; its root folder, such as /var/lib/kubelet')
+    .option('--node-name <name>', 'name of this machine, as in Kubernetes (default: its host name)')
+    .option('--kubernetes', 'run as the agent of a node: the stores come from the Store objects of the cluster')
+    .option('--kubeconfig <file>', 'with --kubernetes: how to reach the cluster (default: as the pod it runs in)')
     .option('--namespace <name>', "with --kubernetes: Stowage's own (default: the pod's or the file's)")
     .option(
       '--health <address>',
@@ -70,11 +70,17 @@ function withCommon(command: StowageCommand): StowageCommand {
     )
     .option(
       '--plugins <dir>',
-      'serve Docker and Podman by sockets there, or none (default: /run/docker/plugins, as root)',
+      'serve Docker and Podman on sockets in this folder, or none (default: /run/docker/plugins, as root)',
     )
-    .option('--csi <dir>', 'serve CSI drivers by sockets there: file.sock for shared stores, local.sock for the others')
-    .option('--csi-registry <dir>', 'register them with a kubelet, by sockets in its folder of plugins; with --csi')
-    .option('--max-volumes <number>', 'how many volumes of each of them this machine may have mounted (default: 1000)')
+    .option(
+      '--csi <dir>',
+      'serve CSI drivers on sockets in this folder: file.sock for shared stores, local.sock for the others',
+    )
+    .option('--csi-registry <dir>', 'register them with a kubelet, on sockets in its plugin registry; with --csi')
+    .option(
+      '--max-volumes <number>',
+      'how many volumes of each CSI driver this machine may have mounted (default: 1000)',
+    )
     .option('--docker-socket <path>', "Docker's own socket, or none (default: /run/docker.sock, if it is there)")
     .option(
       '--podman-socket <path>',

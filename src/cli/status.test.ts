@@ -9,7 +9,7 @@ test('doctor asks the server, or checks the machine itself without one, and exit
   expect(await run({ socket: '/nonexistent/s.sock' }, ['doctor'])).toEqual({
     status: 1,
     stdout: 'missing  fuse: /dev/fuse is missing\n         fix: modprobe fuse\n',
-    stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); looking at this machine without it\n',
+    stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); checking this machine without it\n',
   });
 });
 

@@ -8,7 +8,7 @@ import { age, plural, shown, size } from './text.ts';
 export function addStatusCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('status')
-    .description('Show the server: where it listens, its default store, what it holds.')
+    .description('Show the server: its addresses, its default store, and numbers of stores, volumes and mounts.')
     .example('stowage status', 'is it running, and where does it listen?')
     .example('stowage status --json | jq -r .defaultStore', 'one value, for a script')
     .action(act((session) => showStatus(session)));
@@ -16,7 +16,7 @@ export function addStatusCommands(program: StowageCommand, act: MakeAction): voi
     .command('doctor')
     .description(
       'Check this machine: kernel features, mount propagation, FUSE, container engines, tools, AppArmor and SELinux.\n' +
-        'Asks the server; without one it looks for itself. Ends with 1 when something is missing.',
+        'Asks the server; without one, checks the machine itself. Exits with 1 if something is missing.',
     )
     .example('stowage doctor', 'what works here, what does not, and how to fix it')
     .example(`stowage doctor --json | jq '.[] | select(.ok == "no")'`, 'only what is missing')
@@ -105,7 +105,7 @@ async function find({ client, out, services }: Session): Promise<readonly Findin
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
-    out.note(`${thrown.message}; looking at this machine without it`);
+    out.note(`${thrown.message}; checking this machine without it`);
     return await services.doctor();
   }
 }

@@ -32,11 +32,11 @@ function addReadCommands(store: StowageCommand, act: MakeAction): void {
     .action(act(show));
   store
     .command('check')
-    .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
+    .description('Check a store: reachable, writable, free space. Exits with 1 if a step fails.')
     .argument('<store>', 'name of the store')
     .option(
       '--from <place>',
-      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME; in a cluster pod:NAMESPACE/NAME',
+      'check from another network: a container (running or not), a network of Docker or Podman, netns:NAME; in a cluster pod:NAMESPACE/NAME',
     )
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
@@ -48,7 +48,7 @@ function addReadCommands(store: StowageCommand, act: MakeAction): void {
     .action(act(check));
   store
     .command('orphans')
-    .description('List what lies on a store and belongs to no volume, or lacks a part.')
+    .description('List data on a store that belong to no volume, and volumes that lack a part.')
     .argument('<store>', 'name of the store')
     .example('stowage store orphans local', 'what is left over, and what to do with it?')
     .action(act(orphans));
@@ -74,8 +74,8 @@ function addChangeCommands(store: StowageCommand, act: MakeAction): void {
     )
     .argument('<store>', 'name of the store')
     .argument('[names...]', 'only these; all of them unless given')
-    .option('--dry-run', 'only say what would be adopted')
-    .option('--records-only', 'only what has a record; leave other directories alone')
+    .option('--dry-run', 'only print what would be adopted')
+    .option('--records-only', 'only data with a record; leave other directories alone')
     .example('stowage store adopt data --dry-run', 'what would become a volume?')
     .example('stowage store adopt data photos', 'take in one directory')
     .example('stowage store adopt data', 'take it all in')
@@ -95,7 +95,7 @@ function addChangeCommands(store: StowageCommand, act: MakeAction): void {
   store
     .command('remove')
     .alias('rm')
-    .description('Forget a store that was added here. Its volumes stay where they are, and can be adopted again.')
+    .description('Remove a store that was added here. Its volumes stay where they are, and can be adopted again.')
     .argument('<store>', 'name of the store')
     .example('stowage store remove data', 'Stowage no longer serves data; nothing on it is deleted')
     .action(

@@ -24,20 +24,23 @@ export function addTakeOverCommand(program: StowageCommand, act: MakeAction): vo
     .command('take-over')
     .description(
       'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
-        'Without claims and --all it only says what there is. Ends with 1 when something of what was asked for is left.',
+        'Without claims and --all it only lists the candidates.  Exits with 1 if a requested claim is left.',
     )
-    .argument('<store>', 'the store that is the export which their directories lie on')
+    .argument('<store>', 'the store of the export that has their directories')
     .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')
     .option('--all', 'all claims that no pod uses')
-    .option('--dry-run', 'only say what would be done')
-    .option('--undo', 'give claims that were taken over back to whom they were of')
-    .option('--finish', 'end it, for claims that were taken over: it cannot be undone any more')
+    .option('--dry-run', 'only print what would be done')
+    .option('--undo', 'give taken-over claims back to their original PersistentVolumes')
+    .option('--finish', 'finish the take-over; it cannot be undone afterwards')
     .option('--server <name>', "another name or address of the store's server (repeatable)", collect)
     .example('stowage take-over silver', 'which claims have their directories on the export of silver?')
     .example('stowage take-over silver shop/data-db-0', 'take over one claim, which no pod uses')
     .example('stowage take-over silver --all', 'all claims that no pod uses')
     .example('stowage take-over silver shop/data-db-0 --undo', 'back to how it was')
-    .example('stowage take-over silver --all --finish', 'it works: the PersistentVolumes from before are not needed')
+    .example(
+      'stowage take-over silver --all --finish',
+      'all works: the original PersistentVolumes are no longer needed',
+    )
     .action(act(takeOver));
 }
 
@@ -111,7 +114,7 @@ async function takeOver(
   if (out.json) out.value(results);
   else if (results.length === 0) out.note('there is nothing to do');
   const missing = results.filter(({ done }) => !done).length;
-  if (missing > 0) out.note(`${plural(missing, 'claim')} left; repeat the command when that is seen to`);
+  if (missing > 0) out.note(`${plural(missing, 'claim')} left; fix the causes and repeat the command`);
   return missing > 0 ? 1 : 0;
 }
 
@@ -226,9 +229,11 @@ function overview(
       ]),
     );
   if (candidates.length === 0)
-    out.note(`no PersistentVolume of anybody else's has a directory on the export of ${store}`);
+    out.note(`no PersistentVolume of another provisioner has a directory on the export of ${store}`);
   if (otherServers.length > 0)
-    out.note(`others are on ${otherServers.join(', ')}; if that is the server of ${store} too, say so: --server NAME`);
+    out.note(
+      `others are on ${otherServers.join(', ')}; if that is another name of the server of ${store}, add: --server NAME`,
+    );
   const ready = candidates.filter(isOpen).length;
   if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: name them, or --all`);
   return 0;

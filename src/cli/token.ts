@@ -8,11 +8,11 @@ import { age, date, shown } from './text.ts';
 export function addTokenCommands(program: StowageCommand, act: MakeAction): void {
   const token = program
     .command('token')
-    .description('Tokens: who may use the API over the network, and for what.')
+    .description('Tokens for access to the API over the network.')
     .example('stowage token create ci --role user --expires 30d', 'a token for a program');
   token
     .command('create')
-    .description('Make a token and print its secret. It is shown once; the server keeps only a hash.')
+    .description('Create a token and print its secret. It is shown once; the server keeps only a hash.')
     .argument('<name>', 'what it is for')
     .addOption(
       new Option('--role <role>', 'what it permits').choices(['viewer', 'user', 'admin']).makeOptionMandatory(),
@@ -30,7 +30,7 @@ export function addTokenCommands(program: StowageCommand, act: MakeAction): void
     .action(act(list));
   token
     .command('revoke')
-    .description('Take a token back; it is refused from now on.')
+    .description('Revoke a token; it is refused from now on.')
     .argument('<token>', 'its id')
     .example('stowage token revoke 5d0c…', 'the id is in: stowage token list')
     .action(

@@ -24,7 +24,7 @@ const whichVolume = 'store/name, name or id';
 export function addVolumeCommands(program: StowageCommand, act: MakeAction): void {
   const volume = program
     .command('volume')
-    .description('Volumes: create, look at, change, delete and restore them.')
+    .description('Create, show, change, delete and restore volumes.')
     .example('stowage volume create demo', 'a volume on the default store');
   addReadCommands(volume, act);
   addChangeCommands(volume, act);
@@ -55,7 +55,7 @@ function addReadCommands(volume: StowageCommand, act: MakeAction): void {
     .action(act(show));
   volume
     .command('usage')
-    .description('Measure how much a volume holds.')
+    .description('Measure the usage of a volume.')
     .argument('<volume>', whichVolume)
     .example('stowage volume usage demo', 'bytes and files of the volume itself')
     .action(act(usage));
@@ -68,7 +68,7 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     .argument('<name>', 'name, or store/name')
     .option('--store <store>', 'where to create it (default: the default store)')
     .option('--size <size>', 'capacity, e.g. 500M, 1G, 1.5T')
-    .option('--enforce', 'hold it to its size: writing beyond fails (not every store can)')
+    .option('--enforce', 'enforce its size: writes beyond it fail (not every store can)')
     .option('--block', 'a raw block device in place of a file system')
     .option('--label <key=value>', 'a label (may be repeated)', collect)
     .example('stowage volume create demo', 'on the default store')
@@ -77,7 +77,7 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     .action(act(create));
   volume
     .command('expand')
-    .description('Make a volume larger, also while it is mounted. It is never made smaller.')
+    .description('Expand a volume, also while it is mounted. It can never shrink.')
     .argument('<volume>', whichVolume)
     .argument('<size>', 'the new size, e.g. 2G')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
@@ -95,10 +95,10 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     );
   volume
     .command('enforce')
-    .description('Hold a volume to its size, for good. Where it is mounted, from its next mount on.')
+    .description('Enforce the size of a volume, permanently. A mounted volume is enforced from its next mount on.')
     .argument('<volume>', whichVolume)
     .option('--if-revision <n>', 'only if the volume is still at this revision')
-    .example('stowage volume enforce nfs/demo', 'writing beyond its size fails')
+    .example('stowage volume enforce nfs/demo', 'writes beyond its size fail')
     .action(
       act((session, ref: string, options: RevisionFlag) =>
         changeVolume(session, ref, options, { method: 'PATCH', step: '', body: { enforce: true } }, 'enforced'),
@@ -118,7 +118,7 @@ function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
     );
   volume
     .command('label')
-    .description('Set labels (key=value) or take them away (key-).')
+    .description('Set labels (key=value) or remove them (key-).')
     .argument('<volume>', whichVolume)
     .argument('<labels...>', 'key=value or key-')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
