@@ -6,7 +6,7 @@ import * as bodies from './schema-bodies.ts';
 import * as schemas from './schemas.ts';
 
 const problemAnswer = {
-  description: 'What went wrong, and what to do',
+  description: 'The error, and what to do',
   content: { [problemType]: { schema: schemas.problem } },
 };
 
@@ -72,7 +72,7 @@ function operationOf(route: Route): object {
       [status]: { description, ...(schema && { content: { 'application/json': { schema } } }) },
       ...(route.operation && {
         202: {
-          description: 'Under way, after Prefer: respond-async',
+          description: 'In progress, after Prefer: respond-async',
           content: { 'application/json': { schema: schemas.operation } },
         },
       }),
@@ -104,8 +104,8 @@ const otherPaths = {
       tags: ['events'],
       summary: 'Changes and progress as server-sent events',
       description:
-        'Resumes after Last-Event-ID; says `reset` when too much was missed to go on from there. A heartbeat comes every 15 s.',
-      parameters: [header('Last-Event-ID', 'Where to go on', { type: 'string', maxLength: 100 })],
+        'Resumes after Last-Event-ID; sends `reset` if too many events were missed. A heartbeat comes every 15 s.',
+      parameters: [header('Last-Event-ID', 'The position to resume from', { type: 'string', maxLength: 100 })],
       responses: {
         200: { description: 'A stream', content: { 'text/event-stream': { schema: schemas.event } } },
         default: problemAnswer,

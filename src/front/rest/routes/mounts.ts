@@ -80,7 +80,7 @@ export const mountRoutes: readonly Route[] = [
     path: '/v1/mounts',
     id: 'listMounts',
     tag,
-    summary: 'What is mounted where, for whom',
+    summary: 'List mounts with their volumes and users',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
@@ -109,13 +109,17 @@ export const mountRoutes: readonly Route[] = [
     path: '/v1/troubles',
     id: 'listTroubles',
     tag,
-    summary: 'The mounts that something is wrong with, or was: they were mounted anew under whoever uses them',
+    summary: 'List mounts that have a problem, and mounts that were repaired by remounting',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
     access: { resource: 'mounts', verb: 'list' },
     query: nodesQuery,
-    success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },
+    success: {
+      status: 200,
+      description: 'The mounts; none if all are healthy',
+      schema: schemas.listOverNodes(schemas.trouble),
+    },
     handle: async ({ core, principal, query: q, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));

@@ -28,8 +28,7 @@ export interface ServerBackend {
 }
 
 /** In a cluster, Stowage's own tokens are not used. */
-const kubernetesRbac =
-  'Kubernetes says who may do what there: by service accounts, and rules for the group stowage.dev.';
+const kubernetesRbac = 'Use service accounts, and RBAC rules for the API group stowage.dev.';
 
 const idParams = Type.Object({ id: Type.String({ minLength: 1, maxLength: 64 }) }, { additionalProperties: false });
 const operationQuery = Type.Object(
@@ -69,7 +68,7 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/status',
     id: 'getStatus',
     tag: 'server',
-    summary: 'What runs, where, and how much of it',
+    summary: 'Show the status of the server',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
@@ -82,7 +81,7 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/doctor',
     id: 'examine',
     tag: 'server',
-    summary: 'What this machine offers, and how to get what is missing',
+    summary: 'Check what this machine provides, and how to add what is missing',
     role: 'admin',
     scope: 'server',
     effect: 'reads',
@@ -122,13 +121,13 @@ const machineRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/client/upgrade',
     id: 'upgradeDataPaths',
     tag: 'server',
-    summary: 'Replace those processes by ones of this version, under mounts that are in use',
+    summary: 'Replace these processes with ones of this version while mounts are in use',
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
     access: { instead: 'Roll out the DaemonSet of the keepers: it replaces them one after the other.' },
     deadlineMs: 120_000,
-    success: { status: 200, description: 'They serve', schema: schemas.listOf(schemas.dataPath) },
+    success: { status: 200, description: 'The new processes', schema: schemas.listOf(schemas.dataPath) },
     handle: async ({ call }) => {
       return ok({ items: await backend.dataPaths.upgrade(call.signal), next: null });
     },
@@ -141,7 +140,7 @@ const operationRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/operations',
     id: 'listOperations',
     tag: 'operations',
-    summary: 'What is being done, and what was done lately, newest first',
+    summary: 'List running and recent operations, newest first',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
@@ -180,7 +179,7 @@ const operationRoutes = (backend: ServerBackend): readonly Route[] => [
     path: '/v1/operations/{id}/cancel',
     id: 'cancelOperation',
     tag: 'operations',
-    summary: 'Stop an operation, as who may begin such; what it had done is undone or can be repeated',
+    summary: 'Cancel an operation; needs the right to start one of its kind. Partial work is undone or can be repeated',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',

@@ -86,7 +86,7 @@ export const volumeListRoutes: readonly Route[] = [
     path: '/v1/volumes',
     id: 'listVolumes',
     tag: 'volumes',
-    summary: 'List volumes, by store and name; in a cluster then those that nodes have for themselves, by node',
+    summary: 'List volumes by store and name; in a cluster, then the volumes of node-local stores by node',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',

@@ -152,7 +152,7 @@ export const volumeRoutes: readonly Route[] = [
     id: 'labelVolume',
     operation: ['volume.label', 'volume.enforce'],
     tag,
-    summary: 'Change labels, or have the volume held to its size: one of the two',
+    summary: 'Change labels or enforce the size: one of the two',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -189,7 +189,7 @@ export const volumeRoutes: readonly Route[] = [
     onNodes: true,
     params,
     conditional: true,
-    success: { status: 200, description: 'What became of it', schema: schemas.deletion },
+    success: { status: 200, description: 'The outcome', schema: schemas.deletion },
     handle: async ({ core, principal, params: p, expected, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       const { outcome, expiresAt } = await core.deletions.delete(id, expected, call);
@@ -222,13 +222,13 @@ export const volumeRoutes: readonly Route[] = [
     id: 'releaseVolume',
     operation: 'volume.release',
     tag,
-    summary: 'Break the record of a host that uses a volume, or may write to it, and is gone for good',
+    summary: 'Break the use record and the writer record of a host that is permanently gone',
     role: 'admin',
     scope: 'store',
     effect: 'changes volumes',
     access: { resource: 'volumes/uses', verb: 'delete' },
     params: useParams,
-    success: { status: 204, description: 'That host has no record of using it any more' },
+    success: { status: 204, description: 'The host no longer has a record of using it' },
     handle: async ({ core, principal, params: p, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       await core.uses.release(id, p.host, call);
