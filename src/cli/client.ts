@@ -17,7 +17,7 @@ export function addClientCommands(program: StowageCommand, act: MakeAction): voi
   client
     .command('upgrade')
     .description(
-      'Replace them with those of the running version while mounts are in use. Applications see a short pause.',
+      'Replace the data paths with those of the running version while mounts are in use. Applications see a short pause.',
     )
     .example('stowage client upgrade', 'after Stowage itself was upgraded and started again')
     .action(act(upgrade));

@@ -199,10 +199,10 @@ describe('commands that are not available in a cluster', () => {
     [['node'], "'node' is not possible here", 'The chart runs it'],
     [['mount', 'demo', '/mnt'], 'pods mount volumes', 'PersistentVolumeClaim'],
     [['umount', '/mnt'], "'unmount' is not possible here", 'Delete the pod'],
-    [['token', 'create', 'x', '--role', 'admin'], 'Kubernetes says who may do what', '--account NAME'],
+    [['token', 'create', 'x', '--role', 'admin'], 'permissions come from Kubernetes RBAC', '--account NAME'],
     [['store', 'add', 'x', 'nfs://y/z'], "'store add' is not possible here", 'Write a Store'],
     [['client', 'upgrade'], 'a DaemonSet', 'kubectl rollout restart'],
-  ])('%j is refused, with what is done instead', async (argv, why, action) => {
+  ])('%j is refused, with what to do instead', async (argv, why, action) => {
     const { kubectl, seen } = await cluster({});
     const { status, stderr } = await kubectl(...argv);
     expect({ status, seen }).toEqual({ status: 2, seen: [] });

@@ -7,7 +7,7 @@ export function addKeeperCommand(program: StowageCommand, act: MakeAction): void
   program
     .command('keeper')
     .description(
-      "Run the keeper of a machine's mounts, as the first process of its own container, without any rights. An agent that runs with\n" +
+      "Run the keeper of a machine's mounts, as the first process of its own container, without privileges. An agent that runs with\n" +
         'STOWAGE_KEEPERS=pod creates its folder and finds it there. After SIGTERM it keeps running as long as something is mounted.',
     )
     .option('--folder <dir>', "its folder, the same as the agent's (default: /run/stowage/keepers/host)")

@@ -24,7 +24,7 @@ export function addTakeOverCommand(program: StowageCommand, act: MakeAction): vo
     .command('take-over')
     .description(
       'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
-        'Without claims and --all it only lists the candidates.  Exits with 1 if a requested claim is left.',
+        'Without claims and --all it only lists the candidates. Exits with 1 if a requested claim is left.',
     )
     .argument('<store>', 'the store of the export that has their directories')
     .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')

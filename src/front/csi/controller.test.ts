@@ -326,11 +326,11 @@ describe('a class with nameTemplate', () => {
   });
 
   test.each([
-    [nameTemplate, {}, 'takes the namespace of the claim, which was not told: start the provisioner with --extra'],
-    ['{name}-{uid}', claim, "has '{uid}'; by CSI only {namespace} and {name} of a claim are known"],
-    ['{label:team}', claim, "has '{label:team}'; by CSI only {namespace} and {name}"],
+    [nameTemplate, {}, 'needs the namespace of the claim, which the provisioner did not send: start it with --extra'],
+    ['{name}-{uid}', claim, "has '{uid}'; with CSI provisioners only {namespace} and {name} of the claim are available"],
+    ['{label:team}', claim, "has '{label:team}'; with CSI provisioners only {namespace} and {name}"],
     ['{name', claim, "the volume would be called '{name', which cannot be the name of a volume"],
-  ])('is refused where it cannot be: %s of %o', async (template, more, message) => {
+  ])('is refused if the template cannot be filled in: %s of %o', async (template, more, message) => {
     const refused = create(file, { parameters: { nameTemplate: template, ...more } });
     await expect(refused).rejects.toMatchObject({ code: 3, message: expect.stringContaining(message) });
   });

@@ -60,7 +60,7 @@ describe('a store that does not answer', () => {
     onTestFinished(() => gate.open());
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual({
       status: 503,
-      Err: "the server of store 'silver' does not answer: a network or server failure, not missing permissions. Try again when it does. What holds it up is The administrator can find the cause with: stowage store check silver",
+      Err: "the server of store 'silver' does not answer: a network or server failure, not missing permissions. Try again later. The administrator can find the cause with: stowage store check silver",
     });
   });
 
