@@ -204,8 +204,8 @@ function checkedAnswer(answer: ServerAnswer, where: ServerAddress): ServerAnswer
 }
 
 function problemFromAnswer({ status, body }: ServerAnswer, where: ServerAddress): Error {
-  const said = parseProblem(body) ?? (where.kind === 'cluster' ? apiServerError(status, body, where) : undefined);
-  return said ?? unreadable(`status ${status}`, where);
+  const problem = parseProblem(body) ?? (where.kind === 'cluster' ? apiServerError(status, body, where) : undefined);
+  return problem ?? unreadable(`status ${status}`, where);
 }
 
 function unreadable(cause: unknown, where: ServerAddress): StowageError {

@@ -99,14 +99,14 @@ async function show({ client, out }: Session, id: string): Promise<void> {
 
 async function watch(session: Session, before: readonly OperationJson[]): Promise<void> {
   const { out } = session;
-  const told = (operation: OperationJson): string => {
+  const operationLine = (operation: OperationJson): string => {
     if (out.quiet) return shown(operation.id);
     const at = date(operation.endedAt ?? operation.startedAt).slice(11, 16);
     const word = out.paint(tones[operation.state] ?? 'plain', operation.state.padEnd(8));
     const why = operation.error === null ? '' : `: ${operation.error.message}`;
     return `${at}  ${word}  ${shown(`${operation.kind} ${operation.subject}${why}`)}  ${shown(operation.id)}`;
   };
-  const tell = (operation: OperationJson): void => (out.json ? out.event(operation) : out.line(told(operation)));
+  const tell = (operation: OperationJson): void => (out.json ? out.event(operation) : out.line(operationLine(operation)));
   [...before].reverse().forEach(tell);
   await followEvents(session, (event) => {
     const operation = operationOf(event);

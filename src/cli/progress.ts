@@ -22,7 +22,7 @@ export const noProgressBar = (): ProgressBar => ({
 });
 
 export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
-  const begun = clock.now();
+  const startedAt = clock.now();
   let drawn = false;
   const clear = (): void => {
     if (drawn) to.write('\r\x1b[2K');
@@ -30,7 +30,7 @@ export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
   };
   return {
     show: (operation) => {
-      const ms = clock.now() - begun;
+      const ms = clock.now() - startedAt;
       if (ms < appearsAfterMs) return;
       const columns = 'columns' in to && typeof to.columns === 'number' ? to.columns : 80;
       // A wrapped line could not be erased.

@@ -41,13 +41,13 @@ export function addTokenCommands(program: StowageCommand, act: MakeAction): void
     );
 }
 
-interface CreateOptions {
+interface TokenCreateFlags {
   readonly role: string;
   readonly store?: readonly string[];
   readonly expires?: string;
 }
 
-async function create({ client, out }: Session, name: string, options: CreateOptions): Promise<void> {
+async function create({ client, out }: Session, name: string, options: TokenCreateFlags): Promise<void> {
   if (options.expires !== undefined) parseDurationArgument(options.expires);
   const body = {
     name,

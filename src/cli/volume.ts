@@ -207,7 +207,7 @@ async function usage({ client, out }: Session, ref: string): Promise<void> {
   out.reportDone(`${least}${size(measured.bytes)} in ${least}${files}`);
 }
 
-interface CreateOptions {
+interface VolumeCreateFlags {
   readonly store?: string;
   readonly size?: string;
   readonly enforce?: boolean;
@@ -215,7 +215,7 @@ interface CreateOptions {
   readonly label?: readonly string[];
 }
 
-async function create(session: Session, what: string, options: CreateOptions): Promise<void> {
+async function create(session: Session, what: string, options: VolumeCreateFlags): Promise<void> {
   const { client, out } = session;
   const given = splitRef(what);
   if (given.store !== undefined && options.store !== undefined && given.store !== options.store) {
@@ -252,6 +252,6 @@ async function changeVolume(
   const volume = answer.body as VolumeJson;
   if (out.json) return out.value(volume);
   const was = isVolumeId(ref) || ref === volume.name || ref === `${volume.store}/${volume.name}` ? '' : ` (was ${ref})`;
-  const said = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
-  out.reportDone(`${done} ${volume.store}/${volume.name}${said}`);
+  const suffix = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
+  out.reportDone(`${done} ${volume.store}/${volume.name}${suffix}`);
 }

@@ -40,8 +40,8 @@ export const statusReporter =
   (thrown: unknown, { method }: GrpcCall): GrpcStatus => {
     const status = statusFrom(thrown);
     const error = stowageError(thrown);
-    const about = { method, code: status.code };
-    if (error.code === 'internal') log.error('CSI call failed', { ...about, error: thrown });
-    else log.info('CSI call was refused', { ...about, why: error.message, action: error.action });
+    const fields = { method, code: status.code };
+    if (error.code === 'internal') log.error('CSI call failed', { ...fields, error: thrown });
+    else log.info('CSI call was refused', { ...fields, why: error.message, action: error.action });
     return status;
   };

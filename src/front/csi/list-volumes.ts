@@ -31,8 +31,8 @@ export async function listVolumes(ctx: DriverContext, { maxEntries, startingToke
 export async function listHealth(ctx: DriverContext, request: ControllerListVolumeHealthRequest, call: Call) {
   checkedMap(request.secrets, 'secrets');
   const conditions = await storeConditions(ctx, call);
-  const ill = [...conditions].flatMap(([store, { health }]) => (health === 'ok' ? [] : [store]));
-  const { volumes, nextToken } = await readPage(ctx, ill, request.maxEntries, request.startingToken, call);
+  const unhealthy = [...conditions].flatMap(([store, { health }]) => (health === 'ok' ? [] : [store]));
+  const { volumes, nextToken } = await readPage(ctx, unhealthy, request.maxEntries, request.startingToken, call);
   return {
     entries: volumes.flatMap((volume) => {
       const condition = conditions.get(volume.store);

@@ -129,13 +129,13 @@ export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
     const call = callFrom(ctx, given);
     const stores = storesOf(ctx).map(({ config }) => ({ store: config.name }));
     const conditions = await Promise.all(stores.map((one) => storeConditionOf(ctx, one, call)));
-    const ill = Map.groupBy(
+    const unhealthy = Map.groupBy(
       conditions.filter(({ health }) => health !== 'ok'),
       ({ reason }) => reason,
     );
     const status = Storage.STORAGE_UNREACHABLE;
     // One for each reason, whatever number of stores has it: the specification wants no second.
-    const backendHealth = [...ill].map(([reason, all]) => ({
+    const backendHealth = [...unhealthy].map(([reason, all]) => ({
       status,
       reason,
       message: all.map(({ message }) => message).join('; '),

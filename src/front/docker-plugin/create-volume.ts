@@ -39,9 +39,9 @@ export async function createVolume(
     const requestId = `docker:${plugin}:${name}`;
     const made = await volumes.create(want, { ...call, requestId });
     // The request id may match a volume that was created under this name and renamed since. Then create a new one.
-    const isIt = made.name === place.name;
-    const meant = isIt ? made : await volumes.create(want, { ...call, requestId: `${requestId}:${randomUUID()}` });
-    pluginNames.remember(plugin, name, meant.id);
+    const hasName = made.name === place.name;
+    const volume = hasName ? made : await volumes.create(want, { ...call, requestId: `${requestId}:${randomUUID()}` });
+    pluginNames.remember(plugin, name, volume.id);
   } catch (thrown) {
     if (stowageError(thrown).code !== 'exists') throw thrown;
     const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);

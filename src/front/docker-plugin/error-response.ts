@@ -44,8 +44,8 @@ export function errorResponseFrom(thrown: unknown): ErrorResponse {
 
 /** Message and action as two sentences. */
 export function oneLine(message: string, action: string): string {
-  const begun = message.replace(/[.\s]+$/, '');
-  return harmless(`${begun}. ${action}`.trim());
+  const sentence = message.replace(/[.\s]+$/, '');
+  return harmless(`${sentence}. ${action}`.trim());
 }
 
 /** An error of the HTTP layer, before any method is called. */

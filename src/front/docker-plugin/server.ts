@@ -100,11 +100,11 @@ async function answer(shared: ServerState, request: IncomingMessage, response: S
     send(response, 200, { ...(await handleRequest(shared, path, request)), Err: '' });
   } catch (thrown) {
     const { status, text, fullText: why, internal } = errorResponseFrom(thrown);
-    const about = { method: path.slice(0, 64), status };
-    if (internal) shared.log.error('plugin call failed', { ...about, error: thrown });
+    const fields = { method: path.slice(0, 64), status };
+    if (internal) shared.log.error('plugin call failed', { ...fields, error: thrown });
     // The answer hides details from the user. The administrator finds them in this log entry.
-    else if (text !== why) shared.log.warn('plugin call was refused', { ...about, why });
-    else shared.log.info('plugin call was refused', { ...about, why });
+    else if (text !== why) shared.log.warn('plugin call was refused', { ...fields, why });
+    else shared.log.info('plugin call was refused', { ...fields, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
   }
@@ -139,8 +139,8 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
 function send(response: ServerResponse, status: number, body: object): void {
   if (response.destroyed) return;
   const text = JSON.stringify(body);
-  const about = { 'content-type': contentType, 'content-length': Buffer.byteLength(text) };
-  response.writeHead(status, { ...about, connection: 'close' }).end(text);
+  const headers = { 'content-type': contentType, 'content-length': Buffer.byteLength(text) };
+  response.writeHead(status, { ...headers, connection: 'close' }).end(text);
 }
 
 async function closeServer(server: Server, graceMs: number, clock: Clock, cut: () => void): Promise<void> {

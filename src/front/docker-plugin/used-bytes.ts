@@ -44,9 +44,9 @@ export function createUsedBytes(core: Core, clock: Clock, log: Log): UsedBytes {
   }
 
   function startMeasuring(volume: Volume): Promise<void> {
-    const begun = running.get(volume.id) ?? measure(volume).finally(() => running.delete(volume.id));
-    running.set(volume.id, begun);
-    return begun;
+    const measurement = running.get(volume.id) ?? measure(volume).finally(() => running.delete(volume.id));
+    running.set(volume.id, measurement);
+    return measurement;
   }
 
   return {

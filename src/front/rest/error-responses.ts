@@ -19,15 +19,15 @@ function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
 export function setErrorHandlers(
   app: FastifyInstance,
   log: Log,
-  whoever: (request: FastifyRequest) => Principal | undefined,
+  principalOf: (request: FastifyRequest) => Principal | undefined,
 ): void {
   app.setErrorHandler((thrown, request, reply) => {
-    const problem = problemFrom(thrown, request.id, whoever(request));
-    const about = { request: request.id, url: request.url };
-    if (problem.code === 'internal') log.error('request failed', { ...about, error: thrown });
+    const problem = problemFrom(thrown, request.id, principalOf(request));
+    const fields = { request: request.id, url: request.url };
+    if (problem.code === 'internal') log.error('request failed', { ...fields, error: thrown });
     // The details that the answer hides, for the administrator.
     else if (thrown instanceof StowageError && thrown.action !== problem.action)
-      log.warn('request failed', { ...about, reason: thrown.reason, why: thrown.message, action: thrown.action });
+      log.warn('request failed', { ...fields, reason: thrown.reason, why: thrown.message, action: thrown.action });
     return send(reply, problem);
   });
   app.setNotFoundHandler((request, reply) =>

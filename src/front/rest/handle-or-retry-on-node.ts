@@ -10,8 +10,8 @@ export async function handleOrRetryOnNode(route: Route, request: Request<never, 
     const { method, path, onNodes = false } = route;
     const params = (request.params ?? {}) as { readonly volume?: string; readonly store?: string };
     const { store } = (body ?? {}) as { readonly store?: string };
-    const about = { volume: params.volume, store: params.store ?? store, body, isConditional: expected !== undefined };
-    const answer = await nodes.retryOnNode(failure, { method, path, onNodes, ...about }, call);
+    const reference = { volume: params.volume, store: params.store ?? store, body, isConditional: expected !== undefined };
+    const answer = await nodes.retryOnNode(failure, { method, path, onNodes, ...reference }, call);
     return { status: route.success.status, body: answer };
   }
 }

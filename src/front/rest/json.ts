@@ -172,7 +172,7 @@ export const trashJson = (entry: TrashEntry, byStore: boolean): wire.TrashEntryJ
 /** Without a principal, errors and results are not redacted: only for operations that have not failed. */
 export function operationJson(view: OperationView, result: unknown, principal?: Principal): wire.OperationJson {
   const { operation, progress } = view;
-  const told = (error: NonNullable<Operation['error']>) =>
+  const redact = (error: NonNullable<Operation['error']>) =>
     principal === undefined ? error : redactedError(principal, error, 'with: stowage operations');
   return {
     id: operation.id,
@@ -183,7 +183,7 @@ export function operationJson(view: OperationView, result: unknown, principal?: 
     progress: orNull(progress, ({ done, total, unit }) => ({ done, total: total ?? null, unit })),
     startedAt: time(operation.startedAt),
     endedAt: orNull(operation.endedAt, time),
-    error: orNull(operation.error && told(operation.error), ({ code, reason, message, action }) => ({
+    error: orNull(operation.error && redact(operation.error), ({ code, reason, message, action }) => ({
       code,
       reason,
       message,

@@ -123,10 +123,10 @@ export const mountRoutes: readonly Route[] = [
     handle: async ({ core, principal, query: q, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
-      const ill = (await core.mountHealth(call))
+      const troubled = (await core.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
         .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
-      const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
+      const seen = troubled.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },
   }),

@@ -30,14 +30,14 @@ const query = Type.Object(
   },
   { additionalProperties: false },
 );
-type Query = Static<typeof query>;
+type VolumeListQuery = Static<typeof query>;
 
 function labelsFrom(pairs: readonly string[]): Labels {
   return Object.fromEntries(pairs.map((pair) => [pair.slice(0, pair.indexOf('=')), pair.slice(pair.indexOf('=') + 1)]));
 }
 
 /** The stores to list: the named one or all visible ones, filtered by `reach`. */
-function storesIn(core: Core, principal: Principal, { store, reach }: Query): readonly string[] {
+function storesIn(core: Core, principal: Principal, { store, reach }: VolumeListQuery): readonly string[] {
   const wanted = store === undefined ? visibleStores(core, principal) : [store];
   return reach === undefined
     ? wanted
@@ -45,7 +45,7 @@ function storesIn(core: Core, principal: Principal, { store, reach }: Query): re
 }
 
 interface ListRequest {
-  readonly query: Query;
+  readonly query: VolumeListQuery;
   readonly after: VolumeCursor | undefined;
   readonly limit: number;
 }

@@ -53,8 +53,8 @@ export const volumeRoutes: readonly Route[] = [
         ownLabels: body.ownLabels,
       };
       const { volume, storeIdentity } = await core.volumes.createKnown(want, call);
-      const made = { ...volumeToJson(core, volume), storeIdentity: storeIdentity ?? null };
-      return created(made, { ...etagOf(volume), location: `/v1/volumes/${volume.id}` });
+      const createdVolume = { ...volumeToJson(core, volume), storeIdentity: storeIdentity ?? null };
+      return created(createdVolume, { ...etagOf(volume), location: `/v1/volumes/${volume.id}` });
     },
   }),
   route({
@@ -78,10 +78,10 @@ export const volumeRoutes: readonly Route[] = [
         core.uses.of(volume, call),
         nodes?.mountsOf(volume.id, call),
       ]);
-      const told = redactedInspection(principal, found);
-      const detail = volumeDetailJson(told, storeEnforcesSize(core, volume.store), mounts, uses);
-      const there = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
-      return ok({ ...detail, ...there }, etagOf(found.volume));
+      const redacted = redactedInspection(principal, found);
+      const detail = volumeDetailJson(redacted, storeEnforcesSize(core, volume.store), mounts, uses);
+      const nodeMounts = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
+      return ok({ ...detail, ...nodeMounts }, etagOf(found.volume));
     },
   }),
   route({
