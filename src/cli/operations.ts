@@ -106,7 +106,8 @@ async function watch(session: Session, before: readonly OperationJson[]): Promis
     const why = operation.error === null ? '' : `: ${operation.error.message}`;
     return `${at}  ${word}  ${shown(`${operation.kind} ${operation.subject}${why}`)}  ${shown(operation.id)}`;
   };
-  const tell = (operation: OperationJson): void => (out.json ? out.event(operation) : out.line(operationLine(operation)));
+  const tell = (operation: OperationJson): void =>
+    out.json ? out.event(operation) : out.line(operationLine(operation));
   [...before].reverse().forEach(tell);
   await followEvents(session, (event) => {
     const operation = operationOf(event);

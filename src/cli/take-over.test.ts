@@ -79,7 +79,9 @@ test('without claims, take-over lists the candidates and changes nothing', async
   expect(stdout).toMatch(/shop\/broken +impossible .* its directory: it is a file\n/);
   expect(stdout).toMatch(/shop\/b +used .* used by pod b-0\n/);
   expect(stderr).toContain('1 claim can be taken over: name them, or --all');
-  expect(stderr).toContain('others are on 10.0.0.9; if that is another name of the server of silver, add: --server NAME');
+  expect(stderr).toContain(
+    'others are on 10.0.0.9; if that is another name of the server of silver, add: --server NAME',
+  );
   expect(done).toEqual(['would adopt dir-a dir-broken', 'over']);
   expect(wishes).toMatchObject([{ store: 'silver', servers: [], context: 'other' }]);
   expect(accounts).toEqual(['stowage-adopter']);

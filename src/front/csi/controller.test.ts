@@ -327,7 +327,11 @@ describe('a class with nameTemplate', () => {
 
   test.each([
     [nameTemplate, {}, 'needs the namespace of the claim, which the provisioner did not send: start it with --extra'],
-    ['{name}-{uid}', claim, "has '{uid}'; with CSI provisioners only {namespace} and {name} of the claim are available"],
+    [
+      '{name}-{uid}',
+      claim,
+      "has '{uid}'; with CSI provisioners only {namespace} and {name} of the claim are available",
+    ],
     ['{label:team}', claim, "has '{label:team}'; with CSI provisioners only {namespace} and {name}"],
     ['{name', claim, "the volume would be called '{name', which cannot be the name of a volume"],
   ])('is refused if the template cannot be filled in: %s of %o', async (template, more, message) => {

@@ -10,7 +10,12 @@ export async function handleOrRetryOnNode(route: Route, request: Request<never, 
     const { method, path, onNodes = false } = route;
     const params = (request.params ?? {}) as { readonly volume?: string; readonly store?: string };
     const { store } = (body ?? {}) as { readonly store?: string };
-    const reference = { volume: params.volume, store: params.store ?? store, body, isConditional: expected !== undefined };
+    const reference = {
+      volume: params.volume,
+      store: params.store ?? store,
+      body,
+      isConditional: expected !== undefined,
+    };
     const answer = await nodes.retryOnNode(failure, { method, path, onNodes, ...reference }, call);
     return { status: route.success.status, body: answer };
   }

@@ -14,7 +14,8 @@ export function problemFrom(thrown: unknown, requestId: string, principal?: Prin
     `under request ${requestId} in the server's log.`,
   );
   const { title, http } = errorCodes[code];
-  const shownAction = code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
+  const shownAction =
+    code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
   return problemDocument({
     error: { code, reason, message, action: shownAction },
     title,
