@@ -461,7 +461,7 @@ describe('a requested file system that differs from that of the volume', () => {
         volumeCapabilities: [capability(fsType)],
       });
     expect((await validate('ext4')).confirmed).toBeDefined();
-    expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("'xfs' is wanted") });
+    expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("not 'xfs'") });
     mkdirSync(at('stage'));
     const staged = { volumeId, stagingTargetPath: at('stage') };
     const stage = (fsType: string) =>
