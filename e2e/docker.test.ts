@@ -103,7 +103,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=gone', 'nowhere');
       expect(performance.now() - since).toBeLessThan(15_000);
       expect(said).toMatch(/store 'gone' does not answer: a network or server failure, not missing permissions/);
-      expect(said).toMatch(/for the administrator to find out: stowage store check gone/);
+      expect(said).toMatch(/The administrator can find the cause with: stowage store check gone/);
       expect(said).not.toContain('permission problem');
       expect(said).not.toContain('127.0.0.1');
       expect(await run('volume', 'ls', '-q')).not.toContain('nowhere');
@@ -180,7 +180,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     test('by the store’s name alone, and the engine reveals nothing else about it', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
-      expect(said).toMatch(/is said by the administrator, once, on the store/);
+      expect(said).toMatch(/can only be set by the administrator, on the store/);
       expect(said).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));

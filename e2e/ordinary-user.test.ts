@@ -4,8 +4,8 @@ import { chown, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { childrenOf, walk } from '#cli/command-tree.ts';
 import { createProgram } from '#cli/program.ts';
-import { childrenOf, walk } from '#cli/tree.ts';
 import { type ErrorCode, errorCodes } from '#core/errors.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';

@@ -68,7 +68,7 @@ export const slowFiles: Readonly<Record<string, number>> = {
   'src/datapath/server-restart.test.ts': 19,
   'src/datapath/silent-server.test.ts': 49,
   'src/datapath/write-behind-recovery.test.ts': 20,
-  'src/front/csi/inline.test.ts': 5,
+  'src/front/csi/inline-volumes.test.ts': 5,
   'src/front/csi/node.test.ts': 13,
   'src/keeper/keeper.test.ts': 32,
   'src/keeper/namespaces.test.ts': 38,

@@ -68,7 +68,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     status,
     isReady: () => true,
     nodes: createClusterNodes(apis),
-    guard: createUserAccess({ client, clock, reviews, log }),
+    authorizer: createUserAccess({ client, clock, reviews, log }),
     // Only nodes have these.
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },

@@ -48,8 +48,8 @@ test('each driver has a socket that only its owner can open, and is registered w
     });
     await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: true });
     await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: false, error: 'no' });
-    expect(log.lines).toContain(`info the kubelet knows the driver {"driver":"${name}"}`);
-    expect(log.lines).toContain(`error the kubelet refuses the driver {"driver":"${name}","why":"no"}`);
+    expect(log.lines).toContain(`info the kubelet registered the driver {"driver":"${name}"}`);
+    expect(log.lines).toContain(`error the kubelet rejected the driver {"driver":"${name}","why":"no"}`);
   }
   await expect(startCsi({ folder: join(folder, 'csi'), registry: undefined }, parts)).rejects.toMatchObject({
     reason: 'socket-in-use',

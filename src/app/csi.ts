@@ -8,7 +8,7 @@ import type { UpOptions } from '#cli/io.ts';
 import type { Core } from '#core/core.ts';
 import { drivers } from '#core/csi-drivers.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Space } from '#front/csi/driver.ts';
+import type { FilesystemSpace } from '#front/csi/driver-context.ts';
 import { type CsiOptions, createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';
@@ -105,12 +105,15 @@ const maxConcurrent = 4;
  * statfs(2) on a mount whose server is gone blocks, and occupies a thread. So this asks at most a few paths at a time, each once, and gives
  * up after a second.
  */
-export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path: string) => Promise<Space | undefined> {
+export function createSpaceOf(
+  clock: Clock,
+  ask: typeof statfs = statfs,
+): (path: string) => Promise<FilesystemSpace | undefined> {
   const asked = new Set<string>();
   return async (path) => {
     if (asked.has(path) || asked.size >= maxConcurrent) return undefined;
     asked.add(path);
-    let found: Space | undefined;
+    let found: FilesystemSpace | undefined;
     const asking = ask(path, { bigint: true })
       .then(({ bsize, blocks, bavail, files, ffree }) => {
         found = { totalBytes: blocks * bsize, freeBytes: bavail * bsize, files, freeFiles: ffree };

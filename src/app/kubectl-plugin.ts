@@ -1,5 +1,5 @@
 import { type Clock, systemClock } from '#base/clock.ts';
-import type { ClusterOptions, ClusterWay } from '#cli/cluster-connection.ts';
+import type { ClusterAddress, ClusterOptions } from '#cli/cluster-connection.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
@@ -24,7 +24,7 @@ const accounts = [usualAccount, 'stowage-adopter'];
 const tokenSeconds = 600;
 
 /** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
-export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterWay> {
+export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterAddress> {
   const clock = systemClock();
   const { namespace = usualNamespace, account = usualAccount, signal } = options;
   const access = await accessFor(options, clock);

@@ -8,7 +8,7 @@ import { silentLog } from '#base/log.ts';
 import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
-import type { TakeOverWish } from '#cli/taking-over.ts';
+import type { TakeOverRequest } from '#cli/take-over-service.ts';
 import { usualKeeper } from '#clients/data-path/keeper-starter.ts';
 import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';
@@ -79,7 +79,7 @@ const status = await runCli(
               home: homedir(),
               signal: interrupt.signal,
             }),
-          takeOver: async (wish: TakeOverWish) =>
+          takeOver: async (wish: TakeOverRequest) =>
             await (await import('./take-over/start.ts')).startTakeOver({
               ...wish,
               env: process.env,

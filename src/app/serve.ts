@@ -3,7 +3,7 @@ import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
-import { wayTo } from '#cli/connection.ts';
+import { socketOptionFor } from '#cli/connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
 import { type KeeperPlace, keeperPlaces } from '#clients/data-path/keeper-placement.ts';
@@ -42,7 +42,7 @@ async function startMessage(running: Running, program: string, seconds: number):
 }
 
 function tryNext(program: string, socket: string, commands: readonly string[]): readonly string[] {
-  const call = shellWord(program) + wayTo(socket, process.env);
+  const call = shellWord(program) + socketOptionFor(socket, process.env);
   return ['Try next:', ...commands.map((line) => `  ${call} ${line}`), ''];
 }
 

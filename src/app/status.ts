@@ -1,7 +1,7 @@
 import { silentLog } from '#base/log.ts';
 import type { KeeperStatus } from '#clients/data-path/keepers.ts';
 import type { Core } from '#core/core.ts';
-import { isEverywhere, maySee, type Principal } from '#front/rest/principal.ts';
+import { isForAllStores, maySee, type Principal } from '#front/rest/principal.ts';
 import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
 import { type EngineSocket, isListening } from './engines.ts';
 import type { Plugins } from './plugins.ts';
@@ -21,7 +21,7 @@ interface StatusParts {
 /** For a token with a scope: only what is in that scope, and nothing internal to the machine. */
 export async function statusOf(about: StatusParts, principal: Principal): Promise<StatusJson> {
   const { core } = about;
-  const everywhere = isEverywhere(principal);
+  const everywhere = isForAllStores(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);
   const stores = core.stores.list().filter(({ config }) => visible(config.name));
   const scope = { signal: AbortSignal.timeout(10_000), log: silentLog() };

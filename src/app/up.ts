@@ -83,7 +83,7 @@ export interface Running {
   readonly engines: readonly EngineSocket[];
   readonly metrics: RestServer['metrics'];
   /** The REST API for callers in this process, with the rights of the socket's owner. */
-  readonly api: RestServer['handleOwn'];
+  readonly api: RestServer['handleTrusted'];
   /** Reloads the configuration. If it is invalid, throws and changes nothing. */
   reload(): Promise<void>;
   /** Returns the mounts that were left because they are in use. */
@@ -232,7 +232,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     csi,
     engines: sockets,
     metrics: rest.metrics,
-    api: rest.handleOwn,
+    api: rest.handleTrusted,
     reload: async () => configure(await readFile()),
     stop: () =>
       stop({

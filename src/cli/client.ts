@@ -1,23 +1,23 @@
 import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import type { Act, Session } from './session.ts';
+import type { StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Tone } from './table.ts';
 import { plural } from './text.ts';
 
-export function addClientCommands(program: Verb, act: Act): void {
+export function addClientCommands(program: StowageCommand, act: MakeAction): void {
   const client = program
     .command('client')
-    .description('The processes that serve the mounts of network stores: what they do, and replacing them.')
-    .example('stowage client status', 'which there are');
+    .description('Show or replace the processes that serve the mounts of network stores.')
+    .example('stowage client status', 'list the data paths');
   client
     .command('status')
-    .description('Show the data path of each network: whether it serves, since which version, how often it took over.')
+    .description('Show the data path of each network: its state, its version, and how often it took over.')
     .example('stowage client status', 'is everything served, and by which version?')
     .action(act(status));
   client
     .command('upgrade')
     .description(
-      'Replace them by those of the running version, under mounts that are in use. Applications see a short pause.',
+      'Replace the data paths with those of the running version while mounts are in use. Applications see a short pause.',
     )
     .example('stowage client upgrade', 'after Stowage itself was upgraded and started again')
     .action(act(upgrade));
@@ -53,15 +53,15 @@ function table({ out }: Session, all: readonly DataPathJson[]): void {
 
 async function status(session: Session): Promise<void> {
   const { client, out } = session;
-  const { items, unreached } = await client.overStores<DataPathJson>('/v1/client');
-  out.unreached(unreached, 'what serves its mounts is missing');
+  const { items, unreached } = await client.listOverStores<DataPathJson>('/v1/client');
+  out.unreached(unreached, 'its data paths are missing');
   if (out.json) return out.value(items);
   if (out.quiet) return items.forEach((one) => void out.line(one.name));
-  if (items.length === 0) return out.note('no data path runs: it is started with the first mount of a network store');
+  if (items.length === 0) return out.note('no data path runs: the first mount of a network store starts one');
   table(session, items);
   const { version } = await client.get<StatusJson>('/v1/status');
-  if (session.injected.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
-    out.note(`some are of another version than this server, ${version}; replace them with: stowage client upgrade`);
+  if (session.services.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
+    out.note(`some have another version than this server, ${version}; replace them with: stowage client upgrade`);
 }
 
 async function upgrade(session: Session): Promise<void> {
@@ -69,7 +69,7 @@ async function upgrade(session: Session): Promise<void> {
   const answer = await client.change({ method: 'POST', path: '/v1/client/upgrade' });
   const { items } = answer.body as { readonly items: readonly DataPathJson[] };
   if (out.json) return out.value(items);
-  out.said(
+  out.reportDone(
     items.length === 0 ? 'no data path runs: nothing to replace' : `replaced ${plural(items.length, 'data path')}`,
   );
   if (!out.quiet && items.length > 0) table(session, items);

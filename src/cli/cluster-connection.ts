@@ -1,23 +1,23 @@
 import type { ConnectionOptions } from 'node:tls';
 import { StowageError } from '#core/errors.ts';
 
-/** What can be said about the cluster on the command line. */
+/** The command-line options that select the cluster. */
 export interface ClusterOptions {
   readonly kubeconfig?: string;
   readonly context?: string;
-  /** Where Stowage is. */
+  /** The namespace of Stowage. */
   readonly namespace?: string;
-  /** Whose token is asked for. */
+  /** The service account whose token is requested. */
   readonly account?: string;
 }
 
-/** To Stowage in a cluster, through the proxy of its API server. */
-export interface ClusterWay {
+/** Stowage in a cluster, reached through the API server's service proxy. */
+export interface ClusterAddress {
   readonly kind: 'cluster';
   readonly server: URL;
-  /** What stands before the paths of the API. */
+  /** The path of the service proxy, before the paths of Stowage's API. */
   readonly prefix: string;
-  /** For the API server; it does not pass it on. */
+  /** For the API server, which does not forward it. */
   readonly authorization?: string;
   readonly tls: Pick<ConnectionOptions, 'ca' | 'cert' | 'key' | 'servername' | 'rejectUnauthorized'>;
   /** For Stowage. */
@@ -26,10 +26,11 @@ export interface ClusterWay {
   readonly account: string;
 }
 
-export const clusterPlace = ({ server, namespace }: ClusterWay): string => `Stowage in ${namespace} of ${server.host}`;
+export const clusterAddressText = ({ server, namespace }: ClusterAddress): string =>
+  `Stowage in ${namespace} of ${server.host}`;
 
-/** What the API server itself answers, in place of Stowage: a Status object, or a line of its proxy. */
-export function clusterRefusal(status: number, body: unknown, way: ClusterWay): StowageError | undefined {
+/** Converts an error of the API server or its proxy, instead of Stowage: a Status object, or a line of text. */
+export function apiServerError(status: number, body: unknown, way: ClusterAddress): StowageError | undefined {
   if (status < 400) return undefined;
   const { kind, message } = (typeof body === 'object' && body !== null ? body : {}) as {
     readonly kind?: unknown;
@@ -39,8 +40,8 @@ export function clusterRefusal(status: number, body: unknown, way: ClusterWay): 
   const said = typeof message === 'string' ? message : `status ${status}`;
   const { namespace } = way;
   const about = (text: string): string => `${text} (${said.slice(0, 300)})`;
-  // What comes from Stowage is a problem document, and was looked for before.
-  // Without a leader the proxy says that the service is not found: the account, which is asked first, would be missing too.
+  // Problem documents of Stowage were handled before. Without a leader, the proxy answers 404: the namespace does exist, since the
+  // service account in it was found before.
   const isLeaderless = isStatus && status === 404;
   if (status === 502 || status === 503 || status === 504 || isLeaderless)
     return new StowageError(about(`no controller of Stowage can be reached in the namespace ${namespace}`), {
@@ -50,7 +51,7 @@ export function clusterRefusal(status: number, body: unknown, way: ClusterWay): 
     });
   if (!isStatus) return undefined;
   if (status === 403)
-    return new StowageError(about(`you may not reach Stowage through the API server`), {
+    return new StowageError(about(`you are not allowed to reach Stowage through the API server`), {
       code: 'denied',
       reason: 'proxy-denied',
       action: `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}. For changes its rule for services/proxy, https:stowage:443, needs the verbs create, patch and delete too.`,
@@ -59,7 +60,7 @@ export function clusterRefusal(status: number, body: unknown, way: ClusterWay): 
     return new StowageError('the API server does not accept the credentials of the kubeconfig', {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster anew, so that this works: kubectl version',
+      action: 'Log in to the cluster again until this works: kubectl version',
     });
   return undefined;
 }

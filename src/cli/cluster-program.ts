@@ -1,71 +1,78 @@
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
+import { childrenOf } from './command-tree.ts';
 import { invalid } from './problem.ts';
-import type { Act } from './session.ts';
-import { childrenOf } from './tree.ts';
+import type { MakeAction } from './session.ts';
 
-/** In place of those that say where a server on a machine is. */
-export const clusterReaching = ['--kubeconfig', '--context', '--namespace', '--account'] as const;
+/** They replace --socket, --url and --token-file. */
+export const clusterOptionNames = ['--kubeconfig', '--context', '--namespace', '--account'] as const;
 
-export const addClusterOptions = (program: Verb): Verb =>
+export const addClusterOptions = (program: StowageCommand): StowageCommand =>
   program
     .option('--kubeconfig <file>', 'how to reach the cluster (or KUBECONFIG; default: ~/.kube/config)')
-    .option('--context <name>', "which of the kubeconfig's contexts (default: the current one)")
-    .option('-n, --namespace <name>', 'where Stowage is (default: stowage-system)')
+    .option('--context <name>', 'context of the kubeconfig (default: the current one)')
+    .option('-n, --namespace <name>', 'namespace of Stowage (default: stowage-system)')
     .option(
       '--account <name>',
-      'the service account there whose rights are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
+      'service account there whose permissions are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
     );
 
-const machine = 'it runs on a machine, and kubectl stowage only speaks to a cluster';
-const byObject = 'stores of a cluster are objects of it';
-const byPods = 'pods mount volumes, by their claims';
-const byRules = 'Kubernetes says who may do what in a cluster';
+const onlyOnMachines = 'it runs on a machine, and kubectl stowage only works with a cluster';
+const storesAreObjects = 'the stores of a cluster are Store objects';
+const podsMount = 'pods mount volumes, by their claims';
+const kubernetesRbac = 'in a cluster, permissions come from Kubernetes RBAC';
 
-/** What makes no sense in a cluster: why, and what does. */
-const refused: Readonly<Record<string, readonly [why: string, action: string]>> = {
-  up: [machine, 'Run it there: stowage up'],
-  node: [machine, 'The chart runs it on every node of the cluster.'],
-  controller: [machine, 'The chart runs it in the cluster.'],
-  keeper: [machine, 'The chart runs it on every node of the cluster.'],
-  nfs: [machine, 'Run it there: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.'],
-  mount: [byPods, 'Name a PersistentVolumeClaim in a pod.'],
-  unmount: [byPods, 'Delete the pod that uses it.'],
-  token: [byRules, 'Give rules for the group stowage.dev to a service account, and name it: --account NAME'],
-  'store add': [byObject, 'Write a Store and apply it: see docs/kubernetes.md'],
-  'store remove': [byObject, 'Delete the object: kubectl delete store NAME. Its volumes stay where they are.'],
-  'store default': [byObject, 'Make a StorageClass of the store the default one of the cluster.'],
+/** Commands that are not available in a cluster, with the reason and the alternative. */
+const unsupportedCommands: Readonly<Record<string, readonly [why: string, action: string]>> = {
+  up: [onlyOnMachines, 'Run it there: stowage up'],
+  node: [onlyOnMachines, 'The chart runs it on every node of the cluster.'],
+  controller: [onlyOnMachines, 'The chart runs it in the cluster.'],
+  keeper: [onlyOnMachines, 'The chart runs it on every node of the cluster.'],
+  nfs: [onlyOnMachines, 'Run it there: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.'],
+  mount: [podsMount, 'Name a PersistentVolumeClaim in a pod.'],
+  unmount: [podsMount, 'Delete the pod that uses it.'],
+  token: [
+    kubernetesRbac,
+    'Give RBAC rules for the API group stowage.dev to a service account, and name it: --account NAME',
+  ],
+  'store add': [storesAreObjects, 'Write a Store and apply it: see docs/kubernetes.md'],
+  'store remove': [storesAreObjects, 'Delete the object: kubectl delete store NAME. Its volumes stay where they are.'],
+  'store default': [storesAreObjects, 'Make a StorageClass of the store the default one of the cluster.'],
   'client upgrade': ['the keepers of a cluster are a DaemonSet', 'kubectl rollout restart daemonset/stowage-keeper'],
 };
 
 const adopter = 'stowage-adopter';
-/** Whose rights are used for what the viewer may not do. */
+/** The default service account of commands that the viewer may not run. */
 const accounts: Readonly<Record<string, string>> = { 'take-over': adopter, 'store adopt': adopter };
 
-/** Unless others are named. */
-export function useAccounts(program: Verb): void {
+/** Applies the default accounts unless --account is given. */
+export function useDefaultAccounts(program: StowageCommand): void {
   program.hook('preAction', (_, command) => {
     const path: string[] = [];
-    for (let at: Verb | null = command as Verb; at !== null && at !== program; at = at.parent as Verb | null)
+    for (
+      let at: StowageCommand | null = command as StowageCommand;
+      at !== null && at !== program;
+      at = at.parent as StowageCommand | null
+    )
       path.unshift(at.name());
     const account = accounts[path.join(' ')];
     if (account !== undefined && program.opts()['account'] === undefined) program.setOptionValue('account', account);
   });
 }
 
-/** They are still understood, for whoever tries them: with the reason why not, and what is done instead. */
-export function refuseMachineCommands(program: Verb, act: Act): void {
-  for (const [path, [why, action]] of Object.entries(refused)) {
+/** Replaces these commands with hidden ones that fail with the reason and the alternative. */
+export function refuseMachineCommands(program: StowageCommand, act: MakeAction): void {
+  for (const [path, [why, action]] of Object.entries(unsupportedCommands)) {
     const words = path.split(' ');
     const name = words.at(-1) ?? '';
     const parent = words
       .slice(0, -1)
-      .reduce((at: Verb, word) => childrenOf(at).find((c) => c.name() === word) ?? at, program);
-    const all = parent.commands as Verb[];
+      .reduce((at: StowageCommand, word) => childrenOf(at).find((c) => c.name() === word) ?? at, program);
+    const all = parent.commands as StowageCommand[];
     const at = all.findIndex((child) => child.name() === name);
     const aliases = all[at]?.aliases() ?? [];
     if (at >= 0) all.splice(at, 1);
-    const stub = parent.command(name, { hidden: true }) as Verb;
-    stub.isRefused = true;
+    const stub = parent.command(name, { hidden: true }) as StowageCommand;
+    stub.isUnsupported = true;
     for (const alias of aliases) stub.alias(alias);
     stub
       .description(`Not here: ${why}.`)
@@ -80,8 +87,8 @@ export function refuseMachineCommands(program: Verb, act: Act): void {
   }
 }
 
-/** In examples and actions the program is called by another name; what runs on machines keeps its own. */
-export function spokenAs(program: Verb): (text: string) => string {
+/** Replaces `stowage` with `kubectl stowage` in examples and actions, except before commands that only run on machines. */
+export function programNameRewriter(program: StowageCommand): (text: string) => string {
   const commands = childrenOf(program).flatMap((child) => [child.name(), ...child.aliases()]);
   const words = [...commands, 'help'].map((word) => word.replaceAll('-', '\\-')).join('|');
   const pattern = new RegExp(`(?<![\\w/.-]|kubectl )stowage(?= (?:--?\\w|(?:${words})\\b))`, 'g');

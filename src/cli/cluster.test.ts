@@ -2,10 +2,10 @@ import { once } from 'node:events';
 import { createServer, type IncomingHttpHeaders } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
+import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, type Ran, run, store, volume } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 interface Seen {
   readonly request: string;
@@ -14,7 +14,7 @@ interface Seen {
 
 const prefix = '/api/v1/namespaces/stowage-system/services/https:stowage:443/proxy';
 
-/** `kubectl stowage` at an API server whose proxy answers as it is told. */
+/** `kubectl stowage` with an API server whose proxy has scripted answers. */
 async function cluster(script: Readonly<Record<string, readonly [status: number, body?: unknown]>>) {
   const seen: Seen[] = [];
   const given: ClusterOptions[] = [];
@@ -31,7 +31,7 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
   await once(server, 'listening');
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
-  const way: ClusterWay = {
+  const way: ClusterAddress = {
     kind: 'cluster',
     server: new URL(`http://127.0.0.1:${port}/k8s`),
     prefix,
@@ -66,7 +66,7 @@ const mount = (node: string, name: string) => ({
 });
 const silent = { node: 'node-9', reason: 'agent-absent', message: 'its agent is not connected' };
 
-test('each token goes to the one whom it is for, by the way of the proxy', async () => {
+test("requests through the proxy have the API server's credentials and Stowage's token in separate headers", async () => {
   const { kubectl, seen, given } = await cluster({ 'GET /v1/stores': page(store('silver')) });
   const ran = await kubectl('--context', 'other', 'store', 'list', '-n', 'storage', '--account', 'boss');
   expect(ran).toMatchObject({ status: 0, stderr: '' });
@@ -78,8 +78,8 @@ test('each token goes to the one whom it is for, by the way of the proxy', async
   });
 });
 
-describe('tables', () => {
-  test('of volumes say which node has them, and which nodes could not be asked', async () => {
+describe('tables in a cluster', () => {
+  test('show the node of each volume, and name the nodes that could not be reached', async () => {
     const list = { items: [volume('silver', 'a'), volume('disks', 'b', { node: 'node-1' })], next: null };
     const { kubectl } = await cluster({ 'GET /v1/volumes': [200, { ...list, unanswered: [], unreached: [silent] }] });
     const { stdout, stderr } = await kubectl('volume', 'list');
@@ -90,7 +90,7 @@ describe('tables', () => {
     expect(JSON.parse((await kubectl('volume', 'list', '--json')).stdout)).toHaveLength(2);
   });
 
-  test('of mounts take every page', async () => {
+  test('show the mounts of all pages', async () => {
     const { kubectl } = await cluster({
       'GET /v1/mounts': [200, { items: [mount('node-1', 'a')], next: 'node-1', unreached: [] }],
       'GET /v1/mounts?after=node-1': [200, { items: [mount('node-2', 'b')], next: null, unreached: [silent] }],
@@ -100,7 +100,7 @@ describe('tables', () => {
     expect(stderr).toContain('node node-9 could not be asked');
   });
 
-  test('of clients and findings', async () => {
+  test('show the node of each data path and finding', async () => {
     const client = { name: 'host', state: 'serving', mounts: 1, pid: 7, version: '9', standby: true };
     const more = { takeovers: 0, deaths: 0, report: '', node: 'node-1' };
     const finding = { check: 'fuse', ok: 'no', detail: 'missing', fix: 'modprobe fuse', node: 'node-1' };
@@ -116,7 +116,7 @@ describe('tables', () => {
     });
   });
 
-  test('of stores that each node has for itself', async () => {
+  test('show node-local stores with their nodes', async () => {
     const nodes = [{ node: 'node-1', state: 'open', volumes: 2, bytes: '1073741824' }];
     const { kubectl } = await cluster({
       'GET /v1/stores': page(store('silver'), store('disks', { nodes })),
@@ -127,7 +127,7 @@ describe('tables', () => {
   });
 });
 
-test('status says which nodes have no agent', async () => {
+test('status names the nodes without an agent', async () => {
   const about = { version: '1', instance: 'i', node: 'n', pid: null, startedAt: new Date().toISOString(), ready: true };
   const rest = { defaultStore: null, listen: [], state: null, config: null, plugins: [], engines: [], stores: 1 };
   const counts = { storesInTrouble: [], volumes: 3, mounts: 0, operations: 0, rssBytes: 1 };
@@ -143,14 +143,14 @@ test('status says which nodes have no agent', async () => {
   expect(stdout).not.toContain('mounting');
 });
 
-describe('what the API server answers in place of Stowage', () => {
+describe('errors of the API server itself', () => {
   const status = (code: number, message: string) => [code, { kind: 'Status', message }] as const;
   test.each<[string, readonly [number, unknown?], number, string, string]>([
     [
       'no rule',
       status(403, 'services is forbidden'),
       3,
-      'you may not reach Stowage through the API server',
+      'you are not allowed to reach Stowage through the API server',
       'Role stowage-viewers',
     ],
     [
@@ -179,7 +179,7 @@ describe('what the API server answers in place of Stowage', () => {
     expect(ran.stderr).not.toMatch(/for-kubernetes|for-stowage/);
   });
 
-  test('what Stowage itself says is said, with the name that it is called by', async () => {
+  test("an error of Stowage is shown, with kubectl stowage as the program's name", async () => {
     const problem = {
       detail: 'no',
       code: 'not-found',
@@ -193,16 +193,16 @@ describe('what the API server answers in place of Stowage', () => {
   });
 });
 
-describe('what makes no sense in a cluster', () => {
+describe('commands that are not available in a cluster', () => {
   test.each([
     [['up', '--nfs'], "'up' is not possible here", 'stowage up'],
     [['node'], "'node' is not possible here", 'The chart runs it'],
     [['mount', 'demo', '/mnt'], 'pods mount volumes', 'PersistentVolumeClaim'],
     [['umount', '/mnt'], "'unmount' is not possible here", 'Delete the pod'],
-    [['token', 'create', 'x', '--role', 'admin'], 'Kubernetes says who may do what', '--account NAME'],
+    [['token', 'create', 'x', '--role', 'admin'], 'permissions come from Kubernetes RBAC', '--account NAME'],
     [['store', 'add', 'x', 'nfs://y/z'], "'store add' is not possible here", 'Write a Store'],
     [['client', 'upgrade'], 'a DaemonSet', 'kubectl rollout restart'],
-  ])('%j is refused, with what is done instead', async (argv, why, action) => {
+  ])('%j is refused, with what to do instead', async (argv, why, action) => {
     const { kubectl, seen } = await cluster({});
     const { status, stderr } = await kubectl(...argv);
     expect({ status, seen }).toEqual({ status: 2, seen: [] });
@@ -211,11 +211,11 @@ describe('what makes no sense in a cluster', () => {
   });
 });
 
-describe('help', () => {
+describe('help of kubectl stowage', () => {
   const injected = { version: '1', program: 'kubectl stowage', cluster: async () => Promise.reject(new Error('no')) };
   const tree = walk(createProgram(injected, () => async () => undefined)).map(({ path }) => path);
 
-  test('has only what is possible', () => {
+  test('lists only the available commands', () => {
     const names = tree.map((path) => path.join(' '));
     expect(names).toEqual(
       expect.arrayContaining(['status', 'doctor', 'mounts', 'store list', 'volume delete', 'client status']),
@@ -241,8 +241,8 @@ describe('help', () => {
   );
 });
 
-describe('completion', () => {
-  test('is a program for kubectl', async () => {
+describe('completion of kubectl stowage', () => {
+  test('prints a program for kubectl', async () => {
     const { kubectl } = await cluster({});
     expect((await kubectl('completion')).stdout).toContain('exec kubectl-stowage __complete_words -- "$@"');
   });

@@ -6,24 +6,24 @@ export interface Example {
 }
 
 /** A class because commander makes subcommands through a method to override; it adds only the examples. */
-export class Verb extends Command {
+export class StowageCommand extends Command {
   readonly examples: Example[] = [];
-  /** It is understood, and said no to. */
-  isRefused = false;
-  /** What the program is called, in what is said of it. */
-  spoken: (text: string) => string = (text) => text;
+  /** The command exists only to fail with an explanation. */
+  isUnsupported = false;
+  /** Rewrites the program's name in examples and messages. */
+  rewriteProgramName: (text: string) => string = (text) => text;
 
   constructor(name?: string) {
     super(name);
     this.addHelpText('after', () =>
       this.examples.length === 0
         ? ''
-        : `\nExamples:\n${this.examples.map(({ line, what }) => `  # ${topOf(this).spoken(what)}\n  ${topOf(this).spoken(line)}`).join('\n')}`,
+        : `\nExamples:\n${this.examples.map(({ line, what }) => `  # ${topOf(this).rewriteProgramName(what)}\n  ${topOf(this).rewriteProgramName(line)}`).join('\n')}`,
     );
   }
 
-  override createCommand(name?: string): Verb {
-    return new Verb(name);
+  override createCommand(name?: string): StowageCommand {
+    return new StowageCommand(name);
   }
 
   example(line: string, what: string): this {
@@ -32,9 +32,9 @@ export class Verb extends Command {
   }
 }
 
-function topOf(command: Verb): Verb {
-  return command.parent === null ? command : topOf(command.parent as Verb);
+function topOf(command: StowageCommand): StowageCommand {
+  return command.parent === null ? command : topOf(command.parent as StowageCommand);
 }
 
-/** For options that may be given more than once. */
+/** For options that can be repeated. */
 export const collect = (value: string, before: readonly string[] | undefined): string[] => [...(before ?? []), value];

@@ -1,13 +1,13 @@
-import type { CommandNode, Kind } from './tree.ts';
+import type { CommandNode, CompletionKind } from './command-tree.ts';
 
-/** Which server is asked is for these to say, also while somebody types. */
-export const reaching = ['--socket', '--url', '--token-file'];
+/** The options that select the server. The scripts pass them on when they ask the server for names. */
+export const connectionOptions = ['--socket', '--url', '--token-file'];
 
 /** `a|b|c`, as patterns of a case. */
 const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
 
-/** Shared by bash and zsh: what may follow, as `words …`, `ask …`, `files` or nothing. */
-export function answer(kind: Kind): string {
+/** For bash and zsh: how to complete, as `words …`, `ask …`, `files` or an empty string. */
+export function completionAnswer(kind: CompletionKind): string {
   switch (kind.kind) {
     case 'words':
       return `'words ${kind.words.join(' ')}'`;
@@ -22,9 +22,9 @@ export function answer(kind: Kind): string {
   }
 }
 
-/** Every option that takes a value, with what it takes; an option means the same in every command. */
-export function valued(nodes: readonly CommandNode[]): Map<string, Kind> {
-  const options = new Map<string, Kind>();
+/** Every option that takes a value, and how to complete it. An option means the same in every command. */
+export function optionsWithValue(nodes: readonly CommandNode[]): Map<string, CompletionKind> {
+  const options = new Map<string, CompletionKind>();
   for (const { long, short, takes } of nodes.flatMap((node) => node.options)) {
     if (takes === undefined) continue;
     options.set(long, takes);
@@ -33,8 +33,8 @@ export function valued(nodes: readonly CommandNode[]): Map<string, Kind> {
   return options;
 }
 
-/** One pattern for each place an argument can stand: `volume/show:0`, `volume/delete:*`. */
-export function places(node: CommandNode): { readonly at: string; readonly kind: Kind }[] {
+/** One pattern for each argument position: `volume/show:0`, `volume/delete:*`. */
+export function argumentPlaces(node: CommandNode): { readonly at: string; readonly kind: CompletionKind }[] {
   if (node.children.length > 0) {
     return [{ at: `'${node.path}:0'`, kind: { kind: 'words', words: node.children.map((child) => child.name) } }];
   }
@@ -44,22 +44,22 @@ export function places(node: CommandNode): { readonly at: string; readonly kind:
   }));
 }
 
-/** Alias → path, so that `volume ls` completes as `volume list` does. */
+/** Alias to path, so that `volume ls` completes like `volume list`. */
 function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
   return nodes.flatMap((node) => node.aliases.map((alias) => `${indent}'${alias}') at='${node.path}' ;;`));
 }
 
-/** The words before the cursor: which command they lead to, and which option still waits for its value. */
+/** The loop over the words before the cursor, which finds the command and the option whose value comes next. */
 export function wordLoop(nodes: readonly CommandNode[]): string {
   const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
   return `    if [[ -n $option ]]; then
-      case $option in ${either(reaching)}) via+=("$option" "$word") ;; esac
+      case $option in ${either(connectionOptions)}) via+=("$option" "$word") ;; esac
       option=''
       continue
     fi
     case $word in
-      ${reaching.map((option) => `'${option}='*`).join('|')}) via+=("$word") ;;
-      ${either([...valued(nodes).keys()])}) option=$word ;;
+      ${connectionOptions.map((option) => `'${option}='*`).join('|')}) via+=("$word") ;;
+      ${either([...optionsWithValue(nodes).keys()])}) option=$word ;;
       -*) ;;
       *)
         next=$at\${at:+/}$word
@@ -73,11 +73,11 @@ ${aliasLines(nodes, '          ').join('\n')}
     esac`;
 }
 
-const longs = (nodes: readonly CommandNode[]): string =>
+const longOptions = (nodes: readonly CommandNode[]): string =>
   nodes.flatMap((node) => node.options.map((one) => one.long)).join(' ');
 
 export function bashScript(nodes: readonly CommandNode[]): string {
-  const options = valued(nodes);
+  const options = optionsWithValue(nodes);
   return `# bash completion for stowage; load it with: source <(stowage completion bash)
 _stowage() {
   local cur=\${COMP_WORDS[COMP_CWORD]} at='' position=0 option='' kind='' word next i
@@ -88,21 +88,21 @@ ${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in
-${[...options].map(([name, kind]) => `      '${name}') kind=${answer(kind)} ;;`).join('\n')}
+${[...options].map(([name, kind]) => `      '${name}') kind=${completionAnswer(kind)} ;;`).join('\n')}
     esac
   elif [[ $cur == -* ]]; then
-    kind='words ${longs(nodes.filter((node) => node.path === ''))}'
+    kind='words ${longOptions(nodes.filter((node) => node.path === ''))}'
     case $at in
 ${nodes
   .filter((node) => node.path !== '' && node.options.length > 0)
-  .map((node) => `      '${node.path}') kind+=' ${longs([node])}' ;;`)
+  .map((node) => `      '${node.path}') kind+=' ${longOptions([node])}' ;;`)
   .join('\n')}
     esac
   else
     case $at:$position in
 ${nodes
-  .flatMap(places)
-  .map(({ at, kind }) => `      ${at}) kind=${answer(kind)} ;;`)
+  .flatMap(argumentPlaces)
+  .map(({ at, kind }) => `      ${at}) kind=${completionAnswer(kind)} ;;`)
   .join('\n')}
     esac
   fi

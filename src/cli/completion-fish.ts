@@ -1,10 +1,10 @@
-import { reaching, valued } from './completion-bash.ts';
-import type { CommandNode, Kind } from './tree.ts';
+import type { CommandNode, CompletionKind } from './command-tree.ts';
+import { connectionOptions, optionsWithValue } from './completion-bash.ts';
 
 const quote = (text: string): string => `'${text.replaceAll('\\', '\\\\').replaceAll("'", "\\'")}'`;
 
 /** fish: -f no files, -F files, -x an argument and no files, -r an argument. */
-function takes(kind: Kind): string {
+function takes(kind: CompletionKind): string {
   switch (kind.kind) {
     case 'words':
       return ` -x -a ${quote(kind.words.join(' '))}`;
@@ -55,7 +55,7 @@ function __stowage_at --argument-names want place
       continue
     end
     switch $word
-      case ${[...valued(nodes).keys()].map(quote).join(' ')}
+      case ${[...optionsWithValue(nodes).keys()].map(quote).join(' ')}
         set option $word
       case '-*'
       case '*'
@@ -84,9 +84,9 @@ function __stowage_ask --argument-names what
       continue
     end
     switch $word
-      case ${reaching.map(quote).join(' ')}
+      case ${connectionOptions.map(quote).join(' ')}
         set option $word
-      case ${reaching.map((option) => quote(`${option}=*`)).join(' ')}
+      case ${connectionOptions.map((option) => quote(`${option}=*`)).join(' ')}
         set -a via $word
     end
   end

@@ -1,11 +1,11 @@
-import { valued } from './completion-bash.ts';
-import type { CommandNode, Kind } from './tree.ts';
+import type { CommandNode, CompletionKind } from './command-tree.ts';
+import { optionsWithValue } from './completion-bash.ts';
 
-const anything: Kind = { kind: 'anything' };
+const anything: CompletionKind = { kind: 'anything' };
 
-/** What may stand in place of the last of these words, which is being typed: the same as the shells' own scripts find. */
-export function wanted(nodes: readonly CommandNode[], words: readonly string[]): Kind {
-  const options = valued(nodes);
+/** How to complete the last of these words. The shells' own scripts give the same results. */
+export function completionFor(nodes: readonly CommandNode[], words: readonly string[]): CompletionKind {
+  const options = optionsWithValue(nodes);
   const byPath = new Map(nodes.flatMap((node) => [node.path, ...node.aliases].map((path) => [path, node] as const)));
   let at = byPath.get('');
   let position = 0;

@@ -1,5 +1,5 @@
-import { answer, places, valued, wordLoop } from './completion-bash.ts';
-import type { CommandNode } from './tree.ts';
+import type { CommandNode } from './command-tree.ts';
+import { argumentPlaces, completionAnswer, optionsWithValue, wordLoop } from './completion-bash.ts';
 
 /** `name:what it does`, as _describe wants it, in single quotes. */
 const entry = (name: string, about: string): string =>
@@ -9,7 +9,7 @@ const described = (nodes: readonly CommandNode[]): string =>
   nodes.flatMap((node) => node.options.map((one) => entry(one.long, one.about))).join(' ');
 
 export function zshScript(nodes: readonly CommandNode[]): string {
-  const options = valued(nodes);
+  const options = optionsWithValue(nodes);
   const groups = nodes.filter((node) => node.children.length > 0);
   return `#compdef stowage
 # zsh completion for stowage; load it with: source <(stowage completion zsh)
@@ -22,7 +22,7 @@ ${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in
-${[...options].map(([name, kind]) => `      '${name}') kind=${answer(kind)} ;;`).join('\n')}
+${[...options].map(([name, kind]) => `      '${name}') kind=${completionAnswer(kind)} ;;`).join('\n')}
     esac
   elif [[ $cur == -* ]]; then
     entries=(${described(nodes.filter((node) => node.path === ''))})
@@ -37,8 +37,8 @@ ${nodes
 ${groups.map((node) => `      '${node.path}:0') entries=(${node.children.map((child) => entry(child.name, child.about)).join(' ')}) ;;`).join('\n')}
 ${nodes
   .filter((node) => node.children.length === 0)
-  .flatMap(places)
-  .map(({ at, kind }) => `      ${at}) kind=${answer(kind)} ;;`)
+  .flatMap(argumentPlaces)
+  .map(({ at, kind }) => `      ${at}) kind=${completionAnswer(kind)} ;;`)
   .join('\n')}
     esac
   fi

@@ -5,13 +5,13 @@ import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { operation, run, scriptedServer, store, volume } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 const exec = promisify(execFile);
 
-test('an option takes a value in every command or in none, for the scripts know it by its name alone', () => {
+test('an option takes a value in all commands or in none, since the scripts know options by name only', () => {
   const program = createProgram({ version: '', program: 'stowage' }, () => async () => undefined);
   const kinds = new Map<string, boolean>();
   for (const option of walk(program).flatMap(({ command }) => command.options)) {
@@ -21,7 +21,7 @@ test('an option takes a value in every command or in none, for the scripts know 
   }
 });
 
-test('names that mean something to a shell are left out, and nothing is ever said', async () => {
+test('names with special characters of shells are left out, and errors are never printed', async () => {
   await using server = await scriptedServer({
     'GET /v1/volumes': [
       200,
@@ -39,7 +39,7 @@ test('names that mean something to a shell are left out, and nothing is ever sai
   });
 });
 
-/** What each shell is given: the script, and a file that tells what follows the words after it. */
+/** How to run each shell with the script and print the completions of a line. */
 const shells: Readonly<Record<'bash' | 'zsh' | 'fish', Readonly<Record<string, string>>>> = {
   bash: {
     ask: `source "$SCRIPTS/script"
@@ -51,7 +51,7 @@ _stowage
 printf '%s\\n' "\${COMPREPLY[@]}"
 `,
   },
-  // A terminal of its own, for nothing else makes zsh complete; compadd is where every match goes through.
+  // zsh completes only on a terminal, so it gets one. compadd receives every match.
   zsh: {
     ask: `zmodload zsh/zpty
 zpty inner zsh -f -i
@@ -75,7 +75,7 @@ comppostfuncs=(exit)
 };
 const flags: Readonly<Record<string, readonly string[]>> = { zsh: ['-f'], fish: ['--no-config'] };
 
-/** In place of the program, which takes a second to start: what it said before, or what the one named after says. */
+/** A quick replacement for the program, which takes a second to start. */
 const program = `#!/bin/sh
 [ "$1 $2 $3" = '--timeout 2s __complete' ] && [ "\${5:---socket}" = --socket ] && cat "\${6:-$ANSWERS}/$4"
 `;
@@ -112,12 +112,12 @@ for (const shell of ['bash', 'zsh', 'fish'] as const) {
       const env = { PATH: path, HOME: scripts.path, SCRIPTS: scripts.path, TERM: 'xterm', ANSWERS: said };
       const args = [...(flags[shell] ?? []), join(scripts.path, 'ask'), words];
       const { stdout } = await exec(shell, args, { env, timeout: 30_000 });
-      // fish adds what each of them means.
+      // fish adds a description to each completion.
       const found = stdout.split('\n').map((line) => line.replace(/\t.*/, ''));
       return found.filter((word) => word !== '').sort();
     }
 
-    test('commands, options and choices', async () => {
+    test('completes commands, options and choices', async () => {
       expect(await after('vol')).toEqual(['volume']);
       expect(await after('volume trash ')).toEqual(['list', 'purge']);
       expect(await after('--json volume create --si')).toEqual(['--size']);
@@ -125,7 +125,7 @@ for (const shell of ['bash', 'zsh', 'fish'] as const) {
       expect(await after('token create x --role ')).toEqual(['admin', 'user', 'viewer']);
     });
 
-    test('what there is help for', async () => {
+    test('completes the topics of help', async () => {
       const topics = await after('help ');
       expect(topics).toEqual(expect.arrayContaining(['up', 'volume', 'store', 'exit-codes']));
       expect(await after('help volume tr')).toEqual(['trash']);
@@ -133,19 +133,19 @@ for (const shell of ['bash', 'zsh', 'fish'] as const) {
       expect(await after('help volume create ')).toEqual([]);
     });
 
-    test('names from the server', async () => {
+    test('completes names from the server', async () => {
       expect(await after('volume create x --store ')).toEqual(['images', 'local']);
       expect(await after('volume rm a local/t')).toEqual(['local/two']);
       expect(await after('unmount ')).toEqual(['/mnt/one', '/mnt/two']);
       expect(await after('unmount local/one /mnt/o')).toEqual(['/mnt/one']);
     });
 
-    test('operations: any to look at, running ones to cancel', async () => {
+    test('completes all operations for show, and running ones for cancel', async () => {
       expect(await after('operations show ')).toEqual(['op1-now', 'op1-past']);
       expect(await after('operations cancel ')).toEqual(['op1-now']);
     });
 
-    test('names from the server that the words before name', async () => {
+    test('completes names from the server that the preceding options select', async () => {
       const nobody = join(scripts.path, 'nobody');
       expect(await after('store show ', nobody)).toEqual([]);
       expect(await after(`--socket ${answers} store show `, nobody)).toEqual(['images', 'local']);

@@ -7,13 +7,13 @@ import type {
   TrashEntryJson,
   VolumeJson,
 } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
+import { type CommandNode, commandNodes } from './command-tree.ts';
 import { bashScript } from './completion-bash.ts';
 import { fishScript } from './completion-fish.ts';
-import { wanted } from './completion-words.ts';
+import { completionFor } from './completion-words.ts';
 import { zshScript } from './completion-zsh.ts';
-import type { Act, Session } from './session.ts';
-import { type CommandNode, commandNodes } from './tree.ts';
+import type { MakeAction, Session } from './session.ts';
 
 const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>> = {
   bash: bashScript,
@@ -21,7 +21,7 @@ const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>
   fish: fishScript,
 };
 
-export function addCompletionCommands(program: Verb, act: Act, inCluster: boolean): void {
+export function addCompletionCommands(program: StowageCommand, act: MakeAction, inCluster: boolean): void {
   const command = program.command('completion');
   if (inCluster) addKubectlCompletion(program, command, act);
   else
@@ -42,10 +42,10 @@ export function addCompletionCommands(program: Verb, act: Act, inCluster: boolea
 const latest = async ({ client }: Session): Promise<OperationJson[]> =>
   (await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: '50' })).items;
 
-const known: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
+const nameLists: Readonly<Record<string, (session: Session) => Promise<string[]>>> = {
   stores: async ({ client }) => (await client.all<StoreJson>('/v1/stores')).map((store) => store.name),
   volumes: async ({ client }) =>
-    // A page is enough to choose from.
+    // One page is enough for completion.
     (await client.get<{ items: VolumeJson[] }>('/v1/volumes')).items.map((volume) => `${volume.store}/${volume.name}`),
   trash: async ({ client }) =>
     (await client.all<TrashEntryJson>('/v1/trash')).map((entry) => `${entry.store}/${entry.name}`),
@@ -56,13 +56,13 @@ const known: Readonly<Record<string, (session: Session) => Promise<string[]>>> =
   mounts: async ({ client }) => (await client.all<MountJson>('/v1/mounts')).map((mount) => mount.target),
 };
 
-/** kubectl completes for all shells, and runs a program of a certain name for what is its plugins'. */
-function addKubectlCompletion(program: Verb, command: Verb, act: Act): void {
+/** kubectl's own completion runs `kubectl_complete-<plugin>` for the arguments of a plugin. */
+function addKubectlCompletion(program: StowageCommand, command: StowageCommand, act: MakeAction): void {
   command
-    .description('Print a program that completes for kubectl, to be put on the PATH as kubectl_complete-stowage.')
+    .description('Print a completion program for kubectl; put it on the PATH as kubectl_complete-stowage.')
     .example(
       'stowage completion > ~/.local/bin/kubectl_complete-stowage && chmod +x ~/.local/bin/kubectl_complete-stowage',
-      "then kubectl's own completion knows it, in every shell",
+      "kubectl's own completion then runs it, in every shell",
     )
     .action(
       act(async ({ out }) => {
@@ -76,22 +76,22 @@ function addKubectlCompletion(program: Verb, command: Verb, act: Act): void {
     .argument('[words...]')
     .action(
       act(async (session, words: readonly string[]) => {
-        const kind = wanted(commandNodes(program), words);
+        const kind = completionFor(commandNodes(program), words);
         const typed = words.at(-1) ?? '';
         const all = kind.kind === 'words' ? kind.words : kind.kind === 'ask' ? await namesOf(session, kind.what) : [];
         for (const word of all) if (word.startsWith(typed)) session.out.line(word);
-        // What kubectl expects last: that the shell is to offer files, or nothing else.
+        // The last line is a Cobra directive: 0 lets the shell complete file names, 4 does not.
         session.out.line(kind.kind === 'files' ? ':0' : ':4');
       }),
     );
 }
 
-/** Runs while somebody types: silent, whatever happens, and only names that mean nothing to a shell. */
+/** Runs while the user types, so it never prints errors. */
 async function complete(session: Session, what: string): Promise<void> {
   for (const name of await namesOf(session, what)) session.out.line(name);
 }
 
 async function namesOf(session: Session, what: string): Promise<readonly string[]> {
-  const names = (await known[what]?.(session).catch(() => [])) ?? [];
+  const names = (await nameLists[what]?.(session).catch(() => [])) ?? [];
   return names.filter((name) => /^[A-Za-z0-9_./@:+-]+$/.test(name) && !name.startsWith('-'));
 }

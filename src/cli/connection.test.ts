@@ -6,7 +6,7 @@ import { describe, expect, test } from 'vitest';
 import { page, run, scriptedServer } from './scripted-server.ts';
 
 describe('the token', () => {
-  test('comes from a file, with a warning when everyone can read it, and is never sent over the socket', async () => {
+  test('is read from a file, with a warning if everyone can read it, and is never sent over the socket', async () => {
     await using server = await scriptedServer({ 'GET /v1/stores': page() });
     const folder = await mkdtemp(join(tmpdir(), 'stowage-cli-'));
     const file = join(folder, 'token');

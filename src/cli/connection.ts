@@ -4,7 +4,7 @@ import { resolve } from 'node:path';
 import { errnoOf } from '#base/errno.ts';
 import { defaultFolders } from '#base/folders.ts';
 import { StowageError } from '#core/errors.ts';
-import { type ClusterWay, clusterPlace } from './cluster-connection.ts';
+import { type ClusterAddress, clusterAddressText } from './cluster-connection.ts';
 import type { Io } from './io.ts';
 import { invalid } from './problem.ts';
 import { shellWord } from './text.ts';
@@ -15,32 +15,36 @@ export interface ConnectionOptions {
   readonly tokenFile?: string;
 }
 
-/** Where the server is, and with what to show that we may ask. */
-export type Where =
+/** The server's address, with the credentials for it. */
+export type ServerAddress =
   | { readonly kind: 'socket'; readonly path: string }
   | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined }
-  | ClusterWay;
+  | ClusterAddress;
 
-export function placeOf(where: Where): string {
+export function addressText(where: ServerAddress): string {
   switch (where.kind) {
     case 'socket':
       return where.path;
     case 'url':
       return where.url.origin;
     case 'cluster':
-      return clusterPlace(where);
+      return clusterAddressText(where);
     default:
       return where satisfies never;
   }
 }
 
-/** An option beats the environment, and there an address beats a socket. */
-export async function findServer(options: ConnectionOptions, io: Io, warn: (text: string) => void): Promise<Where> {
+/** Options have precedence over the environment, and there STOWAGE_URL over STOWAGE_SOCKET. */
+export async function findServer(
+  options: ConnectionOptions,
+  io: Io,
+  warn: (text: string) => void,
+): Promise<ServerAddress> {
   if (options.url !== undefined && options.socket !== undefined) {
     throw invalid('both --url and --socket were given', 'connection-ambiguous', 'Give one of them.');
   }
   const url = options.url ?? (options.socket === undefined ? io.env['STOWAGE_URL'] || undefined : undefined);
-  if (url === undefined) return { kind: 'socket', path: options.socket ?? usualSocket(io.env) };
+  if (url === undefined) return { kind: 'socket', path: options.socket ?? defaultSocket(io.env) };
   const address = parseUrl(url);
   const token = options.tokenFile === undefined ? io.env['STOWAGE_TOKEN'] : await readToken(options.tokenFile, warn);
   if (token !== undefined && token !== '' && !/^[\x21-\x7e]+$/.test(token)) {
@@ -56,16 +60,16 @@ export async function findServer(options: ConnectionOptions, io: Io, warn: (text
   return { kind: 'url', url: address, token: token || undefined };
 }
 
-/** The socket that is meant when none is named. */
-function usualSocket(env: Io['env']): string {
+/** The socket if no option names one. */
+function defaultSocket(env: Io['env']): string {
   const usual = (): string =>
     defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
   return env['STOWAGE_SOCKET'] || usual();
 }
 
-/** What must stand after `stowage` for it to find this socket: nothing where it looks there anyway. */
-export const wayTo = (socket: string, env: Io['env']): string =>
-  !env['STOWAGE_URL'] && resolve(usualSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
+/** The option that makes `stowage` use this socket; empty if it is the default. */
+export const socketOptionFor = (socket: string, env: Io['env']): string =>
+  !env['STOWAGE_URL'] && resolve(defaultSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
 
 const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127\./.test(host);
 
@@ -88,7 +92,7 @@ function parseUrl(text: string): URL {
   return url;
 }
 
-/** Never from the command line itself: every user of the machine can read those. */
+/** Tokens are not options themselves, since every user of the machine can read command lines. */
 async function readToken(file: string, warn: (text: string) => void): Promise<string> {
   try {
     await using handle = await open(file, 'r');

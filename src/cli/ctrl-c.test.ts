@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { operation, run, scriptedServer } from './scripted-server.ts';
 
-test('Ctrl-C does not wait for work that hears it only later', async () => {
+test('Ctrl-C does not wait for work that reacts to it late', async () => {
   const interrupt = new AbortController();
   await using server = await scriptedServer({
     'POST /v1/volumes': [202, operation('running')],

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { page, problem, run, scriptedServer, volume } from './scripted-server.ts';
 
-describe('deleting', () => {
+describe('deleting volumes', () => {
   test.each([
     ['deleted', null, 'deleted local/demo\n'],
     ['retained', null, 'forgot local/demo; its data are retained on the store\n'],
@@ -17,7 +17,7 @@ describe('deleting', () => {
     expect(status).toBe(0);
   });
 
-  test('of several, the others go even if one cannot; the first failure is the status', async () => {
+  test('deletes the other volumes if one cannot be deleted, and exits with the status of the first failure', async () => {
     const b = volume('local', 'b') as { id: string };
     await using server = await scriptedServer({
       'GET /v1/volumes/a': problem('not-found', 'there is no volume a', 'List them.', 404),
@@ -32,7 +32,7 @@ describe('deleting', () => {
     });
   });
 
-  test('restore finds the volume by the name it had, and refuses to guess between two', async () => {
+  test('restore finds a volume by its old name, and refuses an ambiguous name', async () => {
     const trashed = (id: string, name: string): object => ({
       ...volume('local', name),
       id,
@@ -57,14 +57,14 @@ describe('deleting', () => {
     expect((await run(server, ['volume', 'restore', 'none'])).status).toBe(4);
   });
 
-  test('the trash shows an entry that never expires as such', async () => {
+  test('the trash shows that an entry never expires', async () => {
     const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: null };
     await using server = await scriptedServer({ 'GET /v1/trash': page(one) });
     const { stdout } = await run(server, ['volume', 'trash', 'list']);
     expect(stdout).toMatch(/^VOLUME +SIZE +DELETED +KEPT UNTIL +ID\nlocal\/one .* ago +never +sv1-/);
   });
 
-  test('the trash of a store that denies access is not searched, which is said with whom to ask', async () => {
+  test('a lookup in the trash of a store that denies access fails, with a hint whom to ask', async () => {
     const denied = { message: "access to store 'data' is denied", action: 'Ask the administrator to grant access.' };
     await using server = await scriptedServer({
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
@@ -78,7 +78,7 @@ describe('deleting', () => {
     });
   });
 
-  test('while a store cannot be used, nothing is called missing from the trash, nor a name the only one', async () => {
+  test('while a store cannot be used, a lookup in the trash reports neither "not found" nor a unique name', async () => {
     const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
     const { id } = one as unknown as { id: string };
     await using server = await scriptedServer({
@@ -100,7 +100,7 @@ describe('deleting', () => {
     const asked = ['GET /v1/trash', 'GET /v1/stores/data'];
     expect(server.seen.map(({ method, url }) => `${method} ${url}`)).toEqual([...asked, ...asked, ...asked]);
     expect((await run(server, ['volume', 'trash', 'purge', 'local/one'])).status).toBe(0);
-    // What cannot be known of one keeps nobody from the others.
+    // A failed lookup of one does not keep the others from being purged.
     expect(await run(server, ['volume', 'trash', 'purge', 'none', 'local/one'])).toMatchObject({
       status: 10,
       stdout: 'deleted local/one for good\n',

@@ -1,18 +1,18 @@
 import { canceled, StowageError } from '#core/errors.ts';
 import type { DeletionJson, StoreJson, TrashEntryJson, VolumeJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import { called, type Guard, isVolumeId, refPath, revisionIn, splitRef } from './names.ts';
-import { exitOf, invalid, Refused } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import { isVolumeId, parseRevision, qualifiedName, type RevisionFlag, refPath, splitRef } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
+import { runLongOperation } from './long-operation.ts';
+import { exitOf, invalid, ServerProblem } from './problem.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, date, shown, size } from './text.ts';
-import { longWork } from './work.ts';
 
-export function addDeletionCommands(volume: Verb, act: Act): void {
+export function addDeletionCommands(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('delete')
     .alias('rm')
     .description(
-      'Delete volumes, and say what became of each: deleted, in the trash until a date, or retained.\nIt does not ask.',
+      'Delete volumes, and print the outcome of each: deleted, in the trash until a date, or retained.\nDoes not ask for confirmation.',
     )
     .argument('<volumes...>', 'store/name, name or id')
     .option('--if-revision <n>', 'only if the volume is still at this revision (one volume only)')
@@ -22,10 +22,10 @@ export function addDeletionCommands(volume: Verb, act: Act): void {
   volume
     .command('restore')
     .description('Take a deleted volume out of the trash.')
-    .argument('<trashed>', 'store/name, name or id it had')
+    .argument('<trashed>', 'its former store/name, name or id')
     .option('--name <new-name>', 'give it another name')
-    .example('stowage volume restore demo', 'it is back, with the same id')
-    .example('stowage volume restore local/demo --name demo-old', 'the old name is taken by another one')
+    .example('stowage volume restore demo', 'restore it with the same id')
+    .example('stowage volume restore local/demo --name demo-old', 'restore it under another name')
     .action(act(restore));
   const trash = volume
     .command('trash')
@@ -40,21 +40,25 @@ export function addDeletionCommands(volume: Verb, act: Act): void {
     .action(act(listTrash));
   trash
     .command('purge')
-    .description('Delete for good what is in the trash. It does not ask.')
+    .description('Delete volumes in the trash permanently. Does not ask for confirmation.')
     .argument('<trashed...>', 'store/name, name or id')
-    .example('stowage volume trash purge local/demo', 'free its room now')
+    .example('stowage volume trash purge local/demo', 'free its space now')
     .action(act(purge));
 }
 
-/** Said here of one volume, as a refusal would be. */
-const ofOne = ['trash-not-found', 'trash-ambiguous', 'trash-lookup-incomplete'];
+/** Errors of this program about one volume; like a server's error, they do not affect the others. */
+const perVolumeReasons = ['trash-not-found', 'trash-ambiguous', 'trash-lookup-incomplete'];
 
-/** Our own side failed, not the request: the next one would fail the same way. */
-const isGone = (thrown: unknown): boolean =>
-  !(thrown instanceof StowageError) ? !(thrown instanceof Refused) : !ofOne.includes(thrown.reason);
+/** Whether the error would repeat for the other volumes: the connection failed, not one request. */
+const stopsTheRest = (thrown: unknown): boolean =>
+  !(thrown instanceof StowageError) ? !(thrown instanceof ServerProblem) : !perVolumeReasons.includes(thrown.reason);
 
-/** One after the other; a refusal for one does not keep the others, a server that is gone does. */
-async function each<T>(session: Session, refs: readonly string[], work: (ref: string) => Promise<T>): Promise<number> {
+/** Runs the work for each volume in turn. Continues after the server rejected one; stops if the connection fails. */
+async function forEachVolume<T>(
+  session: Session,
+  refs: readonly string[],
+  work: (ref: string) => Promise<T>,
+): Promise<number> {
   const { out, io } = session;
   const results: T[] = [];
   let status = 0;
@@ -65,16 +69,16 @@ async function each<T>(session: Session, refs: readonly string[], work: (ref: st
     } catch (thrown) {
       out.error(thrown);
       status ||= exitOf(thrown);
-      if (io.signal.aborted || isGone(thrown)) break;
+      if (io.signal.aborted || stopsTheRest(thrown)) break;
     }
   }
   if (out.json) out.value(results);
   return status;
 }
 
-async function remove(session: Session, refs: readonly string[], options: Guard): Promise<number> {
+async function remove(session: Session, refs: readonly string[], options: RevisionFlag): Promise<number> {
   const { client, out } = session;
-  const ifRevision = revisionIn(options);
+  const ifRevision = parseRevision(options);
   if (ifRevision !== undefined && refs.length > 1) {
     throw invalid(
       'a revision was given for several volumes',
@@ -83,41 +87,41 @@ async function remove(session: Session, refs: readonly string[], options: Guard)
     );
   }
   const paths = new Map(refs.map((ref) => [ref, `/v1/volumes/${refPath(ref)}`]));
-  return await each(session, refs, async (ref) => {
+  return await forEachVolume(session, refs, async (ref) => {
     const volume = await client.get<VolumeJson>(paths.get(ref) ?? '');
-    // By its id: in the meantime another volume may have got the name.
+    // Use the id: the name may belong to another volume by now.
     const path = `/v1/volumes/${encodeURIComponent(volume.id)}`;
-    const result = await longWork<DeletionJson>(session, { method: 'DELETE', path, ifRevision });
-    out.said(sentence(volume, result));
+    const result = await runLongOperation<DeletionJson>(session, { method: 'DELETE', path, ifRevision });
+    out.reportDone(deletionText(volume, result));
     return { id: volume.id, store: volume.store, name: volume.name, ...result };
   });
 }
 
-function sentence(volume: VolumeJson, deletion: DeletionJson | undefined): string {
-  // Undefined: its result is no longer kept; it is gone in any case.
+function deletionText(volume: VolumeJson, deletion: DeletionJson | undefined): string {
+  // Undefined: the server no longer knows the result, but the volume is gone.
   const { outcome, expiresAt } = deletion ?? { outcome: 'deleted', expiresAt: null };
   switch (outcome) {
     case 'retained':
-      return `forgot ${called(volume)}; its data are retained on the store`;
+      return `forgot ${qualifiedName(volume)}; its data are retained on the store`;
     case 'archived':
-      return `moved ${called(volume)} to the trash${expiresAt === null ? '' : ` until ${date(expiresAt)}`}`;
+      return `moved ${qualifiedName(volume)} to the trash${expiresAt === null ? '' : ` until ${date(expiresAt)}`}`;
     case 'deleted':
-      return `deleted ${called(volume)}`;
+      return `deleted ${qualifiedName(volume)}`;
     default:
       return outcome satisfies never;
   }
 }
 
-/** The entry a person means: by id, by store/name, or by a name that occurs once. */
+/** Finds a trash entry by id, by store/name, or by a unique name. */
 async function findTrashed({ client }: Session, ref: string): Promise<TrashEntryJson> {
   const { store, name } = splitRef(ref);
-  const { items, unanswered } = await client.overStores<TrashEntryJson>('/v1/trash', { store });
+  const { items, unanswered } = await client.listOverStores<TrashEntryJson>('/v1/trash', { store });
   const found = items.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
   const [only, ...more] = found;
-  // A store that cannot be used could hold it, or another one of that name; an id exists only once.
+  // A store that can't be used may hold the entry, or a second one of that name. Ids are unique.
   const [silent] = unanswered;
   if (silent !== undefined && more.length === 0 && !(only !== undefined && isVolumeId(name)))
-    throw unsure(ref, silent, only, await problemOf(client, silent));
+    throw lookupIncomplete(ref, silent, only, await storeProblem(client, silent));
   if (only !== undefined && more.length === 0) return only;
   if (only === undefined) {
     throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
@@ -136,13 +140,13 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   });
 }
 
-/** Undefined: it is not known. */
-async function problemOf(client: Session['client'], store: string): Promise<StoreJson['problem'] | undefined> {
+/** Undefined: not known. */
+async function storeProblem(client: Session['client'], store: string): Promise<StoreJson['problem'] | undefined> {
   const found = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`).catch(() => undefined);
   return found?.problem;
 }
 
-function unsure(
+function lookupIncomplete(
   ref: string,
   store: string,
   found: TrashEntryJson | undefined,
@@ -155,7 +159,7 @@ function unsure(
     action:
       found === undefined
         ? (problem?.action ?? `See why, and try again when it can be used: stowage store check ${shown(store)}`)
-        : `Say that you mean this one: ${called(found)}`,
+        : `Say that you mean this one: ${qualifiedName(found)}`,
   });
 }
 
@@ -163,18 +167,18 @@ async function restore(session: Session, ref: string, options: { readonly name?:
   const { client, out } = session;
   const entry = await findTrashed(session, ref);
   const body = options.name === undefined ? {} : { name: options.name };
-  const restored = await longWork<VolumeJson>(session, {
+  const restored = await runLongOperation<VolumeJson>(session, {
     method: 'POST',
     path: `/v1/trash/${encodeURIComponent(entry.id)}/restore`,
     body,
   });
   const volume = restored ?? (await client.get<VolumeJson>(`/v1/volumes/${encodeURIComponent(entry.id)}`));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : `restored ${called(volume)}`);
+  out.line(out.quiet ? shown(volume.id) : `restored ${qualifiedName(volume)}`);
 }
 
 async function listTrash(session: Session, options: { readonly store?: string }): Promise<void> {
-  const { items, unanswered } = await session.client.overStores<TrashEntryJson>('/v1/trash', { ...options });
+  const { items, unanswered } = await session.client.listOverStores<TrashEntryJson>('/v1/trash', { ...options });
   const of = options.store ?? (unanswered.length > 0 ? 'the other stores' : undefined);
   printTrash(session, items, of === undefined ? 'the trash is empty' : `nothing of ${of} is in the trash`);
   session.out.unanswered(unanswered, 'its trash is not shown');
@@ -197,10 +201,10 @@ function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[],
 async function purge(session: Session, refs: readonly string[]): Promise<number> {
   const { out } = session;
   refs.forEach(splitRef);
-  return await each(session, refs, async (ref) => {
+  return await forEachVolume(session, refs, async (ref) => {
     const entry = await findTrashed(session, ref);
-    await longWork(session, { method: 'DELETE', path: `/v1/trash/${encodeURIComponent(entry.id)}` });
-    out.said(`deleted ${called(entry)} for good`);
+    await runLongOperation(session, { method: 'DELETE', path: `/v1/trash/${encodeURIComponent(entry.id)}` });
+    out.reportDone(`deleted ${qualifiedName(entry)} for good`);
     return { id: entry.id, store: entry.store, name: entry.name };
   });
 }

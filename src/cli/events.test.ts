@@ -3,7 +3,7 @@ import { Writable } from 'node:stream';
 import { describe, expect, test } from 'vitest';
 import { operation, page, run, scriptedServer } from './scripted-server.ts';
 
-describe('following', () => {
+describe('following events', () => {
   const stream =
     (text: string) =>
     (_seen: unknown, answer: ServerResponse): undefined => {
@@ -13,7 +13,7 @@ describe('following', () => {
   const event = (id: number, type: string, data: object): string =>
     `id: ${id}\nevent: ${type}\ndata: ${JSON.stringify(data)}\n\n`;
 
-  test('events are lines, and go on after a break from where they were', async () => {
+  test('prints a line for each event, and resumes after a broken connection', async () => {
     const interrupt = new AbortController();
     const at = '2026-01-02T03:04:05.000Z';
     let connections = 0;
@@ -41,7 +41,7 @@ describe('following', () => {
     expect(server.seen.map(({ headers }) => headers['last-event-id'])).toEqual([undefined, '1']);
   });
 
-  test('operations --watch shows what was, then what begins and ends', async () => {
+  test('operations --watch prints past operations, then those that start and end', async () => {
     const interrupt = new AbortController();
     const done = operation('done');
     await using server = await scriptedServer({
@@ -66,7 +66,7 @@ describe('following', () => {
     expect(status).toBe(130);
   });
 
-  test('stops when nobody reads any more', async () => {
+  test('stops when the output is closed', async () => {
     await using server = await scriptedServer({ 'GET /v1/events': stream(event(1, 'x', { subject: 'y' })) });
     const stdout = new Writable({
       write: (_chunk, _encoding, done) => done(Object.assign(new Error('EPIPE'), { code: 'EPIPE' })),
@@ -74,7 +74,7 @@ describe('following', () => {
     expect(await run(server, ['events'], { stdout })).toMatchObject({ status: 0, stderr: '' });
   });
 
-  test('no server at all is an error at once', async () => {
+  test('fails at once without a server', async () => {
     expect(await run({ socket: '/nonexistent/s.sock' }, ['events'])).toMatchObject({
       status: 10,
       stderr: expect.stringContaining('error: no Stowage server answers at /nonexistent/s.sock (ENOENT)'),

@@ -1,14 +1,14 @@
 import { StowageError } from '#core/errors.ts';
 import type { EventJson, OperationJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import type { Act, Session } from './session.ts';
+import type { StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { ServerEvent } from './sse.ts';
 import { shown } from './text.ts';
 
-/** As long as a restart takes; after that, somebody should know that nothing is followed any more. */
+/** Longer than a restart takes. After this time without a server, the command fails. */
 const restartMs = 10_000;
 
-export function addEventCommands(program: Verb, act: Act): void {
+export function addEventCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('events')
     .description('Follow what changes: volumes, stores, mounts, operations. Until Ctrl-C.')
@@ -20,24 +20,24 @@ export function addEventCommands(program: Verb, act: Act): void {
           const { out } = session;
           if (out.json) return out.event(event);
           if (out.quiet) return out.line(shown(event.subject));
-          out.line(`${shown(event.at)}  ${shown(event.type.padEnd(20))}  ${shown(about(event))}`);
+          out.line(`${shown(event.at)}  ${shown(event.type.padEnd(20))}  ${shown(subjectText(event))}`);
         }),
       ),
     );
 }
 
-/** Subjects are ids; people know names. */
-function about(event: EventJson): string {
+/** The name instead of the id, where the event has it. */
+function subjectText(event: EventJson): string {
   const operation = operationOf(event);
   if (operation !== undefined) return `${operation.kind} ${operation.subject}: ${operation.state}`;
   const { store, name } = (event.data ?? {}) as { readonly store?: unknown; readonly name?: unknown };
   return typeof store === 'string' && typeof name === 'string' ? `${store}/${name}` : event.subject;
 }
 
-/** Calls back for each event until Ctrl-C, or until nobody reads what we write. Goes on after a restart of the server. */
+/** Calls back for each event until Ctrl-C or until the output is closed. Reconnects after a restart of the server. */
 export async function followEvents(session: Session, tell: (event: EventJson) => void): Promise<void> {
   const { client, clock, io, out } = session;
-  const until = AbortSignal.any([io.signal, session.unread]);
+  const until = AbortSignal.any([io.signal, session.outputClosed]);
   let last: string | undefined;
   let lostAt: number | undefined;
   let known = false;
@@ -61,8 +61,8 @@ export async function followEvents(session: Session, tell: (event: EventJson) =>
     lostAt ??= clock.now();
     await clock.sleep(250, until).catch(() => undefined);
   }
-  // A reader that left is content; a person who pressed Ctrl-C gets the status of an interrupted program, and no words.
-  if (session.unread.aborted) return;
+  // A closed output is a success. Ctrl-C gives the exit status of an interrupted program, without a message.
+  if (session.outputClosed.aborted) return;
   throw new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: until.reason });
 }
 

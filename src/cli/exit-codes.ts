@@ -6,7 +6,7 @@ export interface ExitCode {
   readonly meaning: string;
 }
 
-/** From the one table of codes, so that this text cannot say something else. */
+/** Generated from the table of error codes, so that the help is always right. */
 export function exitCodes(): ExitCode[] {
   const byExit = Map.groupBy(Object.entries(errorCodes), ([, { exit }]) => exit);
   const failures = [...byExit].map(([exit, entries]) => ({
@@ -22,7 +22,7 @@ const extra: Readonly<Record<number, string>> = {
   2: '; or the command line was not understood',
 };
 
-/** For the help of the program; `stowage help exit-codes` adds which errors they stand for. */
+/** For the program's help; `stowage help exit-codes` adds the error codes. */
 export const exitCodeLines = (): string[] => [
   'Exit status:',
   ...exitCodes().map(({ exit, meaning }) => `  ${String(exit).padStart(3)}  ${meaning}`),

@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { problem, run, scriptedServer, volume } from './scripted-server.ts';
 
 describe('a connection that breaks', () => {
-  test('is tried again with the same Idempotency-Key, through a restart of the server', async () => {
+  test('is retried with the same Idempotency-Key, also after a restart of the server', async () => {
     let broken = 0;
     const restarted: Promise<void>[] = [];
     await using server = await scriptedServer({
@@ -21,7 +21,7 @@ describe('a connection that breaks', () => {
     expect(server.seen[1]?.body).toEqual({ name: 'demo' });
   });
 
-  test('in the middle of the answer counts too, and our own first request at work is waited for', async () => {
+  test('is retried also if it broke during the answer, and waits while the first request is busy', async () => {
     let asked = 0;
     await using server = await scriptedServer({
       'POST /v1/volumes': (_seen, answer) => {
@@ -37,7 +37,7 @@ describe('a connection that breaks', () => {
     expect(new Set(server.seen.map(({ headers }) => headers['idempotency-key'])).size).toBe(1);
   });
 
-  test('a server that says it is stopping is waited for, and tried again with the same key', async () => {
+  test('a request to a stopping server is retried with the same key', async () => {
     let asked = 0;
     await using server = await scriptedServer({
       'POST /v1/volumes': () => {
@@ -49,7 +49,7 @@ describe('a connection that breaks', () => {
     expect(new Set(server.seen.map(({ headers }) => headers['idempotency-key'])).size).toBe(1);
   });
 
-  test('busy without a break before it is an answer like any other', async () => {
+  test('a busy answer is not retried without a broken connection before', async () => {
     await using server = await scriptedServer({ 'POST /v1/volumes': problem('busy', 'busy', 'Wait.', 409) });
     expect((await run(server, ['volume', 'create', 'demo'])).status).toBe(8);
     expect(server.seen).toHaveLength(1);

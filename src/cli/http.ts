@@ -3,106 +3,107 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { AnswerTooLarge } from '#base/http.ts';
 import { StowageError } from '#core/errors.ts';
 import type { UnreachedJson } from '#front/rest/schemas.ts';
-import { clusterRefusal } from './cluster-connection.ts';
-import { placeOf, type Where } from './connection.ts';
-import { Broken, type Outgoing, readBody, send } from './exchange.ts';
-import { Refused, refusal } from './problem.ts';
+import { apiServerError } from './cluster-connection.ts';
+import { addressText, type ServerAddress } from './connection.ts';
+import { ConnectionFailure, type OutgoingRequest, readBody, send } from './http-exchange.ts';
+import { parseProblem, ServerProblem } from './problem.ts';
 import { readEvents, type ServerEvent } from './sse.ts';
 
 export type Query = Readonly<Record<string, string | readonly string[] | undefined>>;
 
-export interface Ask {
-  /** In place of the session's own signal: for what must still be said after Ctrl-C. */
+export interface RequestOptions {
+  /** Replaces the session's signal, for requests after Ctrl-C. */
   readonly signal?: AbortSignal;
-  /** The server was there a moment ago: when it is not now, it is restarting. */
-  readonly patient?: boolean;
+  /** The server answered a moment ago: if it is not there now, it is restarting, so wait for it. */
+  readonly waitForRestart?: boolean;
 }
 
-export interface Change extends Ask {
+export interface ChangeRequest extends RequestOptions {
   readonly method: 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly body?: unknown;
   readonly ifRevision?: number | undefined;
-  /** Ask for an operation to follow in place of the result. */
+  /** Send `Prefer: respond-async`: the answer is an operation to follow. */
   readonly background?: boolean;
-  /** Work without a known end: the default deadline does not hold, one that was asked for does. */
+  /** Long work: only a --timeout of the user applies, not the default one. */
   readonly long?: boolean;
 }
 
-export interface Answer {
+export interface ServerAnswer {
   readonly status: number;
-  /** Undefined: the answer has none. */
+  /** Undefined: no body. */
   readonly body: unknown;
 }
 
 export interface Client {
-  get<T>(path: string, query?: Query, how?: Ask): Promise<T>;
+  get<T>(path: string, query?: Query, how?: RequestOptions): Promise<T>;
   /** Every page of a list. */
   all<T>(path: string, query?: Query): Promise<T[]>;
   /** The same for a list over several stores. */
-  overStores<T>(path: string, query?: Query): Promise<OverStores<T>>;
-  change(change: Change): Promise<Answer>;
-  /** Changes as they happen, from after `last` on; ends when the connection does. */
+  listOverStores<T>(path: string, query?: Query): Promise<MultiStoreList<T>>;
+  change(change: ChangeRequest): Promise<ServerAnswer>;
+  /** The events after `last`; ends with the connection. */
   events(last: string | undefined, signal: AbortSignal): AsyncGenerator<ServerEvent>;
 }
 
-export interface OverStores<T> {
+export interface MultiStoreList<T> {
   readonly items: readonly T[];
   /** The stores that did not answer. */
   readonly unanswered: readonly string[];
-  /** In a cluster, the nodes that could not be asked. */
+  /** In a cluster: the nodes that could not be reached. */
   readonly unreached: readonly UnreachedJson[];
 }
 
-interface Page<T> extends Partial<OverStores<T>> {
+interface Page<T> extends Partial<MultiStoreList<T>> {
   readonly next?: string | null;
 }
 
 export interface Deadline {
   readonly ms: number;
-  /** Somebody asked for it, so it holds for long work too. */
+  /** Set by --timeout, so it applies to long work too. */
   readonly explicit: boolean;
 }
 
-/** How long a server that went away in the middle of a request is waited for: the time of a restart. */
+/** How long to retry after the server went away during a request: longer than a restart takes. */
 const restartMs = 10_000;
 
 export function createClient(
-  find: () => Promise<Where>,
+  find: () => Promise<ServerAddress>,
   clock: Clock,
   signal: AbortSignal,
   deadline: Deadline,
-  /** Whoever watches is told that we wait, until disposed of. */
+  /** Shows the user that the program waits, until disposed. */
   waiting: () => Disposable,
 ): Client {
-  async function ask(out: Outgoing, how: Ask & { readonly long?: boolean }): Promise<Answer> {
+  async function ask(out: OutgoingRequest, how: RequestOptions & { readonly long?: boolean }): Promise<ServerAnswer> {
     const where = await find();
     const ms = how.long === true && !deadline.explicit ? 2 ** 31 - 1 : deadline.ms;
     using limit = clock.deadline(ms, how.signal ?? signal);
     using _ = waiting();
-    let giveUpAt = how.patient === true ? clock.now() + restartMs : undefined;
+    let giveUpAt = how.waitForRestart === true ? clock.now() + restartMs : undefined;
     for (let pause = 50; ; pause = Math.min(pause * 2, 500)) {
-      let answer: Answer | undefined;
+      let answer: ServerAnswer | undefined;
       try {
         answer = await exchange(where, out, limit.signal);
       } catch (thrown) {
-        if (limit.signal.aborted) throw stopped(limit.signal.reason, where, out.method);
-        if (!(thrown instanceof Broken)) throw unreadable(thrown, where);
+        if (limit.signal.aborted) throw interruptedError(limit.signal.reason, where, out.method);
+        if (!(thrown instanceof ConnectionFailure)) throw unreadable(thrown, where);
         if (giveUpAt === undefined && !thrown.connected) throw unreachable(where, thrown);
         giveUpAt ??= clock.now() + restartMs;
-        if (clock.now() >= giveUpAt) throw thrown.connected ? brokenOff(where, thrown) : unreachable(where, thrown);
+        if (clock.now() >= giveUpAt)
+          throw thrown.connected ? connectionBroken(where, thrown) : unreachable(where, thrown);
       }
       if (restarting(answer)) giveUpAt ??= clock.now() + restartMs;
       const wait =
         giveUpAt !== undefined && clock.now() < giveUpAt && (restarting(answer) || isBusy(answer, out.method));
-      if (answer !== undefined && !wait) return checked(answer, where);
+      if (answer !== undefined && !wait) return checkedAnswer(answer, where);
       await clock.sleep(pause, limit.signal).catch(() => {
-        throw stopped(limit.signal.reason, where, out.method);
+        throw interruptedError(limit.signal.reason, where, out.method);
       });
     }
   }
 
-  async function overStores<T>(path: string, query: Query = {}): Promise<OverStores<T>> {
+  async function listOverStores<T>(path: string, query: Query = {}): Promise<MultiStoreList<T>> {
     const items: T[] = [];
     const unanswered = new Set<string>();
     const unreached: UnreachedJson[] = [];
@@ -111,25 +112,25 @@ export function createClient(
       const page = await get<Page<T>>(path, { ...query, after });
       if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
       items.push(...page.items);
-      // A server of an earlier version does not say.
+      // Servers of earlier versions leave this out.
       for (const store of page.unanswered ?? []) unanswered.add(store);
       unreached.push(...(page.unreached ?? []));
       after = page.next ?? undefined;
       if (after === undefined) return { items, unanswered: [...unanswered], unreached };
-      // A server at fault must not keep us here for ever.
+      // A faulty server must not make this loop endless.
       if (seen.has(after)) throw unreadable('the same page twice', await find());
       seen.add(after);
     }
   }
 
-  async function get<T>(path: string, query?: Query, how: Ask = {}): Promise<T> {
+  async function get<T>(path: string, query?: Query, how: RequestOptions = {}): Promise<T> {
     return (await ask({ method: 'GET', path: path + queryString(query) }, how)).body as T;
   }
 
   return {
     get,
-    all: async <T>(path: string, query?: Query) => [...(await overStores<T>(path, query)).items],
-    overStores,
+    all: async <T>(path: string, query?: Query) => [...(await listOverStores<T>(path, query)).items],
+    listOverStores,
     change: (change) => {
       const headers: Record<string, string> = { 'idempotency-key': randomUUID() };
       if (change.ifRevision !== undefined) headers['if-match'] = `"${change.ifRevision}"`;
@@ -142,22 +143,27 @@ export function createClient(
       try {
         yield* follow(where, last, until);
       } catch (cause) {
-        if (until.aborted) throw stopped(until.reason, where, 'GET');
+        if (until.aborted) throw interruptedError(until.reason, where, 'GET');
         if (cause instanceof RangeError) throw unreadable(cause.message, where);
-        if (cause instanceof StowageError || cause instanceof Refused) throw cause;
-        const broken = cause instanceof Broken ? cause : new Broken('the connection failed', { cause });
-        throw broken.connected ? brokenOff(where, broken) : unreachable(where, broken);
+        if (cause instanceof StowageError || cause instanceof ServerProblem) throw cause;
+        const broken =
+          cause instanceof ConnectionFailure ? cause : new ConnectionFailure('the connection failed', { cause });
+        throw broken.connected ? connectionBroken(where, broken) : unreachable(where, broken);
       }
     },
   };
 }
 
-async function* follow(where: Where, last: string | undefined, until: AbortSignal): AsyncGenerator<ServerEvent> {
+async function* follow(
+  where: ServerAddress,
+  last: string | undefined,
+  until: AbortSignal,
+): AsyncGenerator<ServerEvent> {
   const headers: Record<string, string> = { accept: 'text/event-stream' };
   if (last !== undefined) headers['last-event-id'] = last;
   const answer = await send(where, { method: 'GET', path: '/v1/events', headers }, until);
   const status = answer.statusCode ?? 0;
-  if (status !== 200) throw refused({ status, body: parse(await readBody(answer, until)) }, where);
+  if (status !== 200) throw problemFromAnswer({ status, body: parse(await readBody(answer, until)) }, where);
   yield* readEvents(answer);
 }
 
@@ -168,19 +174,19 @@ function queryString(query: Query = {}): string {
   return pairs.length === 0 ? '' : `?${new URLSearchParams(pairs)}`;
 }
 
-async function exchange(where: Where, out: Outgoing, signal: AbortSignal): Promise<Answer> {
+async function exchange(where: ServerAddress, out: OutgoingRequest, signal: AbortSignal): Promise<ServerAnswer> {
   const answer = await send(where, out, signal);
   const text = await readBody(answer, signal);
   return { status: answer.statusCode ?? 0, body: text === '' ? undefined : parse(text) };
 }
 
-/** It said so itself, on its way down or up. */
-const restarting = (answer: Answer | undefined): boolean =>
-  ['stopping', 'starting'].includes(refusal(answer?.body)?.problem.reason ?? '');
+/** The server answered that it is stopping or starting. */
+const restarting = (answer: ServerAnswer | undefined): boolean =>
+  ['stopping', 'starting'].includes(parseProblem(answer?.body)?.problem.reason ?? '');
 
-/** After a break our own first request may still be at work there, under the same key. */
-const isBusy = (answer: Answer | undefined, method: string): boolean =>
-  method !== 'GET' && refusal(answer?.body)?.problem.code === 'busy';
+/** After a broken connection, the first request may still run on the server under the same key. */
+const isBusy = (answer: ServerAnswer | undefined, method: string): boolean =>
+  method !== 'GET' && parseProblem(answer?.body)?.problem.code === 'busy';
 
 const unparsed = Symbol('not JSON');
 function parse(text: string): unknown {
@@ -191,22 +197,22 @@ function parse(text: string): unknown {
   }
 }
 
-function checked(answer: Answer, where: Where): Answer {
+function checkedAnswer(answer: ServerAnswer, where: ServerAddress): ServerAnswer {
   const ok = answer.status >= 200 && answer.status < 300;
   if (ok && answer.body !== unparsed) return answer;
-  throw ok ? unreadable(`status ${answer.status}`, where) : refused(answer, where);
+  throw ok ? unreadable(`status ${answer.status}`, where) : problemFromAnswer(answer, where);
 }
 
-function refused({ status, body }: Answer, where: Where): Error {
-  const said = refusal(body) ?? (where.kind === 'cluster' ? clusterRefusal(status, body, where) : undefined);
-  return said ?? unreadable(`status ${status}`, where);
+function problemFromAnswer({ status, body }: ServerAnswer, where: ServerAddress): Error {
+  const problem = parseProblem(body) ?? (where.kind === 'cluster' ? apiServerError(status, body, where) : undefined);
+  return problem ?? unreadable(`status ${status}`, where);
 }
 
-function unreadable(cause: unknown, where: Where): StowageError {
+function unreadable(cause: unknown, where: ServerAddress): StowageError {
   if (cause instanceof StowageError) return cause;
   const why =
     cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
-  return new StowageError(`the answer from ${placeOf(where)} is not one of a Stowage server (${why})`, {
+  return new StowageError(`the answer from ${addressText(where)} is not one of a Stowage server (${why})`, {
     code: 'internal',
     reason: 'answer-unreadable',
     action: 'Check that the address is that of Stowage, and that server and command line have the same version.',
@@ -214,9 +220,9 @@ function unreadable(cause: unknown, where: Where): StowageError {
   });
 }
 
-function stopped(reason: unknown, where: Where, method: string): StowageError {
+function interruptedError(reason: unknown, where: ServerAddress, method: string): StowageError {
   if (reason instanceof DeadlineExceeded) {
-    return new StowageError(`${placeOf(where)} gave no answer within ${reason.ms / 1000} s`, {
+    return new StowageError(`${addressText(where)} gave no answer within ${reason.ms / 1000} s`, {
       code: 'deadline',
       reason: 'server-no-answer',
       action: 'See what it is doing with: stowage operations; or give it longer with --timeout 5m',
@@ -231,8 +237,8 @@ function stopped(reason: unknown, where: Where, method: string): StowageError {
   });
 }
 
-function brokenOff(where: Where, cause: Broken): StowageError {
-  return new StowageError(`the connection to ${placeOf(where)} broke before the answer came`, {
+function connectionBroken(where: ServerAddress, cause: ConnectionFailure): StowageError {
+  return new StowageError(`the connection to ${addressText(where)} broke before the answer came`, {
     code: 'unavailable',
     reason: 'connection-broken',
     action: 'Look at the log of the server, then repeat the command; see what was done with: stowage operations',
@@ -240,9 +246,9 @@ function brokenOff(where: Where, cause: Broken): StowageError {
   });
 }
 
-function unreachable(where: Where, cause: Broken): StowageError {
+function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageError {
   if (cause.code === 'EACCES' || cause.code === 'EPERM') {
-    return new StowageError(`you are not permitted to use ${placeOf(where)}`, {
+    return new StowageError(`you are not permitted to use ${addressText(where)}`, {
       code: 'denied',
       reason: 'socket-denied',
       action: 'Run the command as the user who started the server, or use --url with a token.',
@@ -257,7 +263,7 @@ function unreachable(where: Where, cause: Broken): StowageError {
       cause,
     });
   const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
-  return new StowageError(`no Stowage server answers at ${placeOf(where)} (${cause.code})`, {
+  return new StowageError(`no Stowage server answers at ${addressText(where)} (${cause.code})`, {
     code: 'unavailable',
     reason: 'server-not-running',
     action: `Start one with: stowage up. If it runs elsewhere, say where with ${other}.`,

@@ -1,13 +1,13 @@
 import type { Writable } from 'node:stream';
 import type { FindingJson } from '#front/rest/schemas.ts';
-import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
-import type { TakeOverWish, TakingOver } from './taking-over.ts';
+import type { ClusterAddress, ClusterOptions } from './cluster-connection.ts';
+import type { TakeOverRequest, TakeOverService } from './take-over-service.ts';
 
-/** The world as the command line sees it; handed in, so that tests need no process. */
+/** The process as the command line sees it; a parameter, so that tests need no process. */
 export interface Io {
   readonly stdout: Writable;
   readonly stderr: Writable;
-  /** A person is watching: colours and progress bars are for them only. */
+  /** Standard output and error are a terminal: show colours and progress bars. */
   readonly isTTY: boolean;
   readonly env: Readonly<Record<string, string | undefined>>;
   /** Ctrl-C. */
@@ -21,34 +21,34 @@ export interface UpOptions {
   readonly listen?: string;
   readonly config?: string;
   readonly logLevel?: string;
-  /** The folder for the sockets by which container engines reach Stowage, or `none`. */
+  /** The folder for the sockets of the volume plugins, or `none`. */
   readonly plugins?: string;
   /** The folder for the sockets of CSI drivers. */
   readonly csi?: string;
-  /** A kubelet's folder of plugins. */
+  /** The kubelet's plugin registry. */
   readonly csiRegistry?: string;
-  /** How many volumes of each CSI driver may be mounted. */
+  /** How many volumes of each CSI driver this node may have mounted. */
   readonly maxVolumes?: number;
-  /** A kubelet's own folder: where both of these are, unless they are said. */
+  /** The kubelet's root folder; the default for `csi` and `csiRegistry`. */
   readonly kubelet?: string;
-  /** What this machine is called, where it is not by its own name for itself. */
+  /** The node's name; default: the host name. */
   readonly nodeName?: string;
-  /** The engines' own sockets, or `none`. */
+  /** The sockets of the engines' own APIs, or `none`. */
   readonly dockerSocket?: string;
   readonly podmanSocket?: string;
   /** `stowage node`: no store of its own, no TCP port. */
   readonly bare?: boolean;
-  /** Stores are what the Store objects of a cluster say. */
+  /** The stores come from the cluster's Store objects. */
   readonly kubernetes?: boolean;
   readonly kubeconfig?: string;
   readonly namespace?: string;
   /** `host:port` for probes, or `none`. */
   readonly health?: string;
-  /** `host:port` for figures alone, or `none`. */
+  /** `host:port` for /metrics only, or `none`. */
   readonly metrics?: string;
   /** With the embedded NFS server. */
   readonly nfs?: boolean;
-  /** Its port, where it is not the one it had before. */
+  /** The port of the NFS server; default: the previous one. */
   readonly nfsPort?: number;
 }
 
@@ -58,14 +58,14 @@ export interface ControllerOptions {
   readonly namespace?: string;
   /** `host:port`, or `none`. */
   readonly health?: string;
-  /** `host:port` of the door for agents and users, or `none`. */
+  /** `host:port` for agents and users, or `none`. */
   readonly listen?: string;
-  /** A Secret with the door's certificate, kept by somebody else. */
+  /** A Secret with the server's certificate, which somebody else maintains. */
   readonly tlsSecret?: string;
   readonly logLevel?: string;
 }
 
-/** One user or group, as clients and as this machine number them. */
+/** A uid or gid of the clients, and the one that it maps to on this machine. */
 export interface NfsMapping {
   readonly client: number;
   readonly here: number;
@@ -76,7 +76,7 @@ export interface NfsServeOptions {
   readonly host?: string;
   readonly port?: number;
   readonly path?: string;
-  /** None: only processes of the same user on this machine. */
+  /** Empty: only processes of the same user, and of root, on this machine. */
   readonly allow: readonly string[];
   readonly privilegedPorts: boolean;
   readonly squash?: 'root' | 'all' | 'none';
@@ -89,54 +89,54 @@ export interface NfsServeOptions {
   readonly tlsCert?: string;
   readonly tlsKey?: string;
   readonly tlsCa?: string;
-  /** Common names in certificates of callers that only use volumes. */
+  /** Common names of client certificates that may only use volumes. */
   readonly tlsConfine: readonly string[];
   readonly tlsOptional: boolean;
   readonly portmapper?: number;
   readonly state?: string;
 }
 
-/** What is exported, and how to use it. */
+/** The export, and how to use it. */
 export interface NfsServed {
   readonly directory: string;
   readonly host: string;
   readonly port: number;
   readonly path: string;
   readonly portmapper: number | null;
-  /** What a store that uses it is given. */
+  /** The URI for a store that uses the export. */
   readonly uri: string;
-  /** What such a store could be called. */
+  /** A suggested name for such a store. */
   readonly name: string;
   /** Lines for people. */
   readonly about: Readonly<Record<string, string>>;
-  /** What should be known before it is used. */
+  /** Warnings. */
   readonly notes: readonly string[];
 }
 
 export interface KeeperOptions {
   readonly folder?: string;
   readonly pod?: string;
-  /** Asks the one that runs. */
+  /** Checks the running keeper instead of starting one. */
   readonly check?: 'alive' | 'ready';
 }
 
-/** What the command line cannot do through the REST API, given by the program around it. */
-export interface Injected {
-  /** Runs the server until it is told to stop; the exit status. */
+/** What the command line can't do through the REST API; the program provides it. */
+export interface ProgramServices {
+  /** Runs the server until it is told to stop; returns the exit status. */
   up(options: UpOptions): Promise<number>;
   /** The same for the controller of a cluster. */
   controller(options: ControllerOptions): Promise<number>;
-  /** Exports a directory until it is told to stop; the exit status. */
+  /** Exports a directory until it is told to stop; returns the exit status. */
   nfsServe(options: NfsServeOptions, ready: (served: NfsServed) => void): Promise<number>;
-  /** Becomes a keeper, or asks the one that runs; the exit status. */
+  /** Runs a keeper or checks the running one; returns the exit status. */
   keeper(options: KeeperOptions): Promise<number>;
-  /** Looks at this machine without a server. */
+  /** Checks this machine without a server. */
   doctor(): Promise<readonly FindingJson[]>;
-  /** Given: this is `kubectl stowage`, and speaks to the Stowage of a cluster, by the way that this finds. */
-  cluster?(options: ClusterOptions): Promise<ClusterWay>;
-  /** Likewise: at the API server itself, as whoever the kubeconfig says. */
-  takeOver?(wish: TakeOverWish): Promise<TakingOver>;
+  /** Defined for `kubectl stowage`: finds the Stowage of a cluster. */
+  cluster?(options: ClusterOptions): Promise<ClusterAddress>;
+  /** Defined for `kubectl stowage`: uses the API server directly, as the kubeconfig's user. */
+  takeOver?(request: TakeOverRequest): Promise<TakeOverService>;
   readonly version: string;
-  /** The name people call it by. */
+  /** The name of the program as the user runs it. */
   readonly program: string;
 }

@@ -1,8 +1,8 @@
 import type { ServerResponse } from 'node:http';
 import { expect, test } from 'vitest';
+import { childrenOf, walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, problem, run, scriptedServer, volume } from './scripted-server.ts';
-import { childrenOf, walk } from './tree.ts';
 
 /**
  * Scripts rely on what `--json` prints: with few exceptions, the object or the list items that the REST API returns, including fields that
@@ -110,7 +110,7 @@ test.each(silent)('%s --json prints nothing', async (words, script) => {
   expect(await run(server, [...words.split(' '), '--json'])).toEqual({ status: 0, stdout: '', stderr: '' });
 });
 
-test('an error is one line of JSON on standard error: the problem that the server sent', async () => {
+test("an error is the server's problem as one line of JSON on standard error", async () => {
   const [status, body] = problem('not-found', 'there is no volume v', 'See the list.', 404);
   await using server = await scriptedServer({ 'GET /v1/volumes/v': [status, body] });
   const { stdout, stderr, status: exit } = await run(server, ['volume', 'show', 'v', '--json']);

@@ -1,24 +1,24 @@
 import { Option } from 'commander';
-import type { Verb } from './command.ts';
+import type { StowageCommand } from './command.ts';
 import type { KeeperOptions } from './io.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 
-export function addKeeperCommand(program: Verb, act: Act): void {
+export function addKeeperCommand(program: StowageCommand, act: MakeAction): void {
   program
     .command('keeper')
     .description(
-      'Run what keeps the mounts of a machine, as the first process of a container of its own, without any rights. An agent that runs with\n' +
-        'STOWAGE_KEEPERS=pod makes its folder and finds it there. Told to end, it stays for as long as something is mounted.',
+      "Run the keeper of a machine's mounts, as the first process of its own container, without privileges. An agent that runs with\n" +
+        'STOWAGE_KEEPERS=pod creates its folder and finds it there. After SIGTERM it keeps running as long as something is mounted.',
     )
-    .option('--folder <dir>', 'its folder, the same one as the agent has (default: /run/stowage/keepers/host)')
-    .option('--pod <uid>', 'of the pod that it runs in: one that is started again takes nothing from a newer one')
+    .option('--folder <dir>', "its folder, the same as the agent's (default: /run/stowage/keepers/host)")
+    .option('--pod <uid>', 'UID of its pod, so that a restarted keeper takes nothing from a newer one')
     .addOption(
-      new Option('--check <what>', 'ask the one that runs: does it answer, or does it have everything?').choices([
-        'alive',
-        'ready',
-      ]),
+      new Option(
+        '--check <what>',
+        'check the running keeper: does it answer, or has it taken over everything?',
+      ).choices(['alive', 'ready']),
     )
     .example('stowage keeper --pod "$POD_UID"', 'in a pod of a DaemonSet')
-    .example('stowage keeper --check ready', 'has it taken over from the one before?')
-    .action(act((session: Session, options: KeeperOptions) => session.injected.keeper(options)));
+    .example('stowage keeper --check ready', 'has it taken over from its predecessor?')
+    .action(act((session: Session, options: KeeperOptions) => session.services.keeper(options)));
 }

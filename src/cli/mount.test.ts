@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { page, run, scriptedServer } from './scripted-server.ts';
 
-test('mount and unmount by path, and unmount by volume and path', async () => {
+test('a volume can be mounted, and unmounted by path or by volume and path', async () => {
   const mounted = {
     volume: 'sv1-00000000-0000-4000-8000-000000000001',
     name: 'local/demo',

@@ -2,21 +2,21 @@ import { realpath } from 'node:fs/promises';
 import { isAbsolute, resolve } from 'node:path';
 import { StowageError } from '#core/errors.ts';
 import type { MountJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import { refPath } from './names.ts';
+import { refPath } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, shown } from './text.ts';
 
-export function addMountCommands(program: Verb, act: Act): void {
+export function addMountCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('mount')
-    .description('Mount a volume at a path of the server’s machine. The folder is made if it is missing.')
+    .description('Mount a volume at a path of the server’s machine. Creates the folder if it is missing.')
     .argument('<volume>', 'store/name, name or id')
-    .argument('<path>', 'where its files shall be seen')
-    .option('--read-only', 'nothing can be written through this mount')
+    .argument('<path>', 'where to mount it')
+    .option('--read-only', 'mount it read-only')
     .example('stowage mount demo /mnt/demo', 'the files of demo, under /mnt/demo')
-    .example('stowage mount local/demo ./demo --read-only', 'to look, not to touch')
+    .example('stowage mount local/demo ./demo --read-only', 'read-only, at a path relative to the current folder')
     .action(act(mount));
   program
     .command('unmount')
@@ -24,8 +24,8 @@ export function addMountCommands(program: Verb, act: Act): void {
     .description('Unmount a volume from a path.')
     .argument('<path-or-volume>', 'the path, or the volume when the path follows')
     .argument('[path]', 'the path')
-    .option('--force', 'also when in use, or when its server is silent: who uses it gets errors from then on')
-    .example('stowage unmount /mnt/demo', 'whatever volume is mounted there')
+    .option('--force', 'also if it is in use or its server does not answer; processes that use it then get errors')
+    .example('stowage unmount /mnt/demo', 'whichever volume is mounted there')
     .example('stowage unmount local/demo /mnt/demo', 'only if it is this one')
     .example('stowage unmount /mnt/photos --force', 'its server is gone, and programs hang on it')
     .action(act(unmount));
@@ -37,11 +37,11 @@ export function addMountCommands(program: Verb, act: Act): void {
     .action(act(list));
 }
 
-/** Relative paths mean our own folder, so they mean nothing to a server elsewhere. */
+/** Relative paths are relative to this process, so they are useless to a server on another machine. */
 function target(session: Session, path: string): string {
   if (path === '')
     throw invalid('the path is empty', 'path-empty', 'Write a path, such as /mnt/demo; for this folder: . (a dot)');
-  if (session.local || isAbsolute(path)) return resolve(path);
+  if (session.isLocalServer || isAbsolute(path)) return resolve(path);
   throw invalid(
     `the path ${shown(path)} is relative, and the server has another working folder`,
     'path-relative',
@@ -60,7 +60,7 @@ async function mount(
   const answer = await client.change({ method: 'POST', path: `/v1/volumes/${refPath(ref)}/mount`, body });
   const mounted = answer.body as MountJson;
   if (out.json) return out.value(mounted);
-  out.said(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
+  out.reportDone(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
 }
 
 async function unmount(
@@ -74,13 +74,13 @@ async function unmount(
   const found = second === undefined ? await mountAt(session, at) : { ref: refPath(first), target: at };
   const body = { target: found.target, ...(options.force === true ? { force: true } : {}) };
   await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body });
-  out.said(`unmounted ${found.target}`);
+  out.reportDone(`unmounted ${found.target}`);
 }
 
 async function mountAt(session: Session, at: string): Promise<{ readonly ref: string; readonly target: string }> {
   const mounts = await session.client.all<MountJson>('/v1/mounts');
   const isAt = (path: string): MountJson | undefined => mounts.find((one) => one.target === path);
-  const found = isAt(at) ?? (session.local ? isAt(await resolved(session, at)) : undefined);
+  const found = isAt(at) ?? (session.isLocalServer ? isAt(await resolved(session, at)) : undefined);
   if (found !== undefined) return { ref: encodeURIComponent(found.volume), target: found.target };
   throw new StowageError(`no volume is mounted at ${shown(at)}`, {
     code: 'not-found',
@@ -89,7 +89,7 @@ async function mountAt(session: Session, at: string): Promise<{ readonly ref: st
   });
 }
 
-/** The server knows paths without symbolic links. Behind one there may be a dead server: it is not waited for. */
+/** The server knows targets without symbolic links. realpath gets a timeout, since it can hang on a dead server. */
 async function resolved({ clock, io }: Session, path: string): Promise<string> {
   using limit = clock.deadline(2000, io.signal);
   const late = clock.sleep(2000, limit.signal).then(
@@ -99,13 +99,13 @@ async function resolved({ clock, io }: Session, path: string): Promise<string> {
   return await Promise.race([realpath(path).catch(() => path), late]);
 }
 
-async function list({ client, out, clock, injected }: Session): Promise<void> {
-  const { items: mounts, unreached } = await client.overStores<MountJson>('/v1/mounts');
+async function list({ client, out, clock, services }: Session): Promise<void> {
+  const { items: mounts, unreached } = await client.listOverStores<MountJson>('/v1/mounts');
   out.unreached(unreached, 'its mounts are missing');
   if (out.json) return out.value(mounts);
   if (out.quiet) return mounts.forEach((one) => void out.line(shown(one.target)));
   if (mounts.length === 0) {
-    const how = injected.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
+    const how = services.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
     return out.note(`nothing is mounted${how}`);
   }
   const hasNodes = mounts.some(({ node }) => node !== undefined);

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import type { Injected, NfsServed, UpOptions } from './io.ts';
+import type { NfsServed, ProgramServices, UpOptions } from './io.ts';
 import { run } from './scripted-server.ts';
 
 const served: NfsServed = {
@@ -13,12 +13,12 @@ const served: NfsServed = {
   about: { who: 'anybody', as: 'nobody' },
   notes: ['mind the gap'],
 };
-const nfsServe: Injected['nfsServe'] = async (_options, ready) => {
+const nfsServe: ProgramServices['nfsServe'] = async (_options, ready) => {
   ready(served);
   return 0;
 };
 
-test('what is served is told to people', async () => {
+test('nfs serve prints the export and how to use it', async () => {
   expect(await run(undefined, ['nfs', 'serve', '/x'], { injected: { nfsServe } })).toEqual({
     status: 0,
     stdout: `stowage nfs ready: /srv/my data is /export on [::1]:20490
@@ -33,7 +33,7 @@ Try next:
   });
 });
 
-test('and to programs', async () => {
+test('nfs serve --json prints the export as JSON', async () => {
   const json = await run(undefined, ['nfs', 'serve', '/x', '--json'], { injected: { nfsServe } });
   expect(JSON.parse(json.stdout)).toEqual(served);
   const quiet = await run(undefined, ['nfs', 'serve', '/x', '--quiet'], { injected: { nfsServe } });
@@ -45,7 +45,7 @@ test.each<readonly [readonly string[], Partial<UpOptions>]>([
   [['--nfs'], { nfs: true }],
   [['--nfs', '20555'], { nfs: true, nfsPort: 20_555 }],
   [['--nfs', '--listen', 'none'], { nfs: true, listen: 'none' }],
-])('stowage up %j', async (args, expected) => {
+])('stowage up %j passes on the options of the NFS server', async (args, expected) => {
   const given: UpOptions[] = [];
   const up = async (options: UpOptions): Promise<number> => given.push(options) - 1;
   expect((await run(undefined, ['up', ...args], { injected: { up } })).status).toBe(0);

@@ -1,13 +1,13 @@
 import { Option } from 'commander';
-import { collect, type Verb } from './command.ts';
+import { parseNumberArgument } from './arguments.ts';
+import { collect, type StowageCommand } from './command.ts';
 import type { NfsMapping, NfsServed, NfsServeOptions } from './io.ts';
-import { numberIn } from './names.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import { shellWord, shown } from './text.ts';
 
-/** As commander gives them. */
-interface Given {
+/** The options as commander parses them. */
+interface NfsServeFlags {
   readonly port?: string;
   readonly host?: string;
   readonly path?: string;
@@ -29,10 +29,10 @@ interface Given {
   readonly state?: string;
 }
 
-export function addNfsCommands(program: Verb, act: Act): void {
+export function addNfsCommands(program: StowageCommand, act: MakeAction): void {
   const nfs = program
     .command('nfs')
-    .description('An NFS server of our own, for those who have none.')
+    .description('Run Stowage’s own NFS server.')
     .example('stowage nfs serve /srv/data', 'export a directory');
   const serve = nfs
     .command('serve')
@@ -65,10 +65,10 @@ export function addNfsCommands(program: Verb, act: Act): void {
     .example('stowage nfs serve /srv/data', 'for this user on this machine')
     .example('stowage nfs serve /srv/data --allow 192.168.1.0/24 --squash all', 'for a network, everybody as nobody')
     .example('stowage nfs serve /srv/data --read-only --port 0', 'to look at, on any port')
-    .action(act((session: Session, directory: string, given: Given) => run(session, directory, given)));
+    .action(act((session: Session, directory: string, given: NfsServeFlags) => run(session, directory, given)));
 }
 
-function addIdentities(serve: Verb): Verb {
+function addIdentities(serve: StowageCommand): StowageCommand {
   return serve
     .addOption(
       new Option('--squash <who>', 'who becomes the anonymous user (default: root; none without --allow)').choices([
@@ -83,18 +83,23 @@ function addIdentities(serve: Verb): Verb {
     .option('--map-gid <client:here>', 'a group that has another number here; can be repeated', collect);
 }
 
-const mostId = 4_294_967_294;
+const maxId = 4_294_967_294;
 const optional = <K extends string, T>(key: K, value: T | undefined): { [P in K]?: T } =>
   value === undefined ? {} : ({ [key]: value } as { [P in K]?: T });
 
-function numeric<K extends string>(key: K, flag: string, text: string | undefined, to: number): { [P in K]?: number } {
-  return text === undefined ? {} : optional(key, numberIn(flag, text, { from: 0, to }));
+function optionalNumber<K extends string>(
+  key: K,
+  flag: string,
+  text: string | undefined,
+  to: number,
+): { [P in K]?: number } {
+  return text === undefined ? {} : optional(key, parseNumberArgument(flag, text, { from: 0, to }));
 }
 
 function mappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
   return texts.map((text) => {
     const [, client, here] = /^(\d{1,10}):(\d{1,10})$/.exec(text) ?? [];
-    if (Number(client) <= mostId && Number(here) <= mostId) return { client: Number(client), here: Number(here) };
+    if (Number(client) <= maxId && Number(here) <= maxId) return { client: Number(client), here: Number(here) };
     throw invalid(
       `'${shown(text)}' is not a mapping that ${flag} takes`,
       'nfs-mapping-invalid',
@@ -103,7 +108,7 @@ function mappings(flag: string, texts: readonly string[] = []): readonly NfsMapp
   });
 }
 
-function optionsFrom(directory: string, given: Given): NfsServeOptions {
+function optionsFrom(directory: string, given: NfsServeFlags): NfsServeOptions {
   return {
     directory,
     ...optional('host', given.host),
@@ -113,10 +118,10 @@ function optionsFrom(directory: string, given: Given): NfsServeOptions {
     ...optional('tlsCert', given.tlsCert),
     ...optional('tlsKey', given.tlsKey),
     ...optional('tlsCa', given.tlsCa),
-    ...numeric('port', '--port', given.port, 65_535),
-    ...numeric('portmapper', '--portmapper', given.portmapper, 65_535),
-    ...numeric('anonUid', '--anon-uid', given.anonUid, mostId),
-    ...numeric('anonGid', '--anon-gid', given.anonGid, mostId),
+    ...optionalNumber('port', '--port', given.port, 65_535),
+    ...optionalNumber('portmapper', '--portmapper', given.portmapper, 65_535),
+    ...optionalNumber('anonUid', '--anon-uid', given.anonUid, maxId),
+    ...optionalNumber('anonGid', '--anon-gid', given.anonGid, maxId),
     allow: given.allow ?? [],
     users: mappings('--map-uid', given.mapUid),
     groups: mappings('--map-gid', given.mapGid),
@@ -128,18 +133,18 @@ function optionsFrom(directory: string, given: Given): NfsServeOptions {
   };
 }
 
-function run(session: Session, directory: string, given: Given): Promise<number> {
-  return session.injected.nfsServe(optionsFrom(directory, given), (served) => tell(session, served));
+function run(session: Session, directory: string, given: NfsServeFlags): Promise<number> {
+  return session.services.nfsServe(optionsFrom(directory, given), (served) => printServed(session, served));
 }
 
-function tell({ out, injected }: Session, served: NfsServed): void {
+function printServed({ out, services }: Session, served: NfsServed): void {
   for (const note of served.notes) out.warn(note);
   if (out.json) out.value(served);
   else if (out.quiet) out.line(shown(served.uri));
-  else greet(out, served, injected.program);
+  else printGreeting(out, served, services.program);
 }
 
-function greet(out: Session['out'], served: NfsServed, program: string): void {
+function printGreeting(out: Session['out'], served: NfsServed, program: string): void {
   const at = served.host.includes(':') ? `[${served.host}]` : served.host;
   out.line(`stowage nfs ready: ${shown(served.directory)} is ${shown(served.path)} on ${at}:${served.port}`);
   for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${shown(said)}`);

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { operation, page, run, scriptedServer } from './scripted-server.ts';
 
-test('operations are listed, shown with their error, and cancelled', async () => {
+test('operations can be listed, shown with their errors, and cancelled', async () => {
   const error = { code: 'in-use', reason: 'x', message: 'it is in use', action: 'Stop it.' };
   const failed = operation('failed', { error });
   await using server = await scriptedServer({
@@ -16,6 +16,6 @@ test('operations are listed, shown with their error, and cancelled', async () =>
   expect((await run(server, ['operations', 'show', 'op1-x'])).stdout).toMatch(
     /error {4}it is in use\naction {3}Stop it\.\n$/,
   );
-  expect((await run(server, ['operations', 'cancel', 'op1-x'])).stdout).toBe('op1-x was told to stop\n');
+  expect((await run(server, ['operations', 'cancel', 'op1-x'])).stdout).toBe('op1-x is being cancelled\n');
   expect((await run(server, ['operations', '--limit', '5000'])).stderr).toContain('from 1 to 1000');
 });

@@ -1,41 +1,41 @@
 import type { OperationJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
+import { parseNumberArgument, pathSegment } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
 import { followEvents, operationOf } from './events.ts';
-import { numberIn, step } from './names.ts';
-import type { Act, Session } from './session.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, date, shown } from './text.ts';
 
-/** As many as the server gives at once. */
-const mostListed = 1000;
+/** The server's page limit. */
+const maxListed = 1000;
 
-const pathOf = (id: string): string => `/v1/operations/${step('operation', id, 'operation-reference')}`;
+const pathOf = (id: string): string => `/v1/operations/${pathSegment('operation', id, 'operation-reference')}`;
 
-export function addOperationCommands(program: Verb, act: Act): void {
+export function addOperationCommands(program: StowageCommand, act: MakeAction): void {
   const operations = program
     .command('operations')
     .alias('ops')
-    .description('What the server is doing, and what it did lately.')
+    .description('Running and recent operations of the server.')
     .example('stowage operations', 'the last twenty')
-    .example('stowage operations --watch', 'and those to come, as they begin and end');
+    .example('stowage operations --watch', 'and new ones, as they start and end');
   operations
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
-    .option('--limit <n>', `how many at most, up to ${mostListed}`, '20')
-    .option('--watch', 'go on with those that begin and end from now on')
+    .option('--limit <n>', `how many at most, up to ${maxListed}`, '20')
+    .option('--watch', 'then print operations as they start and end')
     .example('stowage operations list --limit 100', 'further back')
     .example('stowage operations --watch', 'until Ctrl-C')
     .action(act(list));
   operations
     .command('show')
-    .description('Show one operation: how far it is, how it ended, and why.')
+    .description('Show one operation: its progress, its result, and its error.')
     .argument('<operation>', 'its id')
     .example('stowage operations show op1-…', 'why did it fail?')
     .action(act(show));
   operations
     .command('cancel')
-    .description('Cancel a running operation. What it had begun is undone or can be repeated.')
+    .description('Cancel a running operation. Its partial work is undone or can be repeated.')
     .argument('<operation>', 'its id')
     .example('stowage operations cancel op1-…', 'stop it')
     .action(
@@ -43,7 +43,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
         if (out.json && body !== undefined) return out.value(body);
         const { state } = body as OperationJson;
-        out.said(state === 'running' ? `${id} was told to stop` : `${id} had ended before: ${state}`);
+        out.reportDone(state === 'running' ? `${id} is being cancelled` : `${id} had already ended: ${state}`);
       }),
     );
 }
@@ -51,7 +51,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
 const tones: Readonly<Record<string, Tone>> = { running: 'warn', done: 'good', failed: 'bad', canceled: 'faint' };
 const state = (operation: OperationJson): Cell => ({ text: operation.state, tone: tones[operation.state] ?? 'plain' });
 
-function far({ progress, error }: OperationJson): string {
+function progressText({ progress, error }: OperationJson): string {
   if (error !== null) return error.message;
   if (progress === null) return '';
   return `${progress.done}${progress.total === null ? '' : `/${progress.total}`} ${progress.unit}`;
@@ -59,8 +59,8 @@ function far({ progress, error }: OperationJson): string {
 
 async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
   const { client, out, clock } = session;
-  const limit = numberIn('--limit', options.limit, { from: 1, to: mostListed });
-  // Not every page: the limit is how many are wanted in all.
+  const limit = parseNumberArgument('--limit', options.limit, { from: 1, to: maxListed });
+  // One page: the limit is the total.
   const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
   if (options.watch === true) return await watch(session, items);
   if (out.json) return out.value(items);
@@ -68,7 +68,14 @@ async function list(session: Session, options: { readonly limit: string; readonl
   if (items.length === 0) return out.note('no operations yet');
   out.table(
     ['ID', 'KIND', 'SUBJECT', 'STATE', 'STARTED', 'DETAIL'],
-    items.map((one) => [one.id, one.kind, one.subject, state(one), `${age(one.startedAt, clock.now())} ago`, far(one)]),
+    items.map((one) => [
+      one.id,
+      one.kind,
+      one.subject,
+      state(one),
+      `${age(one.startedAt, clock.now())} ago`,
+      progressText(one),
+    ]),
   );
 }
 
@@ -85,21 +92,22 @@ async function show({ client, out }: Session, id: string): Promise<void> {
     ['state', state(operation)],
     ['started', date(operation.startedAt)],
     ['ended', operation.endedAt === null ? '-' : date(operation.endedAt)],
-    ...(operation.progress === null ? [] : [['progress', far({ ...operation, error: null })] as const]),
+    ...(operation.progress === null ? [] : [['progress', progressText({ ...operation, error: null })] as const]),
     ...(error === null ? [] : [['error', error.message] as const, ['action', error.action] as const]),
   ]);
 }
 
 async function watch(session: Session, before: readonly OperationJson[]): Promise<void> {
   const { out } = session;
-  const told = (operation: OperationJson): string => {
+  const operationLine = (operation: OperationJson): string => {
     if (out.quiet) return shown(operation.id);
     const at = date(operation.endedAt ?? operation.startedAt).slice(11, 16);
     const word = out.paint(tones[operation.state] ?? 'plain', operation.state.padEnd(8));
     const why = operation.error === null ? '' : `: ${operation.error.message}`;
     return `${at}  ${word}  ${shown(`${operation.kind} ${operation.subject}${why}`)}  ${shown(operation.id)}`;
   };
-  const tell = (operation: OperationJson): void => (out.json ? out.event(operation) : out.line(told(operation)));
+  const tell = (operation: OperationJson): void =>
+    out.json ? out.event(operation) : out.line(operationLine(operation));
   [...before].reverse().forEach(tell);
   await followEvents(session, (event) => {
     const operation = operationOf(event);

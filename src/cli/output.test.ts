@@ -48,7 +48,7 @@ describe('--quiet', () => {
     expect((await run(server, argv)).stdout.length).toBeGreaterThan(stdout.length);
   });
 
-  test('events are the ids of what changed', async () => {
+  test('events are the ids of the changed objects', async () => {
     const event = { type: 'volume.created', at: '2026-01-02T03:04:05Z', subject: demo.id, data: demo };
     await using server = await scriptedServer({
       'GET /v1/events': (_seen, answer) => {
@@ -71,7 +71,7 @@ describe('--quiet', () => {
   });
 });
 
-describe('a list with nothing in it', () => {
+describe('an empty list', () => {
   test.each([
     [['volume', 'list'], 'no volumes; create one with: stowage volume create NAME\n'],
     [['volume', 'list', '--contains', 'zzz'], 'no volume matches; see all with: stowage volume list\n'],
@@ -85,14 +85,14 @@ describe('a list with nothing in it', () => {
   });
 });
 
-test('status leaves out what the server does not tell', async () => {
+test('status leaves out fields that the server does not send', async () => {
   await using server = await scriptedServer({ 'GET /v1/status': [200, { ...status, pid: null, state: null }] });
   const { stdout } = await run(server, ['status']);
   expect(stdout).toMatch(/^server +stowage 1, up \d+s\n/);
   expect(stdout).not.toMatch(/null|state folder|configuration/);
 });
 
-test('one file is one file', async () => {
+test('usage prints the singular for one file', async () => {
   const files = async (count: string): Promise<string> => {
     await using server = await scriptedServer({ 'GET /v1/volumes/demo/usage': [200, { ...usage, files: count }] });
     return (await run(server, ['volume', 'usage', 'demo'])).stdout;

@@ -10,23 +10,23 @@ export interface OutputOptions {
   readonly color: boolean;
 }
 
-/** Results go to standard output, everything said about them to standard error. */
+/** Results go to standard output, notes and errors to standard error. */
 export interface Output extends OutputOptions {
   readonly paint: Paint;
-  /** One line of the result; what stands in it has been made safe by whoever wrote it. */
+  /** One line of the result. The caller must have escaped the text for a terminal. */
   line(text: string): void;
   table(headers: readonly string[], rows: readonly (readonly Cell[])[]): void;
   fields(pairs: readonly (readonly [string, Cell | readonly Cell[]])[]): void;
   value(value: unknown): void;
-  /** One object per line, for what has no end. */
+  /** One JSON object per line, for endless output. */
   event(value: unknown): void;
-  /** What was done, for people: nothing with --quiet and --json. */
-  said(text: string): void;
-  /** Something beside the result, for people: nothing with --quiet and --json. */
+  /** What the command did, on standard output; nothing with --quiet or --json. */
+  reportDone(text: string): void;
+  /** A note on standard error; nothing with --quiet or --json. */
   note(text: string): void;
-  /** What one must know to read the result as it is, also with --quiet and --json. */
+  /** Warns that the result is incomplete, also with --quiet and --json. */
   unanswered(stores: readonly string[], consequence: string): void;
-  /** The same of nodes of a cluster. */
+  /** The same for nodes of a cluster. */
   unreached(nodes: readonly UnreachedJson[], consequence: string): void;
   warn(text: string): void;
   error(thrown: unknown): void;
@@ -49,7 +49,7 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
     fields: (pairs) => fields(pairs, paint).forEach(line),
     value: (value) => line(shownJson(value, 2)),
     event: (value) => line(shownJson(value)),
-    said: (text) => {
+    reportDone: (text) => {
       if (!options.quiet && !options.json) line(shown(text));
     },
     note: (text) => {

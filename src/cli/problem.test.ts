@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { problem, run, scriptedServer } from './scripted-server.ts';
 
-describe('errors', () => {
+describe('error output', () => {
   test.each([
     ['not-found', 404, 4],
     ['in-use', 409, 6],
     ['exhausted', 507, 9],
     ['from-the-future', 418, 1],
-  ])('%s is told with its action and gives its exit status', async (code, http, exit) => {
+  ])('%s is printed with its action, and sets the exit status', async (code, http, exit) => {
     await using server = await scriptedServer({ 'GET /v1/status': problem(code, 'it is so', 'Do this.', http) });
     expect(await run(server, ['status'])).toEqual({
       status: exit,
@@ -18,7 +18,7 @@ describe('errors', () => {
     expect(JSON.parse(stderr)).toMatchObject({ code, detail: 'it is so', action: 'Do this.', requestId: 'r1' });
   });
 
-  test('an unknown command or option is status 2, with a suggestion', async () => {
+  test('an unknown command or option exits with 2 and a suggestion', async () => {
     expect(await run(undefined, ['volum', 'list'])).toEqual({
       status: 2,
       stdout: '',
@@ -32,7 +32,7 @@ describe('errors', () => {
     expect(JSON.parse(stderr)).toMatchObject({ code: 'invalid', detail: "missing required argument 'volume'" });
   });
 
-  test('no server: says so, and how to start one', async () => {
+  test('without a server, the error says how to start one', async () => {
     expect(await run({ socket: '/nonexistent/s.sock' }, ['status'])).toEqual({
       status: 10,
       stdout: '',
@@ -42,14 +42,14 @@ describe('errors', () => {
     });
   });
 
-  test('a server that does not answer is waited for no longer than --timeout', async () => {
+  test('a server that does not answer is an error after --timeout', async () => {
     await using server = await scriptedServer({ 'GET /v1/status': () => undefined });
     const { status, stderr } = await run(server, ['status', '--timeout', '100ms']);
     expect(stderr).toContain(`error: ${server.socket} gave no answer within 0.1 s\n`);
     expect(status).toBe(10);
   });
 
-  test('an answer that is not one of ours is an error, not a crash', async () => {
+  test("an answer that is not Stowage's is an error, not a crash", async () => {
     await using server = await scriptedServer({
       'GET /v1/status': (_seen, answer) => void answer.end('<html>') as undefined,
       'GET /v1/volumes': [200, { hello: 1 }],
@@ -62,7 +62,7 @@ describe('errors', () => {
     }
   });
 
-  test('an answer without end is cut off', async () => {
+  test('an endless answer is cut off', async () => {
     await using server = await scriptedServer({
       'GET /v1/status': (_seen, answer) => {
         const chunk = Buffer.alloc(1 << 20, 32);
@@ -102,7 +102,7 @@ test.each([
     ['mount', 'x', 'relative', '--url', 'http://127.0.0.1:1'],
     'error: the path relative is relative, and the server has another working folder',
   ],
-])('%j is refused before anything is asked', async (argv, line) => {
+])('%j is refused without a request to the server', async (argv, line) => {
   await using server = await scriptedServer({});
   const { status, stdout, stderr } = await run(
     undefined,

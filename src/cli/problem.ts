@@ -4,8 +4,8 @@ import type { ProblemJson } from '#front/rest/schemas.ts';
 
 type Problem = Partial<ProblemJson> & Pick<ProblemJson, 'detail' | 'code' | 'reason' | 'action'>;
 
-/** The server answered, and its answer is no. */
-export class Refused extends Error {
+/** The server answered with a problem. */
+export class ServerProblem extends Error {
   override readonly name = 'Refused';
   readonly problem: Problem;
   constructor(problem: Problem) {
@@ -14,23 +14,23 @@ export class Refused extends Error {
   }
 }
 
-/** Whatever was thrown, in the form in which it is shown. */
+/** Any thrown value as a problem. */
 export function problemOf(thrown: unknown): Problem {
-  if (thrown instanceof Refused) return thrown.problem;
+  if (thrown instanceof ServerProblem) return thrown.problem;
   const { message, code, reason, action } = stowageError(thrown);
   return { title: errorCodes[code].title, status: errorCodes[code].http, detail: message, code, reason, action };
 }
 
-/** A newer server may know codes that this program does not. */
+/** A newer server may use codes that this program does not know. */
 export function exitOf(thrown: unknown): number {
   const { code } = problemOf(thrown);
   return isErrorCode(code) ? errorCodes[code].exit : 1;
 }
 
-/** An error answer; undefined when it is none of ours (a proxy's page, another program's). */
-export function refusal(body: unknown): Refused | undefined {
+/** The problem in an answer; undefined if the answer is not Stowage's, such as a proxy's error page. */
+export function parseProblem(body: unknown): ServerProblem | undefined {
   const problem = problemIn(body);
-  return problem === undefined ? undefined : new Refused({ ...(body as object), ...problem });
+  return problem === undefined ? undefined : new ServerProblem({ ...(body as object), ...problem });
 }
 
 export const invalid = (

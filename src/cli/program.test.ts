@@ -1,16 +1,16 @@
 import { describe, expect, test } from 'vitest';
 import { errorCodes } from '#core/errors.ts';
+import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { cliReference } from './reference.ts';
 import { run } from './scripted-server.ts';
-import { walk } from './tree.ts';
 
 const nobody = (): Promise<never> => Promise.reject(new Error('nobody answers'));
 const program = createProgram({ version: '1.2.3', program: 'stowage' }, () => async () => undefined);
 const commands = walk(program).map(({ path, command }) => ({ name: path.join(' '), path, command }));
 
 describe('help', () => {
-  test('the tree has the commands that are promised', () => {
+  test('the tree has all documented commands', () => {
     expect(commands.map(({ name }) => name)).toEqual(
       expect.arrayContaining([
         'up',
@@ -46,7 +46,7 @@ describe('help', () => {
     );
   });
 
-  test.each(commands)('stowage $name --help says what it does and has an example', async ({ path, command }) => {
+  test.each(commands)('stowage $name --help has a description and an example', async ({ path, command }) => {
     const { status, stdout, stderr } = await run(undefined, [...path, '--help']);
     expect({ status, stderr }).toEqual({ status: 0, stderr: '' });
     expect(command.description()).toMatch(/\S/);
@@ -55,14 +55,14 @@ describe('help', () => {
   });
 
   test.each(commands.flatMap(({ name, command }) => command.examples.map(({ line }) => ({ name, line }))))(
-    'the example “$line” of $name is understood',
+    'the example “$line” of $name can be parsed',
     async ({ line }) => {
       const calls = [...line.matchAll(/(xargs -r )?(kubectl )?stowage ([^|>)]*)/g)];
       expect(calls).not.toEqual([]);
       for (const [, piped, kubectl, words = ''] of calls) {
         const given = (words.match(/'[^']*'|"[^"]*"|\S+/g) ?? []).map((word) => word.replace(/^['"]|['"]$/g, ''));
         const argv = piped === undefined ? given : [...given, 'piped'];
-        // Nobody answers there: anything but a misunderstanding is fine.
+        // No server answers there: any error but a usage error is fine.
         const { stderr } =
           kubectl === undefined
             ? await run({ socket: '/nonexistent/s.sock' }, argv)
@@ -72,7 +72,7 @@ describe('help', () => {
     },
   );
 
-  test('exit codes are documented, all of them', async () => {
+  test('all exit codes are documented', async () => {
     const { stdout, status } = await run(undefined, ['help', 'exit-codes']);
     expect(status).toBe(0);
     for (const [code, { exit }] of Object.entries(errorCodes)) {
@@ -80,7 +80,7 @@ describe('help', () => {
     }
   });
 
-  test('help for a command is its --help, and for nonsense an error', async () => {
+  test('help for a command prints its --help, and fails for an unknown command', async () => {
     const [asked, option] = [
       await run(undefined, ['help', 'volume', 'create']),
       await run(undefined, ['volume', 'create', '--help']),
@@ -89,7 +89,7 @@ describe('help', () => {
     expect((await run(undefined, ['help', 'nonsense'])).status).toBe(2);
   });
 
-  test('--version, and no command at all', async () => {
+  test('--version prints the version, and no command prints the help', async () => {
     expect(await run(undefined, ['--version'])).toEqual({ status: 0, stdout: '1.2.3\n', stderr: '' });
     const { status, stdout, stderr } = await run(undefined, []);
     expect({ status, stdout }).toEqual({ status: 2, stdout: '' });

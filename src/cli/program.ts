@@ -1,27 +1,32 @@
 import { addClientCommands } from './client.ts';
-import { addClusterOptions, refuseMachineCommands, spokenAs, useAccounts } from './cluster-program.ts';
-import { Verb } from './command.ts';
+import {
+  addClusterOptions,
+  programNameRewriter,
+  refuseMachineCommands,
+  useDefaultAccounts,
+} from './cluster-program.ts';
+import { StowageCommand } from './command.ts';
+import { firstSentence } from './command-tree.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addControllerCommands } from './controller.ts';
 import { addEventCommands } from './events.ts';
 import { exitCodeLines, exitCodeTopic } from './exit-codes.ts';
-import type { Injected } from './io.ts';
+import type { ProgramServices } from './io.ts';
 import { addKeeperCommand } from './keeper.ts';
 import { addMountCommands } from './mount.ts';
 import { addNfsCommands } from './nfs.ts';
 import { addOperationCommands } from './operations.ts';
 import { invalid } from './problem.ts';
-import { addServingCommands } from './serving.ts';
-import type { Act } from './session.ts';
+import { addServerCommands } from './server-commands.ts';
+import type { MakeAction } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
 import { addTakeOverCommand } from './take-over.ts';
 import { shown } from './text.ts';
 import { addTokenCommands } from './token.ts';
-import { firstSentence } from './tree.ts';
 import { addVolumeCommands } from './volume.ts';
 
-/** What can be said before or after any command. */
+/** The options that may stand before or after any command. */
 export interface GlobalOptions {
   readonly json?: boolean;
   readonly quiet?: boolean;
@@ -30,19 +35,22 @@ export interface GlobalOptions {
   readonly url?: string;
   readonly tokenFile?: string;
   readonly timeout?: string;
-  /** Of `kubectl stowage`. */
+  /** This and the next three: only for `kubectl stowage`. */
   readonly kubeconfig?: string;
   readonly context?: string;
   readonly namespace?: string;
   readonly account?: string;
 }
 
-/** The whole tree of commands. `act` decides what running one means; reading the tree needs none of it. */
-export function createProgram(injected: Pick<Injected, 'version' | 'program' | 'cluster'>, act: Act): Verb {
-  const inCluster = injected.cluster !== undefined;
-  const program = new Verb(injected.program)
+/** The whole tree of commands. `act` makes the actions, so the tree can be read without running anything. */
+export function createProgram(
+  services: Pick<ProgramServices, 'version' | 'program' | 'cluster'>,
+  act: MakeAction,
+): StowageCommand {
+  const inCluster = services.cluster !== undefined;
+  const program = new StowageCommand(services.program)
     .description('Storage for containers with nothing installed on the host.')
-    .version(injected.version, '-V, --version', 'print the version')
+    .version(services.version, '-V, --version', 'print the version')
     .option('--json', 'print whole objects as JSON; errors too, on standard error')
     .option('-q, --quiet', 'print only ids or names, or what is wrong, or nothing')
     .option('--no-color', 'no colours (as NO_COLOR does)');
@@ -67,7 +75,7 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program' | '
       .example('stowage up', 'run the server')
       .example('stowage volume create demo --size 1G', 'a volume on the default store')
       .example('stowage mount demo /mnt/demo', 'its files, under a path');
-  addServingCommands(program, act);
+  addServerCommands(program, act);
   addControllerCommands(program, act);
   addStatusCommands(program, act);
   addStoreCommands(program, act);
@@ -84,20 +92,20 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program' | '
   addHelp(program, act);
   if (inCluster) {
     refuseMachineCommands(program, act);
-    useAccounts(program);
-    program.spoken = spokenAs(program);
+    useDefaultAccounts(program);
+    program.rewriteProgramName = programNameRewriter(program);
   }
   program.addHelpText('after', `\n${exitCodeLines().join('\n')}`);
   return program;
 }
 
-const addServerOptions = (program: Verb): Verb =>
+const addServerOptions = (program: StowageCommand): StowageCommand =>
   program
     .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
     .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')
     .option('--token-file <file>', 'file with the token for --url (or the token itself in STOWAGE_TOKEN)');
 
-function addHelp(program: Verb, act: Act): void {
+function addHelp(program: StowageCommand, act: MakeAction): void {
   program
     .command('help')
     .description('Show help for a command, or: stowage help exit-codes')
@@ -108,12 +116,12 @@ function addHelp(program: Verb, act: Act): void {
       act(async ({ out }, topic: readonly string[]) => {
         if (topic.length === 1 && topic[0] === 'exit-codes')
           return exitCodeTopic().forEach((line) => void out.line(line));
-        const command = topic.reduce<Verb | undefined>((at, word) => at && find(at, word), program);
+        const command = topic.reduce<StowageCommand | undefined>((at, word) => at && find(at, word), program);
         if (command !== undefined) return command.outputHelp();
         throw invalid(`there is no command '${shown(topic.join(' '))}'`, 'usage', 'See: stowage --help');
       }),
     );
 }
 
-const find = (command: Verb, word: string): Verb | undefined =>
-  (command.commands as Verb[]).find((child) => child.name() === word || child.aliases().includes(word));
+const find = (command: StowageCommand, word: string): StowageCommand | undefined =>
+  (command.commands as StowageCommand[]).find((child) => child.name() === word || child.aliases().includes(word));

@@ -8,7 +8,7 @@ import { operation } from './scripted-server.ts';
 const at = (progress: OperationJson['progress'], ms = 3000): string =>
   barLine(operation('running', { progress }) as OperationJson, ms);
 
-test('a known total gives a part, never more than all', () => {
+test('a known total shows a percentage of at most 100', () => {
   expect(at({ done: 512 << 20, total: 1 << 30, unit: 'bytes' })).toBe(
     'volume.delete local/demo  [############------------]   50%  512MiB/1GiB  3s',
   );
@@ -17,7 +17,7 @@ test('a known total gives a part, never more than all', () => {
   );
 });
 
-test('an unknown total gives a mark that moves to and fro', () => {
+test('an unknown total shows a mark that moves back and forth', () => {
   const spots = [0, 200, 4600, 4800, 9000].map(
     (ms) => at({ done: 5, total: null, unit: 'files' }, ms).indexOf('#') - 27,
   );
@@ -26,7 +26,7 @@ test('an unknown total gives a mark that moves to and fro', () => {
 });
 
 describe('waiting for an answer', () => {
-  /** What is on the terminal after each of the times, and when the answer has come. */
+  /** The terminal's content at each of the times, and after the answer. */
   function shownAfter(times: readonly number[], how: { quiet?: boolean; isTTY?: boolean; TERM?: string } = {}) {
     const { quiet = false, isTTY = true, TERM = 'xterm' } = how;
     const stderr = Object.assign(new PassThrough({ encoding: 'utf8' }), { isTTY });
@@ -43,7 +43,7 @@ describe('waiting for an answer', () => {
     return { shown, after, late: read() };
   }
 
-  test('is said after a while, once, and taken back when it has come', () => {
+  test('shows a message once after a while, and erases it after the answer', () => {
     expect(shownAfter([1499, 1, 5000])).toEqual({
       shown: ['', '\r\x1b[2Kwaiting for the answer…', ''],
       after: '\r\x1b[2K',
@@ -51,11 +51,11 @@ describe('waiting for an answer', () => {
     });
   });
 
-  test('an answer that comes soon leaves no trace', () => {
+  test('a quick answer shows no message', () => {
     expect(shownAfter([1499])).toEqual({ shown: [''], after: '', late: '' });
   });
 
-  test.each([{ isTTY: false }, { quiet: true }, { TERM: 'dumb' }])('is not said with %j', (how) => {
+  test.each([{ isTTY: false }, { quiet: true }, { TERM: 'dumb' }])('shows no message with %j', (how) => {
     expect(shownAfter([5000], how)).toEqual({ shown: [''], after: '', late: '' });
   });
 });

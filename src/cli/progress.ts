@@ -5,24 +5,24 @@ import type { OperationJson } from '#front/rest/schemas.ts';
 import type { Io } from './io.ts';
 import { shown } from './text.ts';
 
-export interface Bar extends Disposable {
+export interface ProgressBar extends Disposable {
   show(operation: OperationJson): void;
-  /** Takes the bar away, so that something else can be said. */
+  /** Removes the bar, so that other output can be printed. */
   clear(): void;
 }
 
-/** Work that ends sooner needs no bar; a flash would only disturb. */
+/** Work that ends sooner gets no bar, since it would only flicker. */
 const appearsAfterMs = 300;
-const wide = 24;
+const barWidth = 24;
 
-export const silentBar = (): Bar => ({
+export const noProgressBar = (): ProgressBar => ({
   show: () => undefined,
   clear: () => undefined,
   [Symbol.dispose]: () => undefined,
 });
 
-export function createBar(to: Writable, clock: Clock): Bar {
-  const begun = clock.now();
+export function createProgressBar(to: Writable, clock: Clock): ProgressBar {
+  const startedAt = clock.now();
   let drawn = false;
   const clear = (): void => {
     if (drawn) to.write('\r\x1b[2K');
@@ -30,10 +30,10 @@ export function createBar(to: Writable, clock: Clock): Bar {
   };
   return {
     show: (operation) => {
-      const ms = clock.now() - begun;
+      const ms = clock.now() - startedAt;
       if (ms < appearsAfterMs) return;
       const columns = 'columns' in to && typeof to.columns === 'number' ? to.columns : 80;
-      // A line that wraps could not be taken back.
+      // A wrapped line could not be erased.
       to.write(`\r\x1b[2K${barLine(operation, ms).slice(0, columns - 1)}`);
       drawn = true;
     },
@@ -42,12 +42,12 @@ export function createBar(to: Writable, clock: Clock): Bar {
   };
 }
 
-/** An answer that comes sooner is not worth a word. */
+/** An answer that comes sooner gets no message. */
 const waitingAfterMs = 1500;
 
-/** While an answer does not come, a line says so; it is gone again when it has come. */
+/** Shows a line while the answer is pending, and erases it afterwards. */
 export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, clock: Clock): () => Disposable {
-  // Of its own: the result may well go into a file or a pipe while somebody watches this one.
+  // Check standard error itself: standard output may be a file or a pipe.
   const isWatched = 'isTTY' in io.stderr && io.stderr.isTTY === true;
   if (!isWatched || quiet || io.env['TERM'] === 'dumb') return () => ({ [Symbol.dispose]: () => undefined });
   return () => {
@@ -68,23 +68,23 @@ export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, cl
 /** `delete local/x  [######------------------]  25%  250/1000 files  3s` */
 export function barLine(operation: OperationJson, ms: number): string {
   const title = shown(`${operation.kind} ${operation.subject}`);
-  return [title, ...measure(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
+  return [title, ...progressParts(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
 }
 
-function measure(progress: OperationJson['progress'], ms: number): string[] {
+function progressParts(progress: OperationJson['progress'], ms: number): string[] {
   const amount = (n: number): string =>
     progress?.unit === 'bytes' ? formatSize(BigInt(Math.max(0, Math.round(n)))) : String(Math.round(n));
   const unit = progress === null || progress.unit === 'bytes' ? '' : ` ${shown(progress.unit)}`;
   if (progress === null || progress.total === null || progress.total <= 0) {
-    const at = Math.floor(ms / 200) % (2 * wide - 2);
-    const spot = at < wide ? at : 2 * wide - 2 - at;
-    const moving = `[${'-'.repeat(spot)}#${'-'.repeat(wide - 1 - spot)}]`;
+    const at = Math.floor(ms / 200) % (2 * barWidth - 2);
+    const spot = at < barWidth ? at : 2 * barWidth - 2 - at;
+    const moving = `[${'-'.repeat(spot)}#${'-'.repeat(barWidth - 1 - spot)}]`;
     return progress === null ? [moving] : [moving, `${amount(progress.done)}${unit}`];
   }
   const part = Math.min(1, Math.max(0, progress.done / progress.total));
-  const full = Math.floor(part * wide);
+  const full = Math.floor(part * barWidth);
   return [
-    `[${'#'.repeat(full)}${'-'.repeat(wide - full)}]`,
+    `[${'#'.repeat(full)}${'-'.repeat(barWidth - full)}]`,
     `${String(Math.floor(part * 100)).padStart(3)}%`,
     `${amount(progress.done)}/${amount(progress.total)}${unit}`,
   ];

@@ -1,9 +1,9 @@
-import { clusterReaching } from './cluster-program.ts';
-import type { Verb } from './command.ts';
+import { clusterOptionNames } from './cluster-program.ts';
+import type { StowageCommand } from './command.ts';
+import { childrenOf, walk } from './command-tree.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
-import type { Act } from './session.ts';
-import { childrenOf, walk } from './tree.ts';
+import type { MakeAction } from './session.ts';
 
 const cell = (text: string): string => text.replaceAll('|', '\\|').replaceAll('\n', ' ');
 
@@ -17,7 +17,7 @@ function rows(head: readonly [string, string], pairs: readonly (readonly [string
   ];
 }
 
-function section(path: readonly string[], command: Verb, program = 'stowage'): string[] {
+function section(path: readonly string[], command: StowageCommand, program = 'stowage'): string[] {
   const name = [program, ...path].join(' ');
   const aliases = command.aliases();
   const args = command.registeredArguments.map(
@@ -58,14 +58,16 @@ function section(path: readonly string[], command: Verb, program = 'stowage'): s
   ];
 }
 
-const noAct: Act = () => async () => undefined;
+const noAct: MakeAction = () => async () => undefined;
 const nowhere = { version: '', program: 'stowage' };
 
-/** Only what is other than above. */
+/** Only the differences from `stowage`. */
 function kubectlSection(): string[] {
-  const injected = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
-  const program = createProgram(injected, noAct);
-  const own = program.options.filter(({ long }) => (clusterReaching as readonly (string | undefined)[]).includes(long));
+  const services = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
+  const program = createProgram(services, noAct);
+  const own = program.options.filter(({ long }) =>
+    (clusterOptionNames as readonly (string | undefined)[]).includes(long),
+  );
   const everywhere = new Set(walk(createProgram(nowhere, noAct)).map(({ path }) => path.join(' ')));
   const more = walk(program).filter(({ path }) => !everywhere.has(path.join(' ')));
   const names = walk(program)
@@ -84,7 +86,7 @@ function kubectlSection(): string[] {
     ),
     `It has the commands ${names.join(', ')}. What makes sense on a machine only is refused, with what is done in a cluster instead.`,
     '',
-    ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.spoken),
+    ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.rewriteProgramName),
   ];
 }
 

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import type { UpOptions } from './io.ts';
 import { page, run, scriptedServer, store, volume } from './scripted-server.ts';
 
-describe('what is printed', () => {
+describe('output', () => {
   test('a list is a table with aligned columns, sizes and ages for people', async () => {
     await using server = await scriptedServer({
       'GET /v1/volumes': page(
@@ -41,7 +41,7 @@ describe('what is printed', () => {
     }
   });
 
-  test('a server that gives the same page again and again does not keep us', async () => {
+  test('a server that repeats a page is an error', async () => {
     await using server = await scriptedServer({ 'GET /v1/volumes': [200, { items: [], next: 'again' }] });
     const { status, stderr } = await run(server, ['volume', 'list']);
     expect(stderr).toContain('is not one of a Stowage server (the same page twice)');
@@ -61,7 +61,7 @@ describe('what is printed', () => {
   });
 
   test.each([[[]], [['--json']], [['--quiet']]])(
-    'stores that cannot be used are named beside the list, with %j',
+    'a list names the stores that cannot be used, with %j',
     async (how) => {
       const kept = { deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
       const down = (unanswered: readonly string[], next: string | null = null): readonly [number, object] => [
@@ -87,7 +87,7 @@ describe('what is printed', () => {
     },
   );
 
-  test('a trash is not called empty while a store cannot be used', async () => {
+  test('the trash is not reported as empty while a store cannot be used', async () => {
     await using server = await scriptedServer({
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
     });
@@ -96,7 +96,7 @@ describe('what is printed', () => {
     );
   });
 
-  test('on a terminal, an answer that is long in coming is waited for with a word, which is taken back', async () => {
+  test('on a terminal, a slow answer shows a message until it comes', async () => {
     const asked = Promise.withResolvers<ServerResponse>();
     await using server = await scriptedServer({
       'GET /v1/stores': (_seen, answer) => {
@@ -109,7 +109,7 @@ describe('what is printed', () => {
       write: (chunk, _encoding, done) => {
         written += String(chunk);
         done();
-        // Not before: the answer comes because the line is there.
+        // The server answers only after the message is shown.
         if (String(chunk).includes('waiting')) void asked.promise.then((answer) => answer.end('{"items":[]}'));
       },
     });
@@ -141,7 +141,7 @@ describe('what is printed', () => {
     expect(await colored(['store', 'list'], { isTTY: true, env: { TERM: 'dumb' } })).toBe(false);
   });
 
-  test('a reader that leaves ends it silently; a full disk does not', async () => {
+  test('a closed pipe ends the program silently, and a full disk is an error', async () => {
     await using server = await scriptedServer({ 'GET /v1/volumes': page(volume('local', 'x')) });
     const failing = (code: string): Writable =>
       new Writable({ write: (_chunk, _encoding, done) => done(Object.assign(new Error(code), { code })) });
@@ -156,7 +156,7 @@ describe('what is printed', () => {
   });
 });
 
-test('up gets its options, and the socket from where clients look for it', async () => {
+test('up gets its options and the socket from the same sources as the clients', async () => {
   const given: UpOptions[] = [];
   const up = async (options: UpOptions): Promise<number> => {
     given.push(options);
@@ -171,7 +171,7 @@ test('up gets its options, and the socket from where clients look for it', async
   ]);
 });
 
-test('node is up without a store and a port of its own', async () => {
+test('node runs the server without a default store and TCP port', async () => {
   const given: UpOptions[] = [];
   const up = async (options: UpOptions): Promise<number> => {
     given.push(options);

@@ -3,41 +3,41 @@ import { CommanderError } from 'commander';
 import { systemClock } from '#base/clock.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Verb } from './command.ts';
-import { findServer, type Where } from './connection.ts';
+import { parseDurationArgument } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
+import { childrenOf } from './command-tree.ts';
+import { findServer, type ServerAddress } from './connection.ts';
 import { createClient, type Deadline } from './http.ts';
-import type { Injected, Io } from './io.ts';
-import { durationIn } from './names.ts';
+import type { Io, ProgramServices } from './io.ts';
 import { createOutput, type Output, wantsColor } from './output.ts';
 import { exitOf, invalid } from './problem.ts';
 import { createProgram, type GlobalOptions } from './program.ts';
 import { createWaiting } from './progress.ts';
-import type { Act, Session } from './session.ts';
-import { childrenOf } from './tree.ts';
+import type { MakeAction, Session } from './session.ts';
 
-/** Runs one command line (without the program's own name) and gives its exit status. Never ends the process. */
-export async function runCli(argv: readonly string[], io: Io, injected: Injected): Promise<number> {
+/** Runs one command line (without the program's name) and returns its exit status. Never exits the process. */
+export async function runCli(argv: readonly string[], io: Io, services: ProgramServices): Promise<number> {
   let status = 0;
   const pipes = watchPipes(io);
-  const act: Act =
+  const act: MakeAction =
     (work) =>
     async (...args) => {
-      status = (await work(createSession(program, io, injected, pipes.unread), ...args)) ?? 0;
+      status = (await work(createSession(program, io, services, pipes.outputClosed), ...args)) ?? 0;
     };
-  const program = createProgram(injected, act);
-  dress(program, io, { writeErr: (text) => void io.stderr.write(text) });
+  const program = createProgram(services, act);
+  configureOutput(program, io, { writeErr: (text) => void io.stderr.write(text) });
   try {
     await program.parseAsync([...argv], { from: 'user' });
   } catch (thrown) {
-    status = report(thrown, output(program, io, argv.includes('--json')), meant(program, argv));
+    status = report(thrown, output(program, io, argv.includes('--json')), intendedCommand(program, argv));
   }
-  await Promise.all([flushed(io.stdout), flushed(io.stderr)]);
+  await Promise.all([flush(io.stdout), flush(io.stderr)]);
   pipes[Symbol.dispose]();
-  return status === 0 && pipes.lost() !== undefined ? 1 : status;
+  return status === 0 && pipes.writeError() !== undefined ? 1 : status;
 }
 
-/** Where the parser writes: help on standard output, its errors nowhere, for they are ours to report. */
-function dress(command: Verb, io: Io, to: { writeErr(text: string): void }): void {
+/** The parser writes help to standard output. It must not print errors: `report` does. */
+function configureOutput(command: StowageCommand, io: Io, to: { writeErr(text: string): void }): void {
   const width = 'columns' in io.stdout && typeof io.stdout.columns === 'number' ? io.stdout.columns : 100;
   command.configureOutput({
     writeOut: (text) => void io.stdout.write(text),
@@ -48,36 +48,37 @@ function dress(command: Verb, io: Io, to: { writeErr(text: string): void }): voi
     getOutHasColors: () => false,
     getErrHasColors: () => false,
   });
-  for (const child of command.commands as Verb[]) dress(child, io, to);
+  for (const child of command.commands as StowageCommand[]) configureOutput(child, io, to);
 }
 
-function output(program: Verb, io: Io, json: boolean): Output {
+function output(program: StowageCommand, io: Io, json: boolean): Output {
   const options = program.opts() as GlobalOptions;
   const how = { json: json || options.json === true, quiet: options.quiet === true };
-  return createOutput(io, { ...how, color: wantsColor(io, options.color) }, program.spoken);
+  return createOutput(io, { ...how, color: wantsColor(io, options.color) }, program.rewriteProgramName);
 }
 
-function createSession(program: Verb, io: Io, injected: Injected, unread: AbortSignal): Session {
+function createSession(program: StowageCommand, io: Io, services: ProgramServices, outputClosed: AbortSignal): Session {
   const options = program.opts() as GlobalOptions;
   const out = output(program, io, false);
   const clock = systemClock();
   const deadline: Deadline =
     options.timeout === undefined
       ? { ms: 60_000, explicit: false }
-      : { ms: durationIn(options.timeout), explicit: true };
-  // Only when something is asked: completion and help need no server, and no valid address of one.
-  let found: Promise<Where> | undefined;
-  const find = (): Promise<Where> => (found ??= injected.cluster?.(options) ?? findServer(options, io, out.warn));
+      : { ms: parseDurationArgument(options.timeout), explicit: true };
+  // Resolved at the first request: completion and help need no valid server address.
+  let found: Promise<ServerAddress> | undefined;
+  const find = (): Promise<ServerAddress> =>
+    (found ??= services.cluster?.(options) ?? findServer(options, io, out.warn));
   return {
     io,
     out,
     clock,
-    injected,
-    unread,
+    services,
+    outputClosed,
     client: createClient(find, clock, io.signal, deadline, createWaiting(io, out.quiet, clock)),
-    watched: io.isTTY && !out.json && !out.quiet && io.env['TERM'] !== 'dumb',
-    local:
-      injected.cluster === undefined &&
+    isInteractive: io.isTTY && !out.json && !out.quiet && io.env['TERM'] !== 'dumb',
+    isLocalServer:
+      services.cluster === undefined &&
       options.url === undefined &&
       (options.socket !== undefined || !io.env['STOWAGE_URL']),
   };
@@ -85,18 +86,18 @@ function createSession(program: Verb, io: Io, injected: Injected, unread: AbortS
 
 function report(thrown: unknown, out: Output, command: string): number {
   if (thrown instanceof CommanderError) {
-    // --help and --version end this way too; help in place of a missing command has said enough already.
+    // --help and --version end this way too. Commander has already printed the help for a missing command.
     if (thrown.exitCode === 0) return 0;
     if (thrown.code === 'commander.help') return 2;
-    return report(misunderstood(thrown, command), out, command);
+    return report(usageError(thrown, command), out, command);
   }
   const silent = thrown instanceof StowageError && thrown.reason === 'interrupted' && thrown.action === '';
   if (!silent) out.error(thrown);
   return exitOf(thrown);
 }
 
-/** The command that was meant, as far as it can be told, for whoever needs its help. */
-function meant(program: Verb, argv: readonly string[]): string {
+/** The intended command, as far as it can be recognized, to suggest its --help. */
+function intendedCommand(program: StowageCommand, argv: readonly string[]): string {
   const path = [program.name()];
   let at = program;
   for (const word of argv) {
@@ -109,7 +110,7 @@ function meant(program: Verb, argv: readonly string[]): string {
 }
 
 /** commander: `error: unknown command 'vol'\n(Did you mean volume?)` */
-function misunderstood(thrown: CommanderError, command: string): StowageError {
+function usageError(thrown: CommanderError, command: string): StowageError {
   const [first = '', second = ''] = thrown.message.split('\n');
   const suggestion = /^\((Did you mean .*)\)$/.exec(second)?.[1];
   const help = `See: ${command} --help`;
@@ -122,34 +123,34 @@ function misunderstood(thrown: CommanderError, command: string): StowageError {
 }
 
 /**
- * `stowage volume list | head`: a reader that leaves is not an error, and no reason to stop work that was asked for.
- * Anything else that keeps output from being written is one.
+ * `stowage volume list | head`: a closed pipe is not an error and does not stop the work. All other write errors are reported and change the
+ * exit status.
  */
-function watchPipes(io: Io): Disposable & { readonly unread: AbortSignal; lost(): Error | undefined } {
-  const unread = new AbortController();
+function watchPipes(io: Io): Disposable & { readonly outputClosed: AbortSignal; writeError(): Error | undefined } {
+  const closed = new AbortController();
   let lost: Error | undefined;
   const failed = (error: Error): void => {
     if (!isErrno(error, 'EPIPE', 'ERR_STREAM_DESTROYED') && lost === undefined) {
       lost = error;
       io.stderr.write(`error: the output could not be written (${errnoOf(error) ?? error.message})\n`);
     }
-    unread.abort(error);
+    closed.abort(error);
   };
   const ignore = (): void => undefined;
   io.stdout.on('error', failed);
   io.stderr.on('error', ignore);
   return {
-    unread: unread.signal,
-    lost: () => lost,
+    outputClosed: closed.signal,
+    writeError: () => lost,
     [Symbol.dispose]: () => {
-      // Late errors of a pipe must still find somebody who ignores them.
+      // Keep a listener: a late error of the pipe must not become an uncaught exception.
       io.stdout.off('error', failed).on('error', ignore);
     },
   };
 }
 
-/** What is written to a pipe may still be on its way when the process ends. */
-async function flushed(stream: Writable): Promise<void> {
+/** Writes to a pipe are asynchronous and would be lost if the process exited now. */
+async function flush(stream: Writable): Promise<void> {
   if (stream.destroyed || !stream.writable) return;
   const { promise, resolve } = Promise.withResolvers<void>();
   stream.write('', () => resolve());

@@ -1,11 +1,11 @@
-/** For the tests: a real server on a Unix socket that answers as it is told, and a command line around it. */
+/** For tests: a real server on a Unix socket with scripted answers, and a command line that uses it. */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
 import { problemType } from '#base/problem.ts';
-import type { Injected, Io } from './io.ts';
+import type { Io, ProgramServices } from './io.ts';
 import { runCli } from './run.ts';
 
 export interface Seen {
@@ -78,7 +78,7 @@ export const problem = (code: string, detail: string, action = 'Do something els
   status,
   { type: 'about:blank', title: code, status, detail, code, reason: code, action, requestId: 'r1' },
 ];
-/** All that there is of a list. */
+/** A list with a single page. */
 export const page = (...items: readonly object[]): readonly [number, object] => [200, { items, next: null }];
 const missing = (url: string): Reply => problem('not-found', `no script for ${url}`, 'Write one.', 404);
 
@@ -96,7 +96,7 @@ export interface Ran {
   readonly stderr: string;
 }
 
-const injected: Injected = {
+const injected: ProgramServices = {
   up: async () => 0,
   controller: () => Promise.resolve(0),
   nfsServe: async () => 0,
@@ -110,7 +110,7 @@ const injected: Injected = {
 export async function run(
   server: Pick<Server, 'socket'> | undefined,
   argv: readonly string[],
-  how: Partial<Io> & { readonly injected?: Partial<Injected> } = {},
+  how: Partial<Io> & { readonly injected?: Partial<ProgramServices> } = {},
 ): Promise<Ran> {
   const stdout = new Sink();
   const stderr = new Sink();

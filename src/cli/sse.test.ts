@@ -8,7 +8,7 @@ async function read(...chunks: readonly (string | Buffer)[]): Promise<ServerEven
   return await Array.fromAsync(readEvents(source()));
 }
 
-test('events are the same wherever the stream is cut, also within a character or a line end', async () => {
+test('events are the same wherever the stream is split, also within a character or a line end', async () => {
   const bytes = Buffer.from(
     'id: 7\r\nevent: volume.created\r\ndata: {"name":\r\ndata: "ä"}\r\n\r\n: heartbeat\n\ndata:x\n\n',
   );
@@ -22,11 +22,11 @@ test('events are the same wherever the stream is cut, also within a character or
   }
 });
 
-test('an event that the stream ends in the middle of is dropped', async () => {
+test('an incomplete event at the end of the stream is dropped', async () => {
   expect(await read('data: a\n\ndata: b\n')).toEqual([{ id: undefined, type: 'message', data: 'a' }]);
 });
 
-test('an event without end is refused', async () => {
+test('an endless event is refused', async () => {
   await expect(read('data: ', 'x'.repeat(1 << 20), 'x'.repeat(1 << 20))).rejects.toThrow(
     'an event is larger than 1048576 characters',
   );

@@ -6,10 +6,10 @@ export interface ServerEvent {
   readonly data: string;
 }
 
-/** Far above any event, far below what hurts. */
+/** Much more than any event, and little enough memory. */
 const maxEvent = 1 << 20;
 
-/** Server-sent events, as the HTML standard parses them. Comments (heartbeats) are dropped. */
+/** Parses server-sent events as the HTML standard says. Drops comments. */
 export async function* readEvents(chunks: AsyncIterable<Buffer>): AsyncGenerator<ServerEvent> {
   const decoder = new StringDecoder('utf8');
   let rest = '';

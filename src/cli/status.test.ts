@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { run, scriptedServer } from './scripted-server.ts';
 
-test('doctor asks the server, and looks for itself when there is none; what is missing is status 1', async () => {
+test('doctor asks the server, or checks the machine itself without one, and exits with 1 if something is missing', async () => {
   await using server = await scriptedServer({
     'GET /v1/doctor': [200, { items: [{ check: 'fuse', ok: 'yes', detail: 'there', fix: null }] }],
   });
@@ -9,11 +9,11 @@ test('doctor asks the server, and looks for itself when there is none; what is m
   expect(await run({ socket: '/nonexistent/s.sock' }, ['doctor'])).toEqual({
     status: 1,
     stdout: 'missing  fuse: /dev/fuse is missing\n         fix: modprobe fuse\n',
-    stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); looking at this machine without it\n',
+    stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); checking this machine without it\n',
   });
 });
 
-test('status says which engines there are, and which of them do not answer', async () => {
+test('status lists the engines, and which of them do not answer', async () => {
   const status = {
     version: '1',
     instance: 'i',

@@ -1,14 +1,14 @@
 import { StowageError } from '#core/errors.ts';
 import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import type { Act, Session } from './session.ts';
+import type { StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, plural, shown, size } from './text.ts';
 
-export function addStatusCommands(program: Verb, act: Act): void {
+export function addStatusCommands(program: StowageCommand, act: MakeAction): void {
   program
     .command('status')
-    .description('Show the server: where it listens, its default store, what it holds.')
+    .description('Show the server: its addresses, its default store, and numbers of stores, volumes and mounts.')
     .example('stowage status', 'is it running, and where does it listen?')
     .example('stowage status --json | jq -r .defaultStore', 'one value, for a script')
     .action(act((session) => showStatus(session)));
@@ -16,7 +16,7 @@ export function addStatusCommands(program: Verb, act: Act): void {
     .command('doctor')
     .description(
       'Check this machine: kernel features, mount propagation, FUSE, container engines, tools, AppArmor and SELinux.\n' +
-        'Asks the server; without one it looks for itself. Ends with 1 when something is missing.',
+        'Asks the server; without one, checks the machine itself. Exits with 1 if something is missing.',
     )
     .example('stowage doctor', 'what works here, what does not, and how to fix it')
     .example(`stowage doctor --json | jq '.[] | select(.ok == "no")'`, 'only what is missing')
@@ -39,14 +39,14 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ...(status.agents === undefined
       ? [['listens on', status.listen] as const]
       : [['nodes', agentTexts(status.agents)] as const]),
-    // Not for everybody to know.
+    // Null for tokens that may not see it.
     ...(state === null
       ? []
       : ([
           ['state folder', state],
           ['configuration', status.config ?? 'none (defaults)'],
         ] as const)),
-    // Both are of a machine.
+    // Both only exist on a machine.
     ...(status.agents === undefined
       ? [['default store', status.defaultStore ?? 'none'] as const, ['mounting', mountingCell(mounting)] as const]
       : []),
@@ -98,15 +98,15 @@ async function diagnose(session: Session): Promise<number> {
   return findings.some((finding) => finding.ok === 'no') ? 1 : 0;
 }
 
-async function find({ client, out, injected }: Session): Promise<readonly FindingJson[]> {
+async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
-    const { items, unreached } = await client.overStores<FindingJson>('/v1/doctor');
+    const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
     out.unreached(unreached, 'what it offers is missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
-    out.note(`${thrown.message}; looking at this machine without it`);
-    return await injected.doctor();
+    out.note(`${thrown.message}; checking this machine without it`);
+    return await services.doctor();
   }
 }
 

@@ -25,7 +25,7 @@ const store = {
   freeBytes: null,
 };
 
-test('a store whose server fell silent is not called open', async () => {
+test('a store whose server does not answer is not shown as open', async () => {
   await using server = await scriptedServer({
     'GET /v1/stores': [200, { items: [store], next: null }],
     'GET /v1/stores/silver': [200, store],
@@ -83,7 +83,7 @@ test('status names the stores in trouble', async () => {
   expect((await run(server, ['status'])).stdout).toMatch(/in trouble +silver; see: stowage store list/);
 });
 
-test('a check tells once how much room there is', async () => {
+test('check prints the free space once', async () => {
   const step = (name: string, detail: string) => ({ step: name, ok: true, detail, action: null });
   const steps = [step('mount', 'there'), step('room', '1GiB free of 2GiB')];
   const figures = { totalBytes: '2147483648', freeBytes: '1073741824' };
@@ -95,7 +95,7 @@ test('a check tells once how much room there is', async () => {
   );
 });
 
-test('data that are not under their name: show says where', async () => {
+test('show prints the path of a volume whose data are not under its name', async () => {
   const detail = { condition: 'ok', detail: null, path: 'red/photos', users: [], mounts: [], uses: null };
   await using server = await scriptedServer({
     'GET /v1/volumes/silver..photos': [200, volume('silver', 'photos', detail)],

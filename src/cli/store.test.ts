@@ -8,7 +8,7 @@ const storage = store('silver', {
 });
 const lines = (text: string): readonly string[] => text.trimEnd().split('\n');
 
-test('a list says which stores have a network of their own, where any has', async () => {
+test('list shows the networks of stores if any store has one', async () => {
   await using plain = await scriptedServer({ 'GET /v1/stores': page(store('local')) });
   expect((await run(plain, ['store', 'list'])).stdout).not.toContain('NETWORK');
   await using server = await scriptedServer({ 'GET /v1/stores': page(store('local'), storage) });
@@ -18,7 +18,7 @@ test('a list says which stores have a network of their own, where any has', asyn
   expect(head.slice(at)).toMatch(/^NETWORK +URI$/);
 });
 
-test('a list says how much space is free, where it is known', async () => {
+test('list shows the free space if it is known', async () => {
   const silent = store('silver', { state: 'not-answering', totalBytes: null, freeBytes: null });
   await using server = await scriptedServer({
     'GET /v1/stores': page(store('local'), silent),
@@ -30,7 +30,7 @@ test('a list says how much space is free, where it is known', async () => {
   expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +not known$/m);
 });
 
-test('a store with a network of its own is shown with it', async () => {
+test('show prints the network of a store', async () => {
   await using server = await scriptedServer({
     'GET /v1/stores/local': [200, store('local')],
     'GET /v1/stores/silver': [200, storage],
@@ -39,7 +39,7 @@ test('a store with a network of its own is shown with it', async () => {
   expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^network +netns:storage$/m);
 });
 
-test('a store is shown with its policy, its limits and what is wrong with it', async () => {
+test('show prints the policy, the limits and the problem of a store', async () => {
   const problem = { message: 'the folder is gone', action: 'Make it again.' };
   await using server = await scriptedServer({
     'GET /v1/stores/data': [
@@ -74,7 +74,7 @@ test('a store is shown with its policy, its limits and what is wrong with it', a
   ]);
 });
 
-test('a check that fails says what to do, and is status 1', async () => {
+test('a failed check prints the action, and exits with 1', async () => {
   const steps = [
     { step: 'reachable', ok: true, detail: 'yes', action: null },
     { step: 'writable', ok: false, detail: 'permission denied', action: 'chown it' },
@@ -94,7 +94,7 @@ test('a check that fails says what to do, and is status 1', async () => {
   expect((await run(server, ['store', 'check', 'data', '--json'])).status).toBe(1);
 });
 
-test('adopt says what it took in and what it left', async () => {
+test('adopt prints what it adopted and skipped', async () => {
   const adopted = [
     { name: 'a', id: 'sv1-1', how: 'record' },
     { name: 'b', id: null, how: 'data' },

@@ -1,22 +1,22 @@
 import type { AdoptionJson, OrphanJson, StoreCheckJson, StoreJson } from '#front/rest/schemas.ts';
-import type { Verb } from './command.ts';
-import { step } from './names.ts';
-import type { Act, Session } from './session.ts';
+import { pathSegment } from './arguments.ts';
+import type { StowageCommand } from './command.ts';
+import { runLongOperation } from './long-operation.ts';
+import type { MakeAction, Session } from './session.ts';
 import { plural, shown, size } from './text.ts';
-import { longWork } from './work.ts';
 
-const pathOf = (name: string): string => `/v1/stores/${step('store', name, 'store-reference')}`;
+const pathOf = (name: string): string => `/v1/stores/${pathSegment('store', name, 'store-reference')}`;
 
-export function addStoreCommands(program: Verb, act: Act): void {
+export function addStoreCommands(program: StowageCommand, act: MakeAction): void {
   const store = program
     .command('store')
     .description('Stores: the named places where volumes live.')
     .example('stowage store list', 'which stores are there?');
-  addReading(store, act);
-  addChanging(store, act);
+  addReadCommands(store, act);
+  addChangeCommands(store, act);
 }
 
-function addReading(store: Verb, act: Act): void {
+function addReadCommands(store: StowageCommand, act: MakeAction): void {
   store
     .command('list')
     .alias('ls')
@@ -32,11 +32,11 @@ function addReading(store: Verb, act: Act): void {
     .action(act(show));
   store
     .command('check')
-    .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
+    .description('Check a store: reachable, writable, free space. Exits with 1 if a step fails.')
     .argument('<store>', 'name of the store')
     .option(
       '--from <place>',
-      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME; in a cluster pod:NAMESPACE/NAME',
+      'check from another network: a container (running or not), a network of Docker or Podman, netns:NAME; in a cluster pod:NAMESPACE/NAME',
     )
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
@@ -48,13 +48,13 @@ function addReading(store: Verb, act: Act): void {
     .action(act(check));
   store
     .command('orphans')
-    .description('List what lies on a store and belongs to no volume, or lacks a part.')
+    .description('List data on a store that belong to no volume, and volumes that lack a part.')
     .argument('<store>', 'name of the store')
     .example('stowage store orphans local', 'what is left over, and what to do with it?')
     .action(act(orphans));
 }
 
-function addChanging(store: Verb, act: Act): void {
+function addChangeCommands(store: StowageCommand, act: MakeAction): void {
   store
     .command('add')
     .description('Add a store. Options of the store are query parameters of its URI.')
@@ -74,8 +74,8 @@ function addChanging(store: Verb, act: Act): void {
     )
     .argument('<store>', 'name of the store')
     .argument('[names...]', 'only these; all of them unless given')
-    .option('--dry-run', 'only say what would be adopted')
-    .option('--records-only', 'only what has a record; leave other directories alone')
+    .option('--dry-run', 'only print what would be adopted')
+    .option('--records-only', 'only data with a record; leave other directories alone')
     .example('stowage store adopt data --dry-run', 'what would become a volume?')
     .example('stowage store adopt data photos', 'take in one directory')
     .example('stowage store adopt data', 'take it all in')
@@ -89,25 +89,25 @@ function addChanging(store: Verb, act: Act): void {
       act(async ({ client, out }, name: string) => {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/default` });
         if (out.json) return out.value(body);
-        out.said(`${name} is now the default store`);
+        out.reportDone(`${name} is now the default store`);
       }),
     );
   store
     .command('remove')
     .alias('rm')
-    .description('Forget a store that was added here. Its volumes stay where they are, and can be adopted again.')
+    .description('Remove a store that was added here. Its volumes stay where they are, and can be adopted again.')
     .argument('<store>', 'name of the store')
     .example('stowage store remove data', 'Stowage no longer serves data; nothing on it is deleted')
     .action(
       act(async ({ client, out }, name: string) => {
         await client.change({ method: 'DELETE', path: pathOf(name) });
-        out.said(`store ${name} removed; its volumes stay where they are`);
+        out.reportDone(`store ${name} removed; its volumes stay where they are`);
       }),
     );
 }
 
 async function list({ client, out }: Session): Promise<void> {
-  const { items: stores, unreached } = await client.overStores<StoreJson>('/v1/stores');
+  const { items: stores, unreached } = await client.listOverStores<StoreJson>('/v1/stores');
   out.unreached(unreached, 'its own stores are missing');
   if (out.json) return out.value(stores);
   if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
@@ -188,7 +188,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
   ]);
 }
 
-/** Servers of older versions leave both out. */
+/** Older servers leave out both fields. */
 const freeText = ({ freeBytes, totalBytes }: Partial<Pick<StoreJson, 'freeBytes' | 'totalBytes'>>): string =>
   freeBytes === undefined || freeBytes === null ? 'not known' : `${size(freeBytes)} of ${size(totalBytes)}`;
 
@@ -205,7 +205,7 @@ async function check({ client, out }: Session, name: string, { from }: { readonl
     out.line(`${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${shown(what)}: ${shown(detail)}`);
     if (action !== null && !ok) out.line(`         action: ${shown(action)}`);
   }
-  // A step may have said so.
+  // Unless a step has already printed it.
   if (result.freeBytes !== null && !out.quiet && !result.steps.some((one) => one.step === 'room'))
     out.line(`room     ${size(result.freeBytes)} free of ${size(result.totalBytes)}`);
   return result.ok ? 0 : 1;
@@ -246,7 +246,7 @@ async function adopt(
     directories: !(options.recordsOnly ?? false),
     ...(names.length > 0 && { names }),
   };
-  const result = await longWork<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
+  const result = await runLongOperation<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
   if (result === undefined) return out.note(`adopted; see: stowage volume list --store ${name}`);
   if (out.json) return out.value(result);
   if (out.quiet) return result.adopted.forEach((volume) => void out.line(shown(volume.name)));

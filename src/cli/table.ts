@@ -2,7 +2,7 @@ import { shown } from './text.ts';
 
 export type Tone = 'plain' | 'good' | 'warn' | 'bad' | 'faint' | 'strong';
 export type Paint = (tone: Tone, text: string) => string;
-/** A cell is text, or text with a tone; colours come after alignment, for they have no width. */
+/** A cell is text, or text with a tone. Colours are added after alignment, since they have no width. */
 export type Cell = string | { readonly text: string; readonly tone: Tone };
 
 const codes: Readonly<Record<Tone, string>> = { plain: '', good: '32', warn: '33', bad: '31', faint: '2', strong: '1' };
@@ -15,7 +15,7 @@ export const painter = (color: boolean): Paint =>
 const textOf = (cell: Cell): string => shown(typeof cell === 'string' ? cell : cell.text) || '-';
 const width = (text: string): number => [...text].length;
 
-/** Columns two spaces apart, no lines around them: easy to read, easy to cut. */
+/** Columns two spaces apart, without borders. */
 export function table(headers: readonly string[], rows: readonly (readonly Cell[])[], paint: Paint): string[] {
   const widths = headers.map((header, i) => Math.max(width(header), ...rows.map((row) => width(textOf(row[i] ?? '')))));
   const line = (cells: readonly Cell[], tone: Tone): string =>

@@ -1,9 +1,9 @@
 import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
 import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
-import type { Candidate, CandidateState, TakeOverWish } from './taking-over.ts';
+import type { TakeOverCandidate, TakeOverRequest, TakeOverState } from './take-over-service.ts';
 
-const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
+const candidate = (name: string, state: TakeOverState, detail = ''): TakeOverCandidate => ({
   claim: name === '' ? null : `shop/${name}`,
   from: `pvc-${name}`,
   to: `pvc-${name}-stowage`,
@@ -12,16 +12,16 @@ const candidate = (name: string, state: CandidateState, detail = ''): Candidate 
   detail,
 });
 
-/** How the store is. */
+/** The store's state and identity. */
 let silver: object;
 beforeEach(() => {
   silver = { identity: 'of-silver' };
 });
 
-/** The command at a Stowage that knows one volume, `silver/dir-known`, and a cluster with these claims. */
-async function takeOver(candidates: readonly Candidate[], ...words: readonly string[]) {
+/** Runs the command with a Stowage that has the volume `silver/dir-known`, and a cluster with these claims. */
+async function takeOver(candidates: readonly TakeOverCandidate[], ...words: readonly string[]) {
   const done: string[] = [];
-  const wishes: TakeOverWish[] = [];
+  const wishes: TakeOverRequest[] = [];
   const accounts: (string | undefined)[] = [];
   const looked: string[] = [];
   const identities: (string | undefined)[] = [];
@@ -48,7 +48,7 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
       takeOver: async (wish) => {
         wishes.push(wish);
         return {
-          look: async (deed) => {
+          findCandidates: async (deed) => {
             looked.push(deed);
             return { candidates, otherServers: ['10.0.0.9'] };
           },
@@ -71,7 +71,7 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
   return { ...ran, done, wishes, accounts, looked, identities };
 }
 
-test('without claims it says what there is, and changes nothing', async () => {
+test('without claims, take-over lists the candidates and changes nothing', async () => {
   const all = [candidate('a', 'ready'), candidate('broken', 'ready'), candidate('b', 'used', 'used by pod b-0')];
   const { status, stdout, stderr, done, wishes, accounts } = await takeOver(all, 'silver', '--context', 'other');
   expect(status).toBe(0);
@@ -79,13 +79,15 @@ test('without claims it says what there is, and changes nothing', async () => {
   expect(stdout).toMatch(/shop\/broken +impossible .* its directory: it is a file\n/);
   expect(stdout).toMatch(/shop\/b +used .* used by pod b-0\n/);
   expect(stderr).toContain('1 claim can be taken over: name them, or --all');
-  expect(stderr).toContain('others are on 10.0.0.9; if that is the server of silver too, say so: --server NAME');
+  expect(stderr).toContain(
+    'others are on 10.0.0.9; if that is another name of the server of silver, add: --server NAME',
+  );
   expect(done).toEqual(['would adopt dir-a dir-broken', 'over']);
   expect(wishes).toMatchObject([{ store: 'silver', servers: [], context: 'other' }]);
   expect(accounts).toEqual(['stowage-adopter']);
 });
 
-test('all that can be are taken over, those that are volumes already too; what is left is said', async () => {
+test('--all takes over all possible claims, including existing volumes, and lists the rest', async () => {
   const all = [
     candidate('a', 'ready'),
     candidate('known', 'begun'),
@@ -112,7 +114,7 @@ test('all that can be are taken over, those that are volumes already too; what i
   ]);
 });
 
-test('only what is named', async () => {
+test('takes over only the named claims', async () => {
   const all = [candidate('a', 'ready'), candidate('ab', 'ready')];
   expect((await takeOver(all, 'silver', 'shop/a')).done).toContain('take shop/a as sv1-of-dir-a');
   expect((await takeOver(all, 'silver', 'shop/a')).done).not.toContain('take shop/ab as sv1-of-dir-ab');
@@ -124,14 +126,14 @@ test('only what is named', async () => {
   });
 });
 
-test('what no claim has is only worth a word to who names it', async () => {
+test('an unbound candidate is reported only if it is named', async () => {
   const all = [candidate('gone', 'unclaimed', 'no claim has it')];
   const named = await takeOver(all, 'silver', 'shop/gone');
   expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim has it\n' });
   expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
 });
 
-test('a trial adopts nothing and takes nothing', async () => {
+test('--dry-run adopts and takes over nothing', async () => {
   const { stdout, done, status } = await takeOver([candidate('a', 'ready')], 'silver', 'shop/a', '--dry-run');
   expect({ status, stdout }).toEqual({
     status: 0,
@@ -144,7 +146,7 @@ test('a trial adopts nothing and takes nothing', async () => {
   );
 });
 
-test('undoing and finishing concern what was taken over', async () => {
+test('--undo and --finish act on claims that were taken over', async () => {
   const all = [candidate('a', 'ready'), candidate('b', 'begun', 'stopped half-way'), candidate('c', 'taken-over')];
   const undone = await takeOver(all, 'silver', '--all', '--undo');
   expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
@@ -160,7 +162,7 @@ test('undoing and finishing concern what was taken over', async () => {
   expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
 });
 
-test('what its user has to know of a finished claim is said', async () => {
+test('prints what the user should know about a finished claim', async () => {
   const all = [candidate('c', 'taken-over'), candidate('kept', 'taken-over')];
   const { status, stdout } = await takeOver(all, 'silver', '--all', '--finish');
   expect(status).toBe(0);
@@ -171,7 +173,7 @@ test('what its user has to know of a finished claim is said', async () => {
   ]);
 });
 
-test('what the store says that it is is written to what is taken over, and to what is finished', async () => {
+test("the store's identity is passed on when a claim is taken over or finished", async () => {
   const all = [candidate('a', 'ready'), candidate('c', 'taken-over')];
   expect((await takeOver(all, 'silver', '--all')).identities).toEqual(['of-silver']);
   expect((await takeOver(all, 'silver', '--all', '--finish')).identities).toEqual(['of-silver']);
@@ -179,7 +181,7 @@ test('what the store says that it is is written to what is taken over, and to wh
   expect((await takeOver(all, 'silver', '--all', '--finish')).identities).toEqual([undefined]);
 });
 
-test('nothing is finished while the store is not open, and cannot say what it is', async () => {
+test('nothing is finished while the store is not open and its identity is unknown', async () => {
   silver = { identity: null, state: 'unavailable' };
   const { status, done, stderr } = await takeOver([candidate('c', 'taken-over')], 'silver', '--all', '--finish');
   expect({ status, done }).toEqual({ status: 10, done: ['over'] });

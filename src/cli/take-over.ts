@@ -1,16 +1,16 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import { StowageError } from '#core/errors.ts';
 import type { AdoptionJson, StoreJson, VolumeJson } from '#front/rest/schemas.ts';
+import { pathSegment } from './arguments.ts';
 import type { ClusterOptions } from './cluster-connection.ts';
-import { collect, type Verb } from './command.ts';
-import { step } from './names.ts';
+import { collect, type StowageCommand } from './command.ts';
+import { runLongOperation } from './long-operation.ts';
 import { invalid, problemOf } from './problem.ts';
-import type { Act, Session } from './session.ts';
-import type { Candidate, CandidateState, Deed, TakingOver } from './taking-over.ts';
+import type { MakeAction, Session } from './session.ts';
+import type { TakeOverAction, TakeOverCandidate, TakeOverService, TakeOverState } from './take-over-service.ts';
 import { plural, shown } from './text.ts';
-import { longWork } from './work.ts';
 
-interface Options {
+interface TakeOverFlags {
   readonly all?: boolean;
   readonly dryRun?: boolean;
   readonly undo?: boolean;
@@ -18,121 +18,124 @@ interface Options {
   readonly server?: readonly string[];
 }
 
-/** Only in a cluster: there is nothing to take over from elsewhere. */
-export function addTakeOverCommand(program: Verb, act: Act): void {
+/** Only for `kubectl stowage`: only a cluster has volumes of other provisioners. */
+export function addTakeOverCommand(program: StowageCommand, act: MakeAction): void {
   program
     .command('take-over')
     .description(
       'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
-        'Without claims and --all it only says what there is. Ends with 1 when something of what was asked for is left.',
+        'Without claims and --all it only lists the candidates. Exits with 1 if a requested claim is left.',
     )
-    .argument('<store>', 'the store that is the export which their directories lie on')
+    .argument('<store>', 'the store of the export that has their directories')
     .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')
     .option('--all', 'all claims that no pod uses')
-    .option('--dry-run', 'only say what would be done')
-    .option('--undo', 'give claims that were taken over back to whom they were of')
-    .option('--finish', 'end it, for claims that were taken over: it cannot be undone any more')
+    .option('--dry-run', 'only print what would be done')
+    .option('--undo', 'give taken-over claims back to their original PersistentVolumes')
+    .option('--finish', 'finish the take-over; it cannot be undone afterwards')
     .option('--server <name>', "another name or address of the store's server (repeatable)", collect)
     .example('stowage take-over silver', 'which claims have their directories on the export of silver?')
     .example('stowage take-over silver shop/data-db-0', 'take over one claim, which no pod uses')
     .example('stowage take-over silver --all', 'all claims that no pod uses')
     .example('stowage take-over silver shop/data-db-0 --undo', 'back to how it was')
-    .example('stowage take-over silver --all --finish', 'it works: the PersistentVolumes from before are not needed')
+    .example(
+      'stowage take-over silver --all --finish',
+      'all works: the original PersistentVolumes are no longer needed',
+    )
     .action(act(takeOver));
 }
 
-const words: Readonly<Record<Deed, { readonly done: string; readonly would: string }>> = {
+const resultWords: Readonly<Record<TakeOverAction, { readonly done: string; readonly would: string }>> = {
   take: { done: 'took over', would: 'would take over' },
   undo: { done: 'gave back', would: 'would give back' },
   finish: { done: 'finished', would: 'would finish' },
 };
-/** What of a claim there is to do. */
-const open: Readonly<Record<Deed, readonly CandidateState[]>> = {
+/** The states in which an action has something to do. */
+const pendingStates: Readonly<Record<TakeOverAction, readonly TakeOverState[]>> = {
   take: ['ready', 'begun'],
   undo: ['begun', 'taken-over'],
   finish: ['taken-over'],
 };
-/** What somebody would have to see to. */
-const waiting: Readonly<Record<Deed, readonly CandidateState[]>> = {
+/** The states that need the user's attention before the action is possible. */
+const blockedStates: Readonly<Record<TakeOverAction, readonly TakeOverState[]>> = {
   take: ['used', 'impossible'],
   undo: [],
   finish: ['begun'],
 };
-const atOnce = 8;
-const inOneCall = 500;
+const maxConcurrent = 8;
+const namesPerRequest = 500;
 
 async function takeOver(
   session: Session,
   store: string,
   names: readonly string[],
-  options: Options,
-  command: Verb,
+  options: TakeOverFlags,
+  command: StowageCommand,
 ): Promise<number> {
-  const { injected, out } = session;
+  const { services, out } = session;
   if (options.undo === true && options.finish === true)
     throw invalid('--undo and --finish are opposites', 'usage', 'Give one of them.');
-  const deed: Deed = options.undo === true ? 'undo' : options.finish === true ? 'finish' : 'take';
+  const action: TakeOverAction = options.undo === true ? 'undo' : options.finish === true ? 'finish' : 'take';
   const { kubeconfig, context }: ClusterOptions = command.optsWithGlobals();
-  const wish = { kubeconfig, context, store, servers: options.server ?? [] };
-  using taking = await injected.takeOver?.(wish);
-  if (taking === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
-  const { candidates, otherServers } = await taking.look(deed);
-  const chosen = candidates.filter((one) => isMeant(one, names));
-  unknown(names, candidates);
+  const request = { kubeconfig, context, store, servers: options.server ?? [] };
+  using service = await services.takeOver?.(request);
+  if (service === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
+  const { candidates, otherServers } = await service.findCandidates(action);
+  const chosen = candidates.filter((one) => isSelected(one, names));
+  requireKnownClaims(names, candidates);
   const volumes = await volumesOf(session, store);
-  const known = deed === 'take' ? await appraised(session, store, chosen, volumes) : chosen;
+  const known = action === 'take' ? await withAdoptionProblems(session, store, chosen, volumes) : chosen;
   if (names.length === 0 && options.all !== true) return overview(session, known, otherServers, store);
-  const todo = known.filter(({ state }) => open[deed].includes(state));
+  const todo = known.filter(({ state }) => pendingStates[action].includes(state));
   const isNamed = names.length > 0;
-  const left = known.filter(({ state }) => waiting[deed].includes(state) || (isNamed && state === 'unclaimed'));
+  const left = known.filter(({ state }) => blockedStates[action].includes(state) || (isNamed && state === 'unclaimed'));
   const results: { readonly claim: string; readonly done: boolean; readonly detail: string }[] = [];
-  const told = (one: Candidate, done: boolean, detail: string): void => {
+  const addResult = (one: TakeOverCandidate, done: boolean, detail: string): void => {
     const claim = one.claim ?? one.from;
     results.push({ claim, done, detail });
     if (out.json || (out.quiet && done)) return;
-    const verb = options.dryRun === true ? words[deed].would : words[deed].done;
+    const verb = options.dryRun === true ? resultWords[action].would : resultWords[action].done;
     out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `left ${shown(claim)}: ${shown(detail)}`);
   };
-  if (options.dryRun !== true && deed === 'take') await adopt(session, store, todo, volumes);
-  const isAsked = options.dryRun !== true && deed !== 'undo' && todo.length > 0;
+  if (options.dryRun !== true && action === 'take') await adopt(session, store, todo, volumes);
+  const isAsked = options.dryRun !== true && action !== 'undo' && todo.length > 0;
   const identity = isAsked ? await identityOf(session, store) : undefined;
-  await eachBounded(todo, atOnce, async (one) => {
-    const detail = deed === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
+  await eachBounded(todo, maxConcurrent, async (one) => {
+    const detail = action === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
     try {
-      const more = options.dryRun === true ? one.detail : await perform(taking, deed, one, { volumes, identity });
-      told(one, true, more === '' ? detail : `${detail}; ${more}`);
+      const more = options.dryRun === true ? one.detail : await perform(service, action, one, { volumes, identity });
+      addResult(one, true, more === '' ? detail : `${detail}; ${more}`);
     } catch (thrown) {
-      const { reason, detail: why, action } = problemOf(thrown);
+      const { reason, detail: why, action: advice } = problemOf(thrown);
       if (reason === 'interrupted') throw thrown;
-      told(one, false, action === '' ? why : `${why}. ${action}`);
+      addResult(one, false, advice === '' ? why : `${why}. ${advice}`);
     }
   });
-  for (const one of left) told(one, false, one.detail);
+  for (const one of left) addResult(one, false, one.detail);
   if (out.json) out.value(results);
   else if (results.length === 0) out.note('there is nothing to do');
   const missing = results.filter(({ done }) => !done).length;
-  if (missing > 0) out.note(`${plural(missing, 'claim')} left; repeat the command when that is seen to`);
+  if (missing > 0) out.note(`${plural(missing, 'claim')} left; fix the causes and repeat the command`);
   return missing > 0 ? 1 : 0;
 }
 
-/** Gives what is to be said of it, or nothing. */
+/** Returns what the user should know about the claim, or an empty string. */
 async function perform(
-  taking: TakingOver,
-  deed: Deed,
-  one: Candidate,
+  service: TakeOverService,
+  action: TakeOverAction,
+  one: TakeOverCandidate,
   { volumes, identity }: { readonly volumes: ReadonlyMap<string, string>; readonly identity: string | undefined },
 ): Promise<string> {
-  if (deed === 'finish') return await taking.finish(one, identity);
-  if (deed === 'undo') await taking.undo(one);
-  else await taking.take(one, volumes.get(one.directory) ?? '', identity);
+  if (action === 'finish') return await service.finish(one, identity);
+  if (action === 'undo') await service.undo(one);
+  else await service.take(one, volumes.get(one.directory) ?? '', identity);
   return '';
 }
 
-const isMeant = ({ claim }: Candidate, names: readonly string[]): boolean =>
+const isSelected = ({ claim }: TakeOverCandidate, names: readonly string[]): boolean =>
   names.length === 0 || names.some((name) => claim === name || claim?.startsWith(`${name}/`) === true);
 
-function unknown(names: readonly string[], candidates: readonly Candidate[]): void {
-  const absent = names.filter((name) => !candidates.some((one) => isMeant(one, [name])));
+function requireKnownClaims(names: readonly string[], candidates: readonly TakeOverCandidate[]): void {
+  const absent = names.filter((name) => !candidates.some((one) => isSelected(one, [name])));
   if (absent.length === 0) return;
   throw invalid(
     `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
@@ -141,13 +144,13 @@ function unknown(names: readonly string[], candidates: readonly Candidate[]): vo
   );
 }
 
-/** By their names on the store: their ids. */
+/** The volumes of the store: name to id. */
 async function volumesOf({ client }: Session, store: string): Promise<Map<string, string>> {
-  const { items } = await client.overStores<VolumeJson>('/v1/volumes', { store });
+  const { items } = await client.listOverStores<VolumeJson>('/v1/volumes', { store });
   return new Map(items.filter((one) => one.store === store).map(({ name, id }) => [name, id]));
 }
 
-/** What is finished is deleted one day as any other volume, and that has to be sure that the store is still the same. */
+/** The store's identity, which is recorded with the volume: a later deletion checks that the store is still the same. */
 async function identityOf({ client }: Session, store: string): Promise<string | undefined> {
   const { identity, state } = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`);
   if (identity === null && state !== 'open')
@@ -159,15 +162,15 @@ async function identityOf({ client }: Session, store: string): Promise<string | 
   return identity ?? undefined;
 }
 
-const isOpen = ({ state }: Candidate): boolean => open.take.includes(state);
+const isOpen = ({ state }: TakeOverCandidate): boolean => pendingStates.take.includes(state);
 
-/** With what Stowage says of those directories that are no volumes yet. */
-async function appraised(
+/** Marks the candidates whose directories Stowage can't adopt (by a dry run). */
+async function withAdoptionProblems(
   session: Session,
   store: string,
-  candidates: readonly Candidate[],
+  candidates: readonly TakeOverCandidate[],
   volumes: ReadonlyMap<string, string>,
-): Promise<readonly Candidate[]> {
+): Promise<readonly TakeOverCandidate[]> {
   const fresh = candidates.filter((one) => isOpen(one) && !volumes.has(one.directory));
   const reasons = new Map<string, string>();
   for (const { skipped } of await adoption(session, store, fresh, true))
@@ -181,7 +184,7 @@ async function appraised(
 async function adopt(
   session: Session,
   store: string,
-  candidates: readonly Candidate[],
+  candidates: readonly TakeOverCandidate[],
   volumes: Map<string, string>,
 ): Promise<void> {
   const fresh = candidates.filter(({ directory }) => !volumes.has(directory));
@@ -192,15 +195,15 @@ async function adopt(
 async function adoption(
   session: Session,
   store: string,
-  candidates: readonly Candidate[],
+  candidates: readonly TakeOverCandidate[],
   dryRun: boolean,
 ): Promise<readonly AdoptionJson[]> {
   const names = candidates.map(({ directory }) => directory);
   const answers: AdoptionJson[] = [];
-  for (let at = 0; at < names.length; at += inOneCall) {
-    const body = { dryRun, directories: true, names: names.slice(at, at + inOneCall) };
-    const path = `/v1/stores/${step('store', store, 'store-reference')}/adopt`;
-    const answer = await longWork<AdoptionJson>(session, { method: 'POST', path, body });
+  for (let at = 0; at < names.length; at += namesPerRequest) {
+    const body = { dryRun, directories: true, names: names.slice(at, at + namesPerRequest) };
+    const path = `/v1/stores/${pathSegment('store', store, 'store-reference')}/adopt`;
+    const answer = await runLongOperation<AdoptionJson>(session, { method: 'POST', path, body });
     if (answer !== undefined) answers.push(answer);
   }
   return answers;
@@ -208,7 +211,7 @@ async function adoption(
 
 function overview(
   { out }: Session,
-  candidates: readonly Candidate[],
+  candidates: readonly TakeOverCandidate[],
   otherServers: readonly string[],
   store: string,
 ): number {
@@ -226,9 +229,11 @@ function overview(
       ]),
     );
   if (candidates.length === 0)
-    out.note(`no PersistentVolume of anybody else's has a directory on the export of ${store}`);
+    out.note(`no PersistentVolume of another provisioner has a directory on the export of ${store}`);
   if (otherServers.length > 0)
-    out.note(`others are on ${otherServers.join(', ')}; if that is the server of ${store} too, say so: --server NAME`);
+    out.note(
+      `others are on ${otherServers.join(', ')}; if that is another name of the server of ${store}, add: --server NAME`,
+    );
   const ready = candidates.filter(isOpen).length;
   if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: name them, or --all`);
   return 0;

@@ -5,16 +5,16 @@ const escaped = (c: string): string => {
   return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, '0')}`;
 };
 
-/** Names can come from a disk that others write: nothing in them may move the cursor, hide text or turn it around. */
+/** Escapes control and format characters. Names can come from a disk that others write, and must not control the terminal. */
 export function shown(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escaped);
 }
 
-/** One word for a shell, whatever is in it; most need no quotes. */
+/** Quotes the text for a shell if necessary. */
 export const shellWord = (text: string): string =>
   /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-/** JSON for a terminal: JSON.stringify leaves DEL, C1 and direction marks as they are; escaped they mean the same. */
+/** JSON for a terminal: also escapes DEL, C1 and direction marks, which JSON.stringify leaves as they are. */
 export function shownJson(value: unknown, indent?: number): string {
   return JSON.stringify(value, undefined, indent).replace(
     /[\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
@@ -22,7 +22,7 @@ export function shownJson(value: unknown, indent?: number): string {
   );
 }
 
-/** `3d`: one unit is enough to know whether something is new. */
+/** The age with one unit, such as `3d`. */
 export function age(since: string, now: number): string {
   const seconds = Math.max(0, Math.floor((now - Date.parse(since)) / 1000));
   if (Number.isNaN(seconds)) return '?';
@@ -36,7 +36,7 @@ export function age(since: string, now: number): string {
 /** `2026-11-15 08:30 UTC` */
 export const date = (time: string): string => `${time.slice(0, 10)} ${time.slice(11, 16)} UTC`;
 
-/** Servers of older versions leave out figures that they do not know yet. */
+/** Older servers leave out some sizes. */
 export function size(bytes: string | null | undefined): string {
   if (bytes === null || bytes === undefined) return '-';
   return /^[0-9]+$/.test(bytes) ? formatSize(BigInt(bytes)) : shown(bytes);

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { run, scriptedServer } from './scripted-server.ts';
 
-test('the secret of a token stands alone on standard output', async () => {
+test('create prints only the secret on standard output', async () => {
   const made = {
     id: 't1',
     name: 'ci',

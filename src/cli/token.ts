@@ -1,18 +1,18 @@
 import { Option } from 'commander';
 import type { CreatedTokenJson, TokenJson } from '#front/rest/schemas.ts';
-import { collect, type Verb } from './command.ts';
-import { durationIn, step } from './names.ts';
-import type { Act, Session } from './session.ts';
+import { parseDurationArgument, pathSegment } from './arguments.ts';
+import { collect, type StowageCommand } from './command.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, date, shown } from './text.ts';
 
-export function addTokenCommands(program: Verb, act: Act): void {
+export function addTokenCommands(program: StowageCommand, act: MakeAction): void {
   const token = program
     .command('token')
-    .description('Tokens: who may use the API over the network, and for what.')
+    .description('Tokens for access to the API over the network.')
     .example('stowage token create ci --role user --expires 30d', 'a token for a program');
   token
     .command('create')
-    .description('Make a token and print its secret. It is shown once; the server keeps only a hash.')
+    .description('Create a token and print its secret. It is shown once; the server keeps only a hash.')
     .argument('<name>', 'what it is for')
     .addOption(
       new Option('--role <role>', 'what it permits').choices(['viewer', 'user', 'admin']).makeOptionMandatory(),
@@ -30,25 +30,25 @@ export function addTokenCommands(program: Verb, act: Act): void {
     .action(act(list));
   token
     .command('revoke')
-    .description('Take a token back; it is refused from now on.')
+    .description('Revoke a token; it is refused from now on.')
     .argument('<token>', 'its id')
     .example('stowage token revoke 5d0c…', 'the id is in: stowage token list')
     .action(
       act(async ({ client, out }, id: string) => {
-        await client.change({ method: 'DELETE', path: `/v1/tokens/${step('token', id, 'token-reference')}` });
-        out.said(`token ${id} revoked`);
+        await client.change({ method: 'DELETE', path: `/v1/tokens/${pathSegment('token', id, 'token-reference')}` });
+        out.reportDone(`token ${id} revoked`);
       }),
     );
 }
 
-interface CreateOptions {
+interface TokenCreateFlags {
   readonly role: string;
   readonly store?: readonly string[];
   readonly expires?: string;
 }
 
-async function create({ client, out }: Session, name: string, options: CreateOptions): Promise<void> {
-  if (options.expires !== undefined) durationIn(options.expires);
+async function create({ client, out }: Session, name: string, options: TokenCreateFlags): Promise<void> {
+  if (options.expires !== undefined) parseDurationArgument(options.expires);
   const body = {
     name,
     role: options.role,

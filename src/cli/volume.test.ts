@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { run, scriptedServer, volume } from './scripted-server.ts';
 
-test('create sends what was given and prints the name, or the id with --quiet', async () => {
+test('create sends the given options and prints the name, or the id with --quiet', async () => {
   const made = volume('images', 'db') as { id: string };
   await using server = await scriptedServer({ 'POST /v1/volumes': [201, made] });
   const argv = [
@@ -37,7 +37,7 @@ test('create sends what was given and prints the name, or the id with --quiet', 
   for (const key of keys) expect(key).toMatch(/^[0-9a-f-]{36}$/);
 });
 
-test('store/name becomes store..name, an id stays an id, and the revision goes along', async () => {
+test('requests have store..name for store/name, ids unchanged, and the revision as If-Match', async () => {
   const answer = [200, volume('local', 'new', { bytes: '2147483648' })] as const;
   await using server = await scriptedServer({
     'POST /v1/volumes/local..old/rename': answer,

@@ -1,38 +1,38 @@
 import type { MountJson, UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
-import { collect, type Verb } from './command.ts';
-import { addDeletionCommands } from './deletion.ts';
 import {
-  called,
-  type Guard,
   isVolumeId,
-  labelChangesIn,
-  labelsIn,
+  parseLabelChanges,
+  parseLabels,
+  parseRevision,
+  parseSizeArgument,
+  qualifiedName,
+  type RevisionFlag,
   refPath,
-  revisionIn,
-  sizeIn,
   splitRef,
-} from './names.ts';
+} from './arguments.ts';
+import { collect, type StowageCommand } from './command.ts';
+import { addDeletionCommands } from './deletion.ts';
+import { runLongOperation } from './long-operation.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import { addReleaseCommand, useFields } from './release.ts';
+import type { MakeAction, Session } from './session.ts';
 import { age, date, labelList, shown, size } from './text.ts';
-import { addReleaseCommand, useFields } from './uses.ts';
-import { longWork } from './work.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
 const whichVolume = 'store/name, name or id';
 
-export function addVolumeCommands(program: Verb, act: Act): void {
+export function addVolumeCommands(program: StowageCommand, act: MakeAction): void {
   const volume = program
     .command('volume')
-    .description('Volumes: create, look at, change, delete and restore them.')
+    .description('Create, show, change, delete and restore volumes.')
     .example('stowage volume create demo', 'a volume on the default store');
-  addReading(volume, act);
-  addChanging(volume, act);
+  addReadCommands(volume, act);
+  addChangeCommands(volume, act);
   addDeletionCommands(volume, act);
   addReleaseCommand(volume, act);
 }
 
-function addReading(volume: Verb, act: Act): void {
+function addReadCommands(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('list')
     .alias('ls')
@@ -55,20 +55,20 @@ function addReading(volume: Verb, act: Act): void {
     .action(act(show));
   volume
     .command('usage')
-    .description('Measure how much a volume holds.')
+    .description('Measure the usage of a volume.')
     .argument('<volume>', whichVolume)
     .example('stowage volume usage demo', 'bytes and files of the volume itself')
     .action(act(usage));
 }
 
-function addChanging(volume: Verb, act: Act): void {
+function addChangeCommands(volume: StowageCommand, act: MakeAction): void {
   volume
     .command('create')
     .description('Create a volume and print its name (with --quiet: its id).')
     .argument('<name>', 'name, or store/name')
     .option('--store <store>', 'where to create it (default: the default store)')
     .option('--size <size>', 'capacity, e.g. 500M, 1G, 1.5T')
-    .option('--enforce', 'hold it to its size: writing beyond fails (not every store can)')
+    .option('--enforce', 'enforce its size: writes beyond it fail (not every store can)')
     .option('--block', 'a raw block device in place of a file system')
     .option('--label <key=value>', 'a label (may be repeated)', collect)
     .example('stowage volume create demo', 'on the default store')
@@ -77,30 +77,30 @@ function addChanging(volume: Verb, act: Act): void {
     .action(act(create));
   volume
     .command('expand')
-    .description('Make a volume larger, also while it is mounted. It is never made smaller.')
+    .description('Expand a volume, also while it is mounted. It can never shrink.')
     .argument('<volume>', whichVolume)
     .argument('<size>', 'the new size, e.g. 2G')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume expand demo 2G', 'it has 2 GiB from now on')
     .action(
-      act((session, ref: string, to: string, options: Guard) =>
+      act((session, ref: string, to: string, options: RevisionFlag) =>
         changeVolume(
           session,
           ref,
           options,
-          { method: 'POST', step: '/expand', body: { bytes: sizeIn(to) } },
+          { method: 'POST', step: '/expand', body: { bytes: parseSizeArgument(to) } },
           'expanded',
         ),
       ),
     );
   volume
     .command('enforce')
-    .description('Hold a volume to its size, for good. Where it is mounted, from its next mount on.')
+    .description('Enforce the size of a volume, permanently. A mounted volume is enforced from its next mount on.')
     .argument('<volume>', whichVolume)
     .option('--if-revision <n>', 'only if the volume is still at this revision')
-    .example('stowage volume enforce nfs/demo', 'writing beyond its size fails')
+    .example('stowage volume enforce nfs/demo', 'writes beyond its size fail')
     .action(
-      act((session, ref: string, options: Guard) =>
+      act((session, ref: string, options: RevisionFlag) =>
         changeVolume(session, ref, options, { method: 'PATCH', step: '', body: { enforce: true } }, 'enforced'),
       ),
     );
@@ -112,39 +112,41 @@ function addChanging(volume: Verb, act: Act): void {
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume rename local/demo production', 'local/demo becomes local/production')
     .action(
-      act((session, ref: string, name: string, options: Guard) =>
+      act((session, ref: string, name: string, options: RevisionFlag) =>
         changeVolume(session, ref, options, { method: 'POST', step: '/rename', body: { name } }, 'renamed'),
       ),
     );
   volume
     .command('label')
-    .description('Set labels (key=value) or take them away (key-).')
+    .description('Set labels (key=value) or remove them (key-).')
     .argument('<volume>', whichVolume)
     .argument('<labels...>', 'key=value or key-')
     .option('--if-revision <n>', 'only if the volume is still at this revision')
     .example('stowage volume label demo team=blue stage-', 'set team, remove stage')
     .action(
-      act((session, ref: string, words: string[], options: Guard) =>
+      act((session, ref: string, words: string[], options: RevisionFlag) =>
         changeVolume(
           session,
           ref,
           options,
-          { method: 'PATCH', step: '', body: { labels: labelChangesIn(words) } },
+          { method: 'PATCH', step: '', body: { labels: parseLabelChanges(words) } },
           'labelled',
         ),
       ),
     );
 }
 
-interface Filter {
+interface VolumeListFlags {
   readonly store?: string;
   readonly label?: readonly string[];
   readonly contains?: string;
 }
 
-async function list(session: Session, options: Filter): Promise<void> {
-  labelsIn(options.label ?? []);
-  const { items, unanswered, unreached } = await session.client.overStores<VolumeJson>('/v1/volumes', { ...options });
+async function list(session: Session, options: VolumeListFlags): Promise<void> {
+  parseLabels(options.label ?? []);
+  const { items, unanswered, unreached } = await session.client.listOverStores<VolumeJson>('/v1/volumes', {
+    ...options,
+  });
   const nothing =
     Object.keys(options).length > 0
       ? 'no volume matches; see all with: stowage volume list'
@@ -202,10 +204,10 @@ async function usage({ client, out }: Session, ref: string): Promise<void> {
   if (out.json) return out.value(measured);
   const least = measured.complete ? '' : 'at least ';
   const files = measured.files === '1' ? '1 file' : `${measured.files} files`;
-  out.said(`${least}${size(measured.bytes)} in ${least}${files}`);
+  out.reportDone(`${least}${size(measured.bytes)} in ${least}${files}`);
 }
 
-interface CreateOptions {
+interface VolumeCreateFlags {
   readonly store?: string;
   readonly size?: string;
   readonly enforce?: boolean;
@@ -213,7 +215,7 @@ interface CreateOptions {
   readonly label?: readonly string[];
 }
 
-async function create(session: Session, what: string, options: CreateOptions): Promise<void> {
+async function create(session: Session, what: string, options: VolumeCreateFlags): Promise<void> {
   const { client, out } = session;
   const given = splitRef(what);
   if (given.store !== undefined && options.store !== undefined && given.store !== options.store) {
@@ -227,29 +229,29 @@ async function create(session: Session, what: string, options: CreateOptions): P
   const body = {
     name: given.name,
     ...(store === undefined ? {} : { store }),
-    ...(options.size === undefined ? {} : { bytes: sizeIn(options.size) }),
+    ...(options.size === undefined ? {} : { bytes: parseSizeArgument(options.size) }),
     ...(options.enforce === true ? { enforce: true } : {}),
     ...(options.block === true ? { access: 'block' } : {}),
-    ...(options.label === undefined ? {} : { labels: labelsIn(options.label) }),
+    ...(options.label === undefined ? {} : { labels: parseLabels(options.label) }),
   };
-  const made = await longWork<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
+  const made = await runLongOperation<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
   const volume = made ?? (await client.get<VolumeJson>(volumePath(what)));
   if (out.json) return out.value(volume);
-  out.line(out.quiet ? shown(volume.id) : called(volume));
+  out.line(out.quiet ? shown(volume.id) : qualifiedName(volume));
 }
 
 async function changeVolume(
   { client, out }: Session,
   ref: string,
-  guard: Guard,
+  guard: RevisionFlag,
   change: { readonly method: 'POST' | 'PATCH'; readonly step: string; readonly body: unknown },
   done: string,
 ): Promise<void> {
   const { method, step, body } = change;
-  const answer = await client.change({ method, path: volumePath(ref) + step, body, ifRevision: revisionIn(guard) });
+  const answer = await client.change({ method, path: volumePath(ref) + step, body, ifRevision: parseRevision(guard) });
   const volume = answer.body as VolumeJson;
   if (out.json) return out.value(volume);
   const was = isVolumeId(ref) || ref === volume.name || ref === `${volume.store}/${volume.name}` ? '' : ` (was ${ref})`;
-  const said = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
-  out.said(`${done} ${volume.store}/${volume.name}${said}`);
+  const suffix = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
+  out.reportDone(`${done} ${volume.store}/${volume.name}${suffix}`);
 }

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { topologyOf } from '#front/csi/driver.ts';
+import { topologyOf } from '#front/csi/driver-context.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';

@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { refuseOverlaps } from '#app/store-overlaps.ts';
 import { systemClock } from '#base/clock.ts';
-import { createCounting } from '#front/csi/counting.ts';
-import { createUsed } from '#front/docker-plugin/used.ts';
+import { createUsageCounter } from '#front/csi/usage-counter.ts';
+import { createUsedBytes } from '#front/docker-plugin/used-bytes.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall, collectingLog, inTime, runMaintenance } from '#testing/core-calls.ts';
 import { gated } from '#testing/fakes/gated-store.ts';
@@ -159,9 +159,9 @@ describe('a store with the required members only', () => {
       message: "store 'plain' does not know how much its volumes hold",
     });
     const log = collectingLog();
-    const counting = createCounting({ volumes: server.core.volumes, clock: systemClock(), log });
+    const counting = createUsageCounter({ volumes: server.core.volumes, clock: systemClock(), log });
     expect(await counting.of(made)).toBeUndefined();
-    using used = createUsed(server.core, systemClock(), log);
+    using used = createUsedBytes(server.core, systemClock(), log);
     expect(await used.of(made)).toBeUndefined();
     expect(log.lines).toEqual([]);
   });

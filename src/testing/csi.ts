@@ -6,7 +6,7 @@ import { beforeEach, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Core } from '#core/core.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
-import type { Space } from '#front/csi/driver.ts';
+import type { FilesystemSpace } from '#front/csi/driver-context.ts';
 import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -43,7 +43,7 @@ export interface Csi {
   /** The folder of target paths. */
   folder: string;
   /** The file system usage that the kernel reports for any path. */
-  space: Space | undefined;
+  space: FilesystemSpace | undefined;
   /** The user namespace mode that is known of any pod. */
   users: 'own' | 'host' | undefined;
   /** Starts the driver; `instead` replaces parts of core. */
@@ -57,7 +57,7 @@ export function servedCsi(): Csi {
     const driver = which === 'file' ? fileDriver : localDriver;
     const core = { ...it.server.core, ...instead };
     const podUsers = async (): Promise<Csi['users']> => it.users;
-    const spaceOf = async (): Promise<Space | undefined> => it.space;
+    const spaceOf = async (): Promise<FilesystemSpace | undefined> => it.space;
     const served = createCsiServer({ core, driver, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
     await new Promise<void>((resolve) => served.server.listen(at, resolve));
     const client = grpcClient(at);

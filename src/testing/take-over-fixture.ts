@@ -1,7 +1,7 @@
 import { beforeEach, onTestFinished } from 'vitest';
 import { createTakeOver } from '#app/take-over/take-over.ts';
 import { systemClock } from '#base/clock.ts';
-import type { Candidate, Deed } from '#cli/taking-over.ts';
+import type { TakeOverAction, TakeOverCandidate } from '#cli/take-over-service.ts';
 import { stowageError } from '#core/errors.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
@@ -146,9 +146,12 @@ export function takeOverFixture() {
     createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs: patienceMs });
 
   /** One run of the command, while Kubernetes does its part. */
-  async function run(deed: Deed, { name = 'data', id = 'sv1-id', identity }: RunOptions = {}): Promise<string> {
+  async function run(
+    deed: TakeOverAction,
+    { name = 'data', id = 'sv1-id', identity }: RunOptions = {},
+  ): Promise<string> {
     using one = taking();
-    const { candidates } = await one.look(deed);
+    const { candidates } = await one.findCandidates(deed);
     const candidate = candidates.find((found) => found.claim === `shop/${name}`);
     if (candidate === undefined) throw new Error('there is no such claim');
     const { promise: over, resolve } = Promise.withResolvers<void>();
@@ -171,7 +174,7 @@ export function takeOverFixture() {
   }
 
   /** A run that is killed after that many changes. */
-  async function stopped(deed: Deed, after: number): Promise<void> {
+  async function stopped(deed: TakeOverAction, after: number): Promise<void> {
     lives = after;
     patienceMs = 100;
     await run(deed).catch(() => undefined);
@@ -179,15 +182,15 @@ export function takeOverFixture() {
     patienceMs = defaultTimeoutMs;
   }
 
-  const refused = (deed: Deed, which?: RunOptions) => run(deed, which).then(() => undefined, stowageError);
+  const refused = (deed: TakeOverAction, which?: RunOptions) => run(deed, which).then(() => undefined, stowageError);
   const holds = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
     api.put(paths.claims, asAnyObject({ ...rest, metadata: { ...metadata, finalizers } }));
   };
 
-  const found = async (servers?: readonly string[]): Promise<readonly Candidate[]> => {
+  const found = async (servers?: readonly string[]): Promise<readonly TakeOverCandidate[]> => {
     using one = taking(servers);
-    return (await one.look('take')).candidates;
+    return (await one.findCandidates('take')).candidates;
   };
 
   return {

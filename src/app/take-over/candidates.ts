@@ -1,4 +1,4 @@
-import type { Candidate, Looked } from '#cli/taking-over.ts';
+import type { TakeOverCandidate, TakeOverCandidates } from '#cli/take-over-service.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -82,7 +82,12 @@ export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
 };
 
 /** Lists the volumes that can be taken over. `servers`: all names of the export's server. */
-export function findCandidates(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): Looked {
+export function findCandidates(
+  cluster: Cluster,
+  store: string,
+  at: Export,
+  servers: ReadonlySet<string>,
+): TakeOverCandidates {
   const otherServers = new Set<string>();
   const found: { readonly volume: PersistentVolume; readonly below: string }[] = [];
   for (const volume of cluster.volumes.values()) {
@@ -94,7 +99,7 @@ export function findCandidates(cluster: Cluster, store: string, at: Export, serv
   }
   const times = Map.groupBy(found, (one) => one.below);
   const twice = (path: string): readonly string[] => (times.get(path) ?? []).map(({ volume }) => nameOf(volume));
-  const candidates = found.map(({ volume, below: path }): Candidate => {
+  const candidates = found.map(({ volume, below: path }): TakeOverCandidate => {
     const to = replacementName(nameOf(volume));
     const claimRef = (replacementOf(cluster, volume) ?? volume).spec.claimRef;
     const claim = claimRef === undefined ? null : `${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`;
@@ -117,7 +122,7 @@ const isBeingDeleted = (cluster: Cluster, volume: PersistentVolume): boolean =>
   volume.metadata.deletionTimestamp !== undefined && replacementOf(cluster, volume) === undefined;
 
 /** Replacements that were finished, or whose predecessor was deleted. */
-function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
+function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandidate[] {
   return [...volumes.values()].flatMap((volume) => {
     const from = volume.metadata.annotations?.[takenFrom];
     const { claimRef, csi } = volume.spec;
@@ -133,7 +138,7 @@ function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
   });
 }
 
-type CandidateState = Pick<Candidate, 'state' | 'detail'>;
+type CandidateState = Pick<TakeOverCandidate, 'state' | 'detail'>;
 const impossible = (detail: string): CandidateState => ({ state: 'impossible', detail });
 
 function stateOf(

@@ -1,4 +1,4 @@
-import type { Candidate } from '#cli/taking-over.ts';
+import type { TakeOverCandidate } from '#cli/take-over-service.ts';
 import { provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
@@ -44,7 +44,7 @@ export function createFinish({ client, signal, retainData, patchVolume }: Finish
   }
 
   /** Turns the volume into an ordinary one of Stowage's, with the old volume's reclaim policy or Retain. */
-  async function finish({ from, to }: Candidate, identity: string | undefined): Promise<string> {
+  async function finish({ from, to }: TakeOverCandidate, identity: string | undefined): Promise<string> {
     const [before, after] = await Promise.all([getByName(persistentVolumes, from), getByName(persistentVolumes, to)]);
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
     const { claimRef } = after.spec;

@@ -146,7 +146,7 @@ describe('take-over', () => {
     });
     provisioned('subdir', 'data', nfs);
     using one = taking();
-    expect(await one.look('take')).toEqual({ candidates: [], otherServers: ['filer.example.com'] });
+    expect(await one.findCandidates('take')).toEqual({ candidates: [], otherServers: ['filer.example.com'] });
     expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 

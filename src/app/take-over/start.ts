@@ -1,5 +1,5 @@
 import { systemClock } from '#base/clock.ts';
-import type { TakeOverWish, TakingOver } from '#cli/taking-over.ts';
+import type { TakeOverRequest, TakeOverService } from '#cli/take-over-service.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { accessFor, type ClusterConnectionOptions } from '../kubectl-plugin.ts';
 import { version } from '../version.ts';
@@ -7,8 +7,8 @@ import { createTakeOver } from './take-over.ts';
 
 /** Uses the rights of the kubeconfig's user: neither the controller nor any service account of Stowage may make these changes. */
 export async function startTakeOver(
-  wish: TakeOverWish & Pick<ClusterConnectionOptions, 'env' | 'home' | 'signal'>,
-): Promise<TakingOver> {
+  wish: TakeOverRequest & Pick<ClusterConnectionOptions, 'env' | 'home' | 'signal'>,
+): Promise<TakeOverService> {
   const { store, servers, kubeconfig, context, env, home, signal } = wish;
   const clock = systemClock();
   const file = kubeconfig === undefined ? {} : { kubeconfig };

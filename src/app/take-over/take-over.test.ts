@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import type { Deed } from '#cli/taking-over.ts';
+import type { TakeOverAction } from '#cli/take-over-service.ts';
 import { type ForeignDriver, foreignDirectory } from '#testing/foreign-volumes.ts';
 import { administrator, asAnyObject, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
@@ -68,7 +68,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
 describe('killed at any step', () => {
   /** At least as many as each of them makes changes. */
   const steps = Array.from({ length: 7 }, (_, at) => at);
-  const killed = async (deed: Deed, after: number): Promise<void> => {
+  const killed = async (deed: TakeOverAction, after: number): Promise<void> => {
     await stopped(deed, after);
     await settle();
     expect(it.destroyed).toEqual([]);
@@ -165,7 +165,7 @@ test('a claim that was enlarged gets a volume that is large enough, in both dire
 
 test('refuses a store that does not exist, or that has no export', async () => {
   using other = taking([], 'gold');
-  await expect(other.look('take')).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
+  await expect(other.findCandidates('take')).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///srv' } });
   await expect(found()).rejects.toMatchObject({ code: 'unsupported', reason: 'take-over-not-possible' });
 });

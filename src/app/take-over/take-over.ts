@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/taking-over.ts';
+import type { TakeOverAction, TakeOverCandidate, TakeOverRequest, TakeOverService } from '#cli/take-over-service.ts';
 import { type StoreObject, storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -13,7 +13,7 @@ import { directoryOf, type Export, exportOf, serverName } from './directories.ts
 import { createFinish } from './finish.ts';
 import { policyBefore, type ReplacementVolume, replacementVolume, takenFrom } from './replacement-volume.ts';
 
-export interface TakeOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
+export interface TakeOverParts extends Pick<TakeOverRequest, 'store' | 'servers'> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -23,7 +23,7 @@ export interface TakeOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
 const defaultDeadlineMs = 60_000;
 const [maxAttempts, pauseMs] = [10, 20];
 
-export function createTakeOver(parts: TakeOverParts): TakingOver {
+export function createTakeOver(parts: TakeOverParts): TakeOverService {
   const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
   const { checkedClaim, move, retainData, patchVolume } = createClaimMove({ client, clock, signal, deadlineMs });
   const { finish } = createFinish({ client, signal, retainData, patchVolume });
@@ -32,7 +32,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
     unlessMissing(client.get(persistentVolumes, { name }, signal));
 
-  async function exported(deed: Deed): Promise<Export> {
+  async function exported(deed: TakeOverAction): Promise<Export> {
     const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
     if (object === undefined)
       throw new StowageError(`there is no store '${store}' in the cluster`, {
@@ -63,7 +63,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
   async function getVolumes({
     from,
     to,
-  }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
+  }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
       throw notPossible(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
@@ -81,7 +81,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
   async function createReplacement(
     before: PersistentVolume,
     claim: PersistentVolumeClaim | undefined,
-    { directory }: Candidate,
+    { directory }: TakeOverCandidate,
     { id, identity }: Pick<ReplacementVolume, 'id' | 'identity'>,
   ): Promise<PersistentVolume> {
     if (id === '')
@@ -105,7 +105,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
     return await retainData(after);
   }
 
-  async function take(candidate: Candidate, which: Pick<ReplacementVolume, 'id' | 'identity'>): Promise<void> {
+  async function take(candidate: TakeOverCandidate, which: Pick<ReplacementVolume, 'id' | 'identity'>): Promise<void> {
     const [before, there] = await getVolumes(candidate);
     const claim = await checkedClaim(before);
     const after =
@@ -115,7 +115,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
     await move({ claim, from: before, to: after, memory: after });
   }
 
-  async function undo(candidate: Candidate): Promise<void> {
+  async function undo(candidate: TakeOverCandidate): Promise<void> {
     const [before, after] = await getVolumes(candidate);
     if (after === undefined) throw notPossible('it was not taken over', '');
     const claim = await checkedClaim(after);
@@ -149,7 +149,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
   }
 
   return {
-    look: (deed) =>
+    findCandidates: (deed) =>
       readableErrors(async () => {
         const at = await exported(deed);
         seen = await readCluster(client, signal);

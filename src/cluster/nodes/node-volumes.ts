@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
-import type { ClusterVolumePage, UnreachedNode, VolumePage, WantedVolumes } from '#front/rest/cluster-nodes.ts';
+import type { ClusterVolumePage, UnreachedNode, VolumePage, VolumePageRequest } from '#front/rest/cluster-nodes.ts';
 import type { VolumeJson } from '#front/rest/schemas.ts';
 import { askEach, type NodeApis, nodesAfter, nodesAtOnce } from './node-apis.ts';
 
@@ -12,7 +12,7 @@ const beforeAllNodes = { ...starts, node: ' ' };
 /** First the volumes that all nodes share, then those of each node. */
 export async function volumesOfCluster(
   apis: NodeApis,
-  wanted: WantedVolumes,
+  wanted: VolumePageRequest,
   shared: () => Promise<VolumePage>,
   scope: Scope,
 ): Promise<ClusterVolumePage> {
@@ -56,7 +56,7 @@ interface AgentPage {
 /** Node by node: so that few nodes are asked for a page. */
 async function volumesOfNodes(
   apis: NodeApis,
-  { filter, after: place, limit }: WantedVolumes,
+  { filter, after: place, limit }: VolumePageRequest,
   scope: Scope,
 ): Promise<NodesPage> {
   const after = place?.node === undefined ? undefined : place;

@@ -4,12 +4,12 @@ import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import type { StoreView } from '#core/stores.ts';
 import { blockDevice, mounted } from '#testing/csi.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
-import { cannotHave, groupOf, wishFrom } from './capabilities.ts';
+import { mountGroupOf, parseCapability, unsupportedBecause } from './capabilities.ts';
 
 type Name = keyof typeof Mode;
-const wish = (mode: Name) => wishFrom(create(VolumeCapabilitySchema, mounted(mode)));
+const requested = (mode: Name) => parseCapability(create(VolumeCapabilitySchema, mounted(mode)));
 
-describe('an access mode says', () => {
+describe('parsing an access mode', () => {
   test.each<[Name, string, string, string, string]>([
     ['SINGLE_NODE_WRITER', 'writes', 'one node', 'staged', 'pods'],
     ['SINGLE_NODE_READER_ONLY', 'reads', 'one node', 'staged', 'pods'],
@@ -19,62 +19,62 @@ describe('an access mode says', () => {
     ['MULTI_NODE_SINGLE_WRITER', 'writes', 'many nodes', 'written', 'pods'],
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
   ])('%s: %s, %s, single node writer when %s, for %s', (mode, reads, nodes, singleNodeWriter, pods) => {
-    expect(wish(mode)).toEqual({
+    expect(requested(mode)).toEqual({
       access: 'filesystem',
       group: undefined,
       filesystem: undefined,
       singleNodeWriter,
       readOnly: reads === 'reads',
-      manyNodes: nodes === 'many nodes',
+      multiNode: nodes === 'many nodes',
       singlePod: pods === 'pod',
     });
   });
 
-  test('every mode that there is', () => {
+  test('knows every access mode of CSI', () => {
     const names = (Object.keys(Mode) as Name[]).filter((name) => name !== 'UNKNOWN');
-    for (const name of names) expect(() => wish(name)).not.toThrow();
+    for (const name of names) expect(() => requested(name)).not.toThrow();
     expect(names).toHaveLength(7);
   });
 });
 
-describe('the group', () => {
+describe('volume_mount_group', () => {
   const grouped = (volumeMountGroup: string) =>
-    wishFrom(
+    parseCapability(
       create(VolumeCapabilitySchema, {
         accessType: { case: 'mount', value: { volumeMountGroup } },
         accessMode: { mode: Mode.SINGLE_NODE_WRITER },
       }),
     );
 
-  test('is a number, for the driver that says that it sees to groups', () => {
+  test('is a gid, which only a driver with VOLUME_MOUNT_GROUP uses', () => {
     expect(['', '0', '2000', '4294967294'].map((text) => grouped(text).group)).toEqual([
       undefined,
       0,
       2000,
       4294967294,
     ]);
-    expect(groupOf({ driver: fileDriver }, grouped('2000'))).toBe(2000);
-    expect(groupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
+    expect(mountGroupOf({ driver: fileDriver }, grouped('2000'))).toBe(2000);
+    expect(mountGroupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
   });
 
-  test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('is not %j', (text) => {
-    expect(() => grouped(text)).toThrow('volume_mount_group is not the number of a group');
+  test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('can not be %j', (text) => {
+    expect(() => grouped(text)).toThrow('volume_mount_group is not a gid');
   });
 });
 
-test('what a store cannot do is said', () => {
+test('says which capability a store does not support', () => {
   const view = { config: { name: 'one' }, store: { access: ['filesystem'] } } as unknown as StoreView;
-  const block = wishFrom(create(VolumeCapabilitySchema, blockDevice()));
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], localDriver, view)).toBe(
+  const block = parseCapability(create(VolumeCapabilitySchema, blockDevice()));
+  expect(unsupportedBecause([requested('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
+  expect(unsupportedBecause([requested('MULTI_NODE_MULTI_WRITER')], localDriver, view)).toBe(
     "volumes of store 'one' can be used on one node only",
   );
-  expect(cannotHave([block], localDriver, view)).toBe("store 'one' has no block volumes");
-  const ext4 = wishFrom(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
-  expect(cannotHave([ext4], localDriver, view)).toBe(
+  expect(unsupportedBecause([block], localDriver, view)).toBe("store 'one' has no block volumes");
+  const ext4 = parseCapability(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
+  expect(unsupportedBecause([ext4], localDriver, view)).toBe(
     "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
   );
-  // One that is not open says itself what is wrong.
+  // Unknown while the store is not open; creating the volume then fails with the store's error.
   for (const one of [block, ext4])
-    expect(cannotHave([one], localDriver, { ...view, store: undefined })).toBeUndefined();
+    expect(unsupportedBecause([one], localDriver, { ...view, store: undefined })).toBeUndefined();
 });

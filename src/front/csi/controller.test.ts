@@ -36,7 +36,7 @@ const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
   return volume;
 };
 
-test('drivers say what they are called and what they can', async () => {
+test('drivers announce their names and capabilities', async () => {
   expect(await file.call(Identity.method.getPluginInfo, {})).toMatchObject({
     name: 'file.stowage.dev',
     vendorVersion: '1.2.3',
@@ -52,7 +52,7 @@ test('drivers say what they are called and what they can', async () => {
 });
 
 describe('CreateVolume', () => {
-  test('makes a volume on a store of the driver, and the same again is the same volume', async () => {
+  test('creates a volume on a store of the driver, and returns the same volume again when repeated', async () => {
     const made = await create(file);
     expect(made).toMatchObject({ capacityBytes: gib, volumeContext: { store: 'silver', name: 'pvc-1' } });
     expect(made.accessibleTopology).toEqual([]);
@@ -65,7 +65,7 @@ describe('CreateVolume', () => {
     ]);
   });
 
-  test('gives a name that is none of ours another, and keeps it as a label', async () => {
+  test('gives a volume with an invalid name a valid one, and keeps the requested name as a label', async () => {
     const { volumeId } = await create(file, { name: 'team a/photos' });
     const volume = csi.server.core.records.volumes.byId(volumeId as never);
     expect(volume?.name).toMatch(/^team-a-photos-[0-9a-f]{32}$/);
@@ -73,7 +73,7 @@ describe('CreateVolume', () => {
     expect((await create(file, { name: 'team a/photos' })).volumeId).toBe(volumeId);
   });
 
-  test('notes the claim that it is for', async () => {
+  test('labels the volume with its claim', async () => {
     const parameters = {
       'csi.storage.k8s.io/pvc/name': 'photos',
       'csi.storage.k8s.io/pvc/namespace': 'team-a',
@@ -87,14 +87,14 @@ describe('CreateVolume', () => {
     });
   });
 
-  test('of a volume that has grown, or was labelled since, gives that', async () => {
+  test('returns the existing volume if it has been expanded or labelled since', async () => {
     const { volumeId } = await create(file);
     await file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes: 2n * gib } });
     await csi.server.core.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
     expect(await create(file)).toMatchObject({ volumeId, capacityBytes: 2n * gib });
   });
 
-  test('of a volume that has only a record, since a kill kept its data from being made, makes the rest of it', async () => {
+  test('completes a volume of which only the record exists after a kill', async () => {
     const { volumeId } = await create(file);
     const [silver = ''] = readdirSync(csi.folder).filter((name) => name.startsWith('silver-'));
     rmdirSync(join(csi.folder, silver, 'pvc-1'));
@@ -104,7 +104,7 @@ describe('CreateVolume', () => {
   });
 
   test.skipIf(needs('ext4'))(
-    'the same of an image with a file system, which is looked at when it is there again',
+    'completes an image with a file system after a kill, and then compares its file system',
     async () => {
       const images = mkdtempSync(join(csi.folder, 'images-'));
       await csi.server.core.stores.add('disks', `local://${images}?layout=image`, aCall());
@@ -131,18 +131,17 @@ describe('CreateVolume', () => {
     await create(file);
     await expect(create(file, more)).rejects.toMatchObject({
       code: 6,
-      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or ask for it as it is.`,
+      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or request the volume with these properties.`,
     });
   });
 
-  test('of a name that others have taken is AlreadyExists', async () => {
+  test('fails with ALREADY_EXISTS if another volume has the name', async () => {
     const spec = { store: 'silver', name: 'pvc-1', bytes: gib, access: undefined, labels: {} };
     await csi.server.core.volumes.create(spec, aCall());
     await expect(create(file)).rejects.toMatchObject({ code: 6 });
   });
 
-  const invalid =
-    'Correct the claim, class or volume that this was asked for; the specification of CSI says what is required.';
+  const invalid = 'Correct the claim, class or volume of the request; see the CSI specification.';
   test.each<[string, Partial<Wanted>, number, string]>([
     ['no name', { name: '' }, 3, `name is missing. ${invalid}`],
     ['a name that is too long', { name: 'x'.repeat(129) }, 3, `name has more than 128 bytes. ${invalid}`],
@@ -157,13 +156,13 @@ describe('CreateVolume', () => {
       'an unknown mode',
       { volumeCapabilities: [mounted('UNKNOWN')] },
       3,
-      `volume_capabilities has no access mode that is known here. ${invalid}`,
+      `volume_capabilities has no known access mode. ${invalid}`,
     ],
     [
       'both types',
       { volumeCapabilities: [mounted(), blockDevice()] },
       3,
-      `a volume is a file system or a block device, not both. ${invalid}`,
+      `volume_capabilities mixes file system and block access. ${invalid}`,
     ],
     [
       'a device of a store that has none',
@@ -175,7 +174,7 @@ describe('CreateVolume', () => {
       'mount flags that mean nothing here',
       { volumeCapabilities: [mounted('SINGLE_NODE_WRITER', ['password=x'])] },
       3,
-      `only these mount flags are known here: defaults, rw, ro, nosuid, nodev. ${invalid}`,
+      `only these mount flags are supported: defaults, rw, ro, nosuid, nodev. ${invalid}`,
     ],
     [
       'an unknown parameter',
@@ -206,7 +205,7 @@ describe('CreateVolume', () => {
       'a range with nothing in it',
       { capacityRange: { requiredBytes: 2n, limitBytes: 1n } },
       11,
-      '2B are required, and 1B are the limit. Ask for a size that lies between what is required and the limit.',
+      'required_bytes (2B) is larger than limit_bytes (1B). Request a size between required_bytes and limit_bytes.',
     ],
     [
       'a size beyond all measure',
@@ -220,12 +219,12 @@ describe('CreateVolume', () => {
       3,
       `volumes cannot be made of others or of snapshots yet. ${invalid}`,
     ],
-    ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `there are no mutable parameters. ${invalid}`],
+    ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `mutable parameters are not supported. ${invalid}`],
   ])('with %s is refused', async (_what, more, code, message) => {
     await expect(create(file, more)).rejects.toMatchObject({ code, message });
   });
 
-  test('for other nodes is refused where a store is here, and several nodes are', async () => {
+  test('is refused for other nodes by a store of this node', async () => {
     const elsewhere = { requisite: [{ segments: { 'local.stowage.dev/node': 'elsewhere' } }] };
     await expect(create(local, { accessibilityRequirements: elsewhere })).rejects.toMatchObject({ code: 8 });
     const both = { requisite: [...elsewhere.requisite, ...(await create(local)).accessibleTopology] };
@@ -236,20 +235,20 @@ describe('CreateVolume', () => {
     });
   });
 
-  test('asked for again while it is being made is Aborted', async () => {
+  test('fails with ABORTED while the same volume is being created', async () => {
     const gate = csi.nfs.close('create');
     const first = create(file);
     await gate.reached;
     await expect(create(file)).rejects.toMatchObject({
       code: 10,
-      message: 'the same is being done already. Wait for it: repeat the call in a moment.',
+      message: 'the same operation is already in progress. Repeat the call in a moment.',
     });
     gate.open();
     const made = await first;
     expect(await create(file)).toEqual(made);
   });
 
-  test('ends at the deadline of who asked, and leaves nothing', async () => {
+  test('ends at the deadline of the caller, and leaves nothing behind', async () => {
     const gate = csi.nfs.close('create');
     const late = file.call(method.createVolume, wanted(), { 'grpc-timeout': '50m' });
     await expect(late).rejects.toMatchObject({ code: 4 });
@@ -259,7 +258,7 @@ describe('CreateVolume', () => {
 });
 
 describe('DeleteVolume', () => {
-  test('of what is not there is success, and of what is there deletes it', async () => {
+  test('deletes a volume, and succeeds if there is none', async () => {
     const { volumeId } = await create(file);
     for (let i = 0; i < 2; i++) await file.call(method.deleteVolume, { volumeId });
     await file.call(method.deleteVolume, { volumeId: 'reallyfakevolumeid' });
@@ -267,13 +266,13 @@ describe('DeleteVolume', () => {
     await expect(file.call(method.deleteVolume, {})).rejects.toMatchObject({ code: 3 });
   });
 
-  test("leaves another driver's volumes alone", async () => {
+  test('does not delete volumes of another driver', async () => {
     const { volumeId } = await create(local);
     await file.call(method.deleteVolume, { volumeId });
     expect((await local.call(method.listVolumes, {})).entries).toHaveLength(1);
   });
 
-  test('of what is on a store that is not configured any more is not success, until it is again', async () => {
+  test('fails for a volume on a store that was removed, until the store is configured again', async () => {
     const uri = `local://${mkdtempSync(join(csi.folder, 'moved-'))}`;
     const { stores } = csi.server.core;
     const config = parseStoreConfig('moved', uri, 'file', new Map([[csi.local.scheme, csi.local]]));
@@ -293,7 +292,7 @@ describe('DeleteVolume', () => {
     await local.call(method.deleteVolume, { volumeId });
   });
 
-  test('of a name on a store that is not configured is not success', async () => {
+  test('fails for a name on a store that is not configured', async () => {
     await expect(local.call(method.deleteVolume, { volumeId: 'moved..pvc-1' })).rejects.toMatchObject({
       code: 9,
       message: expect.stringContaining("store 'moved' is not configured any more, and the volume may still be on it"),
@@ -301,7 +300,7 @@ describe('DeleteVolume', () => {
     for (const volumeId of ['local..pvc-1', 'silver..pvc-1']) await local.call(method.deleteVolume, { volumeId });
   });
 
-  test('of what cannot be looked up is not success', async () => {
+  test('fails for a volume that cannot be looked up', async () => {
     const gate = csi.nfs.close('names', { deaf: true });
     const marks = csi.nfs.close('changedByOthers.marks', { deaf: true });
     const volumeId = 'sv1-00000000-0000-0000-0000-000000000000';
@@ -311,11 +310,11 @@ describe('DeleteVolume', () => {
   });
 });
 
-describe('a class that says what volumes are called', () => {
+describe('a class with nameTemplate', () => {
   const claim = { 'csi.storage.k8s.io/pvc/name': 'db', 'csi.storage.k8s.io/pvc/namespace': 'shop' };
   const nameTemplate = '{namespace}-{name}';
 
-  test('is heard where it is told whose they are, and the same again is the same volume', async () => {
+  test('names the volume after its claim, and a repeated call returns the same volume', async () => {
     const made = await create(file, { parameters: { nameTemplate, ...claim } });
     expect(made.volumeContext).toEqual({ store: 'silver', name: 'shop-db' });
     expect(await create(file, { parameters: { nameTemplate, ...claim } })).toEqual(made);
@@ -327,16 +326,20 @@ describe('a class that says what volumes are called', () => {
   });
 
   test.each([
-    [nameTemplate, {}, 'takes the namespace of the claim, which was not told: start the provisioner with --extra'],
-    ['{name}-{uid}', claim, "has '{uid}'; by CSI only {namespace} and {name} of a claim are known"],
-    ['{label:team}', claim, "has '{label:team}'; by CSI only {namespace} and {name}"],
+    [nameTemplate, {}, 'needs the namespace of the claim, which the provisioner did not send: start it with --extra'],
+    [
+      '{name}-{uid}',
+      claim,
+      "has '{uid}'; with CSI provisioners only {namespace} and {name} of the claim are available",
+    ],
+    ['{label:team}', claim, "has '{label:team}'; with CSI provisioners only {namespace} and {name}"],
     ['{name', claim, "the volume would be called '{name', which cannot be the name of a volume"],
-  ])('is refused where it cannot be: %s of %o', async (template, more, message) => {
+  ])('is refused if the template cannot be filled in: %s of %o', async (template, more, message) => {
     const refused = create(file, { parameters: { nameTemplate: template, ...more } });
     await expect(refused).rejects.toMatchObject({ code: 3, message: expect.stringContaining(message) });
   });
 
-  test('is in the way of nothing else', async () => {
+  test('does not affect other calls', async () => {
     const parameters = { nameTemplate: '{name}-{uid}' };
     expect((await local.call(method.getCapacity, { parameters })).availableCapacity).toBeGreaterThan(0n);
     const { volumeId } = await create(file);
@@ -349,7 +352,7 @@ describe('ListVolumes', () => {
   const names = (entries: readonly { volume?: { volumeContext: Record<string, string> } | undefined }[]) =>
     entries.map(({ volume }) => volume?.volumeContext['name']);
 
-  test('gives them in pages, only those of the driver', async () => {
+  test('returns the volumes of the driver in pages', async () => {
     for (const name of ['a', 'b', 'c']) await create(file, { name });
     await create(local);
     const first = await file.call(method.listVolumes, { maxEntries: 2 });
@@ -362,7 +365,7 @@ describe('ListVolumes', () => {
     expect((await file.call(method.controllerListVolumeHealth, {})).entries).toEqual([]);
   });
 
-  test('gives so many at once as clients take, also to who wants all', async () => {
+  test('limits a page to what clients accept, also without max_entries', async () => {
     const { records } = csi.server.core;
     const { volumeId } = await create(local, { name: 'v0000' });
     const one = records.volumes.byId(volumeId as VolumeId) ?? expect.fail('there is none');
@@ -378,7 +381,7 @@ describe('ListVolumes', () => {
     expect([names(second.entries), second.nextToken]).toEqual([['v3000'], '']);
   });
 
-  test('from nowhere is Aborted, and of less than nothing invalid', async () => {
+  test('fails with ABORTED for an unknown token, and rejects a negative max_entries', async () => {
     for (const startingToken of ['invalid-token', Buffer.from('["local","a"]').toString('base64url')])
       await expect(file.call(method.listVolumes, { startingToken })).rejects.toMatchObject({ code: 10 });
     await expect(file.call(method.listVolumes, { maxEntries: -1 })).rejects.toMatchObject({ code: 3 });
@@ -386,18 +389,18 @@ describe('ListVolumes', () => {
 });
 
 describe('a volume', () => {
-  test('is told of with its condition', async () => {
+  test('is returned with its condition', async () => {
     const { volumeId } = await create(file);
     const { volume, status } = await file.call(method.controllerGetVolume, { volumeId });
     expect(volume).toMatchObject({ volumeId, capacityBytes: gib });
-    expect(status?.volumeCondition).toMatchObject({ abnormal: false, message: 'the volume is as it should be' });
+    expect(status?.volumeCondition).toMatchObject({ abnormal: false, message: 'the volume is healthy' });
     const { volumeHealth } = await file.call(method.controllerGetVolumeHealth, { volumeId });
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
     await expect(local.call(method.controllerGetVolume, { volumeId })).rejects.toMatchObject({ code: 5 });
     await expect(file.call(method.controllerGetVolume, {})).rejects.toMatchObject({ code: 3 });
   });
 
-  test('whose store does not answer is ill', async () => {
+  test('is unhealthy if its store does not answer', async () => {
     const { volumeId } = await create(file);
     const ping = csi.nfs.close('ping', { deaf: true });
     const { entries } = await file.call(method.controllerListVolumeHealth, {});
@@ -410,7 +413,7 @@ describe('a volume', () => {
     ping.open();
   });
 
-  test('is confirmed to be what it is, and nothing else', async () => {
+  test('is confirmed with its own capabilities and parameters, and not with others', async () => {
     const { volumeId, volumeContext } = await create(local);
     const validate = (more: object) =>
       local.call(method.validateVolumeCapabilities, { volumeId, volumeCapabilities: [mounted()], ...more });
@@ -425,7 +428,7 @@ describe('a volume', () => {
       ],
       [{ volumeCapabilities: [blockDevice()] }, "store 'local' has no block volumes"],
       [{ volumeContext: { store: 'silver' } }, 'volume_context has another store than the volume'],
-      [{ parameters: { enforce: 'true' } }, 'the volume is not held to its size'],
+      [{ parameters: { enforce: 'true' } }, 'the size of the volume is not enforced'],
     ] as const)
       expect(await validate(more)).toMatchObject({ message });
     expect((await validate({ volumeCapabilities: [blockDevice()] })).confirmed).toBeUndefined();
@@ -433,7 +436,7 @@ describe('a volume', () => {
     await expect(validate({ volumeCapabilities: [] })).rejects.toMatchObject({ code: 3 });
   });
 
-  test('grows, and never shrinks', async () => {
+  test('can be expanded, and never shrinks', async () => {
     const { volumeId } = await create(file);
     const expand = (requiredBytes: bigint, limitBytes = 0n) =>
       file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes, limitBytes } });
@@ -449,7 +452,7 @@ describe('a volume', () => {
 });
 
 describe('GetCapacity', () => {
-  test('is what is free where volumes would be', async () => {
+  test('is the free space of the stores that the volume could be on', async () => {
     expect((await local.call(method.getCapacity, {})).availableCapacity).toBeGreaterThan(0n);
     const elsewhere = { accessibleTopology: { segments: { 'local.stowage.dev/node': 'elsewhere' } } };
     expect((await local.call(method.getCapacity, elsewhere)).availableCapacity).toBe(0n);
@@ -460,7 +463,7 @@ describe('GetCapacity', () => {
     });
   });
 
-  test('is no more than the administrator allows', async () => {
+  test('is limited by maxBytes of the store', async () => {
     const folder = mkdtempSync(join(csi.folder, 'small-'));
     await csi.server.core.stores.add('small', `local://${folder}?maxBytes=3G`, aCall());
     await create(local, { parameters: { store: 'small' } });
@@ -469,14 +472,14 @@ describe('GetCapacity', () => {
   });
 });
 
-test('what is not there is not implemented', async () => {
+test('unknown methods fail with UNIMPLEMENTED', async () => {
   await expect(file.call(method.createSnapshot, {})).rejects.toMatchObject({ code: 12 });
 });
 
-test('no secret is ever logged', async () => {
+test('secrets are never logged', async () => {
   const secrets = { password: 'hunter2' };
   await create(file, { secrets });
   await expect(create(file, { secrets, parameters: { wrong: 'hunter2' } })).rejects.toMatchObject({ code: 3 });
-  expect(JSON.stringify(csi.log.lines)).toContain('a call of CSI was refused');
+  expect(JSON.stringify(csi.log.lines)).toContain('CSI call was refused');
   expect(JSON.stringify(csi.log.lines)).not.toContain('hunter2');
 });

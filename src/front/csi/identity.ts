@@ -4,13 +4,13 @@ import {
   PluginCapability_Service_Type as Service,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import type { About } from './driver.ts';
+import type { DriverContext } from './driver-context.ts';
 
 const service = (type: (typeof Service)[keyof typeof Service]) => ({
   type: { case: 'service' as const, value: { type } },
 });
 
-export const identityOf = ({ driver, version }: About): Handlers<typeof Identity> => ({
+export const identityOf = ({ driver, version }: DriverContext): Handlers<typeof Identity> => ({
   getPluginInfo: async () => ({ name: driver.name, vendorVersion: version }),
   getPluginCapabilities: async () => ({
     capabilities: [
@@ -19,6 +19,6 @@ export const identityOf = ({ driver, version }: About): Handlers<typeof Identity
       { type: { case: 'volumeExpansion', value: { type: Expansion.ONLINE } } },
     ],
   }),
-  // A store that is down is told of with its volumes; the driver itself is there as soon as it answers.
+  // A store that is down shows in the conditions of its volumes. The driver itself is ready as soon as it answers.
   probe: async () => ({ ready: true }),
 });

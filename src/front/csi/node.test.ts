@@ -40,7 +40,7 @@ async function create(name: string, more: object = {}): Promise<string> {
   return volume?.volumeId ?? '';
 }
 
-test('the node says who it is, where it is, and how much it can', async () => {
+test('NodeGetInfo returns the name, the topology and the limit of the node', async () => {
   const { node } = csi.server.core;
   const topology = { segments: { 'local.stowage.dev/node': node } };
   expect(await local.call(method.nodeGetInfo, {})).toMatchObject({
@@ -50,7 +50,7 @@ test('the node says who it is, where it is, and how much it can', async () => {
   });
   expect((await file.call(method.nodeGetInfo, {})).accessibleTopology).toBeUndefined();
   expect((await local.call(method.nodeGetCapabilities, {})).capabilities).toHaveLength(7);
-  // A local file system can show no other group than its files have: there the kubelet gives them to one.
+  // A local file system can only show the group that its files have, so there the kubelet changes the group.
   const says = async (driver: GrpcClient): Promise<boolean> =>
     (await driver.call(method.nodeGetCapabilities, {})).capabilities.some(
       ({ type }) => type.case === 'rpc' && type.value.type === Rpc.VOLUME_MOUNT_GROUP,
@@ -59,7 +59,7 @@ test('the node says who it is, where it is, and how much it can', async () => {
   expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toEqual([]);
 });
 
-test('stores that do not answer are told of, in one entry for what is the same of them', async () => {
+test('unreachable stores are reported, with one entry for each reason', async () => {
   const silent = (store: string): string => `the server of store '${store}' does not answer`;
   const told = async () => (await file.call(method.nodeGetStorageHealth, {})).backendHealth;
   await csi.server.core.stores.add('tin', `nfs://server${mkdtempSync(at('tin-'))}`, aCall());
@@ -67,14 +67,14 @@ test('stores that do not answer are told of, in one entry for what is the same o
   expect(await told()).toMatchObject([{ status: 2, reason: 'StoreSilent', message: silent('silver') }]);
   for (const ping of pings.splice(0)) ping.open();
   pings.push(csi.nfs.close('ping', { deaf: true }));
-  // By the specification no other has the same status and reason.
+  // CSI: each pair of status and reason may occur only once.
   await expect
     .poll(told)
     .toMatchObject([{ status: 2, reason: 'StoreSilent', message: `${silent('silver')}; ${silent('tin')}` }]);
   for (const ping of pings) ping.open();
 });
 
-test('a volume on record is refused without asking its store; one that is gone there is none', async () => {
+test('a recorded volume is rejected without a call to its store, and a deleted one is not found', async () => {
   const volumeCapabilities = [mounted('MULTI_NODE_MULTI_WRITER')];
   const request = { name: 'shared', volumeCapabilities, capacityRange: { requiredBytes: 64n * mib } };
   const { volume } = await file.call(Controller.method.createVolume, request);
@@ -93,7 +93,7 @@ test('a volume on record is refused without asking its store; one that is gone t
   await expect(file.call(method.nodeStageVolume, again)).rejects.toMatchObject({ code: 5 });
 });
 
-describe('what is missing is said first', () => {
+describe('missing fields are reported first', () => {
   const volumeCapability = mounted();
   const stagingTargetPath = '/nowhere/stage';
   test.each([
@@ -123,7 +123,7 @@ describe('what is missing is said first', () => {
     });
   });
 
-  test('then that it is not staged, and that there is none', async () => {
+  test('then a missing staging path, then a missing volume', async () => {
     const request = { volumeId: 'x', targetPath: '/a', volumeCapability };
     await expect(local.call(method.nodePublishVolume, request)).rejects.toMatchObject({ code: 9 });
     const staged = { ...request, stagingTargetPath };
@@ -156,12 +156,12 @@ describe.skipIf(needs('mount'))('a volume', () => {
   };
   const unpublish = (name: string) => local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at(name) });
 
-  test('is staged, published, written to, and taken back, all of it twice', async () => {
+  test('is staged, published, written to, unpublished and unstaged, each call twice', async () => {
     for (let i = 0; i < 2; i++) await stage();
     for (let i = 0; i < 2; i++) await publish('pod');
     writeFileSync(join(at('pod'), 'file'), 'text');
     expect(readFileSync(join(at('stage/volume'), 'file'), 'utf8')).toBe('text');
-    // A kubelet would look for other places where the same is mounted, find ours, and never unstage it.
+    // The kubelet would look for other mounts of the same file system, find ours, and never unstage the volume.
     expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(` ${at('stage')} `);
     for (let i = 0; i < 2; i++) await unpublish('pod');
     expect(existsSync(at('pod'))).toBe(false);
@@ -170,7 +170,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(existsSync(at('stage'))).toBe(true);
   });
 
-  test('is read-only where that is asked for, in whichever way', async () => {
+  test('is mounted read-only for each way to request that', async () => {
     await stage();
     await publish('reader', { readonly: true });
     await publish('flag', { volumeCapability: mounted('SINGLE_NODE_WRITER', ['ro']) });
@@ -180,7 +180,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await expect(publish('reader')).rejects.toMatchObject({ code: 6 });
   });
 
-  test('of one pod is refused to a second, with its name', async () => {
+  test('is refused to a second pod if only one may use it, and the error names the first', async () => {
     const volumeCapability = mounted('SINGLE_NODE_SINGLE_WRITER');
     await stage(volumeCapability);
     const volumeContext = { 'csi.storage.k8s.io/pod.name': 'web-0', 'csi.storage.k8s.io/pod.namespace': 'team-a' };
@@ -196,7 +196,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await publish('other', { volumeCapability });
   });
 
-  test('is refused to a pod that has users of its own, and leaves nothing; where that is not known, it is not', async () => {
+  test('is refused to a pod with a user namespace and leaves nothing behind; is allowed if that is not known', async () => {
     await stage();
     const about = { name: 'web-0', namespace: 'team-a', uid: 'u-1' };
     const volumeContext = Object.fromEntries(
@@ -214,13 +214,13 @@ describe.skipIf(needs('mount'))('a volume', () => {
     }
   });
 
-  test('is not deleted while a pod has it', async () => {
+  test('is not deleted while a pod uses it', async () => {
     await stage();
     await publish('pod');
     await expect(local.call(Controller.method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 9 });
   });
 
-  test('has figures of its own, and a condition', async () => {
+  test('has its own usage and a condition', async () => {
     await stage();
     await publish('pod');
     writeFileSync(join(at('pod'), 'file'), Buffer.alloc(8192, 1));
@@ -242,7 +242,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
   });
 
-  test('that takes long to count has the figures of what it is mounted from meanwhile, then its own', async () => {
+  test('has the usage of the file system around it until a slow count ends, then its own', async () => {
     await stage();
     await publish('pod');
     writeFileSync(join(at('pod'), 'file'), Buffer.alloc(8192, 1));
@@ -257,7 +257,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(gate.waiting()).toBe(1);
   });
 
-  test('that somebody unmounted has no figures of what lies below, and is told to be so', async () => {
+  test('that somebody unmounted has no usage, and its condition says that it is not mounted', async () => {
     await stage();
     await publish('pod');
     execFileSync('umount', [at('pod')]);
@@ -288,7 +288,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(volumeHealth?.healthStatuses).toMatchObject([{ reason, message: detail }]);
   });
 
-  test('is found by whatever link it is given through, where it is published and where it is staged', async () => {
+  test('is found through symbolic links, at its target and at its staging path', async () => {
     await stage();
     await publish('pod');
     symlinkSync(csi.folder, at('kubelet'));
@@ -306,7 +306,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
       });
   });
 
-  test('is not looked for by links where its path is as it was given', async () => {
+  test('is found without resolving links if the path matches', async () => {
     await stage();
     await publish('pod');
     const never = async (): Promise<never> => {
@@ -320,7 +320,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect((await mounts.list(aCall())).map(({ target }) => target)).toEqual([at('pod')]);
   });
 
-  test('whose path is on a disk or server that does not answer is not told to be mounted nowhere', async () => {
+  test('is not reported as unmounted if its path is on a disk or server that does not answer', async () => {
     await stage();
     await publish('pod');
     const { mounts } = csi.server.core;
@@ -336,7 +336,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await expect(stats).rejects.toMatchObject({ code: 14 });
   });
 
-  test('is as large as its store has made it', async () => {
+  test('reports the size that its store gave it', async () => {
     await stage();
     await publish('pod');
     const expand = (requiredBytes: bigint) =>
@@ -345,7 +345,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await expect(expand(65n * mib)).rejects.toMatchObject({ code: 11 });
   });
 
-  test('can be named by its store and name, too', async () => {
+  test('can be identified by store and name, too', async () => {
     volumeId = 'local..pvc-1';
     await stage();
     await publish('pod');
@@ -354,8 +354,8 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
-  test.each(['is on record no more', 'has given its name to another'])(
-    'that was named so is taken back where it was put, also when it %s',
+  test.each(['is no longer on record', 'has given its name to another'])(
+    'identified by store and name is unpublished from its target, also when it %s',
     async (what) => {
       const { volumes } = csi.server.core.records;
       const known = volumes.byId(volumeId as VolumeId);
@@ -372,7 +372,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     },
   );
 
-  test('stays with its pod when Stowage stops, and the next one takes it back', async () => {
+  test('stays mounted when Stowage stops, and the next Stowage unpublishes it', async () => {
     await stage();
     await publish('pod');
     writeFileSync(join(at('pod'), 'file'), 'text');
@@ -390,7 +390,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
-  test('asks no store to be published where it is staged, nor to be taken back', async () => {
+  test('is published and unpublished without a call to its store while it is staged', async () => {
     await stage();
     const gates = (['get', 'source', 'names', 'usage'] as const).map((verb) => csi.local.close(verb));
     await publish('pod');
@@ -401,7 +401,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     for (const gate of gates) gate.open();
   });
 
-  test('that is for a pod alone is made with it, and goes with it', async () => {
+  test('defined inline in a pod is created and deleted with the pod', async () => {
     const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size: '16Mi' };
     volumeId = `csi-${'0'.repeat(64)}`;
     for (let i = 0; i < 2; i++) await publish('inline', { volumeContext, stagingTargetPath: '' });
@@ -419,7 +419,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
   });
 });
 
-describe('a file system that is said to be another than the volume has', () => {
+describe('a requested file system that differs from that of the volume', () => {
   const capability = (fsType: string) => mounted('SINGLE_NODE_WRITER', [], fsType);
   const tried = (client: GrpcClient, store: string, fsType: string, name: string) =>
     client.call(Controller.method.createVolume, {
@@ -429,7 +429,7 @@ describe('a file system that is said to be another than the volume has', () => {
       capacityRange: { requiredBytes: 64n * mib },
     });
 
-  test('is refused of directories, whichever it is', async () => {
+  test('is always refused for directories', async () => {
     for (const [client, store] of [
       [local, 'local'],
       [file, 'silver'],
@@ -447,48 +447,45 @@ describe('a file system that is said to be another than the volume has', () => {
     }
   });
 
-  test.skipIf(needs('mount', 'loop', 'ext4'))(
-    'is refused of images, which have what their store gives them',
-    async () => {
-      await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
-      await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
-        code: 3,
-        message: expect.stringContaining("the file system 'xfs' is wanted, and ext4 is what the volume has"),
+  test.skipIf(needs('mount', 'loop', 'ext4'))('is refused for images', async () => {
+    await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
+      code: 3,
+      message: expect.stringContaining("the volume has the file system 'ext4', not 'xfs'"),
+    });
+    expect((await local.call(Controller.method.listVolumes, {})).entries).toEqual([]);
+    for (const fsType of ['ext4', '', 'ext4']) await tried(local, 'disks', fsType, 'disk');
+    const volumeId = (await tried(local, 'disks', '', 'disk')).volume?.volumeId ?? '';
+    await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({ code: 3 });
+    const validate = async (fsType: string) =>
+      await local.call(Controller.method.validateVolumeCapabilities, {
+        volumeId,
+        volumeCapabilities: [capability(fsType)],
       });
-      expect((await local.call(Controller.method.listVolumes, {})).entries).toEqual([]);
-      for (const fsType of ['ext4', '', 'ext4']) await tried(local, 'disks', fsType, 'disk');
-      const volumeId = (await tried(local, 'disks', '', 'disk')).volume?.volumeId ?? '';
-      await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({ code: 3 });
-      const validate = async (fsType: string) =>
-        await local.call(Controller.method.validateVolumeCapabilities, {
-          volumeId,
-          volumeCapabilities: [capability(fsType)],
-        });
-      expect((await validate('ext4')).confirmed).toBeDefined();
-      expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("'xfs' is wanted") });
-      mkdirSync(at('stage'));
-      const staged = { volumeId, stagingTargetPath: at('stage') };
-      const stage = (fsType: string) =>
-        local.call(method.nodeStageVolume, { ...staged, volumeCapability: capability(fsType) });
-      await expect(stage('xfs')).rejects.toMatchObject({ code: 3 });
-      await stage('ext4');
-      const request = { ...staged, targetPath: at('pod'), volumeCapability: capability('btrfs') };
-      await expect(local.call(method.nodePublishVolume, request)).rejects.toMatchObject({ code: 3 });
-      await local.call(method.nodeUnstageVolume, staged);
-      const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'disks', size: '16M' };
-      const inline = {
-        volumeId: 'csi-1',
-        targetPath: at('inline'),
-        volumeCapability: capability('xfs'),
-        volumeContext,
-      };
-      await expect(local.call(method.nodePublishVolume, inline)).rejects.toMatchObject({ code: 3 });
-    },
-  );
+    expect((await validate('ext4')).confirmed).toBeDefined();
+    expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("not 'xfs'") });
+    mkdirSync(at('stage'));
+    const staged = { volumeId, stagingTargetPath: at('stage') };
+    const stage = (fsType: string) =>
+      local.call(method.nodeStageVolume, { ...staged, volumeCapability: capability(fsType) });
+    await expect(stage('xfs')).rejects.toMatchObject({ code: 3 });
+    await stage('ext4');
+    const request = { ...staged, targetPath: at('pod'), volumeCapability: capability('btrfs') };
+    await expect(local.call(method.nodePublishVolume, request)).rejects.toMatchObject({ code: 3 });
+    await local.call(method.nodeUnstageVolume, staged);
+    const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'disks', size: '16M' };
+    const inline = {
+      volumeId: 'csi-1',
+      targetPath: at('inline'),
+      volumeCapability: capability('xfs'),
+      volumeContext,
+    };
+    await expect(local.call(method.nodePublishVolume, inline)).rejects.toMatchObject({ code: 3 });
+  });
 });
 
 describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
-  test('is a device, in a folder while it is staged', async () => {
+  test('is a device file in the staging folder', async () => {
     const images = mkdtempSync(at('images-'));
     await csi.server.core.stores.add('disks', `local://${images}?layout=image`, aCall());
     const volumeCapability = blockDevice();
@@ -507,7 +504,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     await local.call(Controller.method.deleteVolume, { volumeId });
   });
 
-  test('that is on record no more is taken back by way of a link, too', async () => {
+  test('that is no longer on record is unpublished through a symbolic link, too', async () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
@@ -523,7 +520,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
-  test('is refused to a pod that wants it read-only, unless its store is: then it is so', async () => {
+  test('is refused to a pod that asks for read-only, unless its store is read-only', async () => {
     const uri = `local://${mkdtempSync(at('images-'))}?layout=image`;
     const { stores } = csi.server.core;
     await stores.add('disks', uri, aCall());

@@ -12,13 +12,20 @@ import {
   StorageHealthErrorType as Storage,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import { groupOf, type Wish, wishFrom } from './capabilities.ts';
-import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
-import { type About, callFrom, storesOf, topologyOf } from './driver.ts';
-import { publishVolume } from './publishing.ts';
-import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
-import { usageOf } from './usage.ts';
-import { fittingVolume, volumeOf } from './volumes.ts';
+import { mountGroupOf, parseCapability, type RequestedCapability } from './capabilities.ts';
+import { callFrom, type DriverContext, storesOf, topologyOf } from './driver-context.ts';
+import { publishVolume } from './publish-volume.ts';
+import {
+  checkedMap,
+  outOfRange,
+  parseCapacityRange,
+  requiredAbsolutePath,
+  requiredPath,
+  requiredText,
+} from './request-fields.ts';
+import { resolveMountableVolume, resolveVolume } from './resolve-volume.ts';
+import { conditionMessage, conditionOnNode, healthMessage, storeConditionOf } from './volume-condition.ts';
+import { usageOf } from './volume-usage.ts';
 
 const capabilities = [
   Rpc.STAGE_UNSTAGE_VOLUME,
@@ -31,140 +38,140 @@ const capabilities = [
 ];
 
 /**
- * Groups are a property of a driver: who says so is given them, and nothing is done about them by the kubelet. A local file system
- * can show no other group than files have, so there the kubelet gives them to it, as pods say how (fsGroupChangePolicy).
+ * VOLUME_MOUNT_GROUP is a property of the whole driver: the kubelet passes the group to a driver that has it, and does not change the group
+ * of files itself. A local file system can only show the group that its files have, so the driver for local stores leaves the change to the
+ * kubelet, which follows the pod's fsGroupChangePolicy.
  */
-const capabilitiesOf = ({ driver }: About): readonly Rpc[] =>
+const capabilitiesOf = ({ driver }: DriverContext): readonly Rpc[] =>
   driver.volumeMountGroup ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
 
-/** Each is a mount or two, and with NFS a share of a data path's memory. */
-const mostVolumes = 1_000;
+/** Each volume costs one or two mounts, and with NFS some memory of the data path. */
+const defaultMaxVolumes = 1_000;
 
 /**
- * In the folder that is given for it, not on it. While the file system that is mounted on that folder is also mounted outside
- * the kubelet's own folders, as it is where Stowage keeps it, a kubelet takes it for somebody else's and never unstages it.
+ * A subdirectory of the staging path, not the path itself. Stowage also mounts the file system outside the kubelet's folders. If it were
+ * mounted at the staging path itself, the kubelet would find the other mount, treat the volume as still in use, and never unstage it.
  */
-const stagedAt = (folder: string, { access }: Pick<Wish, 'access'>): string =>
+const stagingTarget = (folder: string, { access }: Pick<RequestedCapability, 'access'>): string =>
   access === 'block' ? `${folder}/device` : `${folder}/volume`;
 
-/** Of whichever kind it is. */
-const isStagedAt = (target: string, folder: string): boolean =>
-  (['block', 'filesystem'] as const).some((access) => target === stagedAt(folder, { access }));
+const isStagingTarget = (target: string, folder: string): boolean =>
+  (['block', 'filesystem'] as const).some((access) => target === stagingTarget(folder, { access }));
 
-/** With the folder or file that it was mounted on, of which CSI says that the driver removes it. */
-const wholly = { force: false, claimTarget: true } as const;
+/** Also removes the mount point, as CSI requires of the driver. */
+const withTarget = { force: false, claimTarget: true } as const;
 
-export const nodeOf = (about: About): Handlers<typeof Node> => ({
+export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
   nodeGetCapabilities: async () => ({
-    capabilities: capabilitiesOf(about).map((type) => ({ type: { case: 'rpc', value: { type } } })),
+    capabilities: capabilitiesOf(ctx).map((type) => ({ type: { case: 'rpc', value: { type } } })),
   }),
   nodeGetInfo: async () => ({
-    nodeId: about.core.node,
-    maxVolumesPerNode: BigInt(about.maxVolumes ?? mostVolumes),
-    ...(about.driver.topology === 'node' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
+    nodeId: ctx.core.node,
+    maxVolumesPerNode: BigInt(ctx.maxVolumes ?? defaultMaxVolumes),
+    ...(ctx.driver.topology === 'node' ? { accessibleTopology: { segments: { ...topologyOf(ctx) } } } : {}),
   }),
   nodeStageVolume: async (request, given) => {
-    const id = textIn(request.volumeId, 'volume_id');
-    const folder = pathIn(request.stagingTargetPath, 'staging_target_path');
-    const wish = wishFrom(request.volumeCapability);
-    for (const field of ['publishContext', 'secrets', 'volumeContext'] as const) mapIn(request[field], field);
-    const call = callFrom(about, given);
-    await about.underway(`${id} ${folder}`, async () => {
-      const volume = await fittingVolume(about, id, wish, call);
-      const user = { kind: 'kubelet' as const, name: about.driver.name, node: about.core.node };
+    const id = requiredText(request.volumeId, 'volume_id');
+    const folder = requiredAbsolutePath(request.stagingTargetPath, 'staging_target_path');
+    const requested = parseCapability(request.volumeCapability);
+    for (const field of ['publishContext', 'secrets', 'volumeContext'] as const) checkedMap(request[field], field);
+    const call = callFrom(ctx, given);
+    await ctx.runExclusive(`${id} ${folder}`, async () => {
+      const volume = await resolveMountableVolume(ctx, id, requested, call);
+      const user = { kind: 'kubelet' as const, name: ctx.driver.name, node: ctx.core.node };
       const how = {
-        readOnly: wish.readOnly,
+        readOnly: requested.readOnly,
         user,
         claimTarget: true,
-        singleNodeWriter: wish.singleNodeWriter === 'staged',
-        group: groupOf(about, wish),
+        singleNodeWriter: requested.singleNodeWriter === 'staged',
+        group: mountGroupOf(ctx, requested),
       };
-      await about.core.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
+      await ctx.core.mounts.publish(volume.id, stagingTarget(folder, requested), how, call);
     });
     return {};
   },
   nodeUnstageVolume: async ({ volumeId, stagingTargetPath }, given) => {
-    const id = textIn(volumeId, 'volume_id');
-    const folder = pathIn(stagingTargetPath, 'staging_target_path');
-    await about.underway(`${id} ${folder}`, () => unstage(about, id, folder, callFrom(about, given)));
+    const id = requiredText(volumeId, 'volume_id');
+    const folder = requiredAbsolutePath(stagingTargetPath, 'staging_target_path');
+    await ctx.runExclusive(`${id} ${folder}`, () => unstage(ctx, id, folder, callFrom(ctx, given)));
     return {};
   },
-  nodePublishVolume: (request, given) => publishVolume(about, request, callFrom(about, given)),
+  nodePublishVolume: (request, given) => publishVolume(ctx, request, callFrom(ctx, given)),
   nodeUnpublishVolume: async ({ volumeId, targetPath }, given) => {
-    const id = textIn(volumeId, 'volume_id');
-    const target = pathIn(targetPath, 'target_path');
-    const call = callFrom(about, given);
-    await about.underway(`${id} ${target}`, async () => {
-      if (await about.core.ephemerals.unpublish(id, target, call)) return;
-      await about.core.mounts.unpublish(target, idIn(id), call, wholly);
+    const id = requiredText(volumeId, 'volume_id');
+    const target = requiredAbsolutePath(targetPath, 'target_path');
+    const call = callFrom(ctx, given);
+    await ctx.runExclusive(`${id} ${target}`, async () => {
+      if (await ctx.core.ephemerals.unpublish(id, target, call)) return;
+      await ctx.core.mounts.unpublish(target, volumeIdIn(id), call, withTarget);
     });
     return {};
   },
   nodeGetVolumeStats: async ({ volumeId, volumePath, stagingTargetPath }, given) => {
-    const id = textIn(volumeId, 'volume_id');
-    const path = somePathIn(volumePath, 'volume_path');
-    if (stagingTargetPath !== '') somePathIn(stagingTargetPath, 'staging_target_path');
-    const call = callFrom(about, given);
-    const { volume, mount } = await mountedAt(about, id, path, call);
+    const id = requiredText(volumeId, 'volume_id');
+    const path = requiredPath(volumePath, 'volume_path');
+    if (stagingTargetPath !== '') requiredPath(stagingTargetPath, 'staging_target_path');
+    const call = callFrom(ctx, given);
+    const { volume, mount } = await requireMountAt(ctx, id, path, call);
     const [usage, condition] = await Promise.all([
-      usageOf(about, volume, mount),
-      conditionHere(about, volume, mount.target, call),
+      usageOf(ctx, volume, mount),
+      conditionOnNode(ctx, volume, mount.target, call),
     ]);
     return { usage: [...usage], volumeCondition: conditionMessage(condition) };
   },
   nodeGetVolumeHealth: async ({ volumeId }, given) => {
-    const call = callFrom(about, given);
-    const volume = await volumeAny(about, textIn(volumeId, 'volume_id'), call);
-    return { volumeHealth: healthMessage(volumeId, await conditionHere(about, volume, undefined, call)) };
+    const call = callFrom(ctx, given);
+    const volume = await resolveAnyVolume(ctx, requiredText(volumeId, 'volume_id'), call);
+    return { volumeHealth: healthMessage(volumeId, await conditionOnNode(ctx, volume, undefined, call)) };
   },
   nodeGetStorageHealth: async ({ secrets }, given) => {
-    mapIn(secrets, 'secrets');
-    const call = callFrom(about, given);
-    const stores = storesOf(about).map(({ config }) => ({ store: config.name }));
-    const conditions = await Promise.all(stores.map((one) => storeConditionOf(about, one, call)));
-    const ill = Map.groupBy(
+    checkedMap(secrets, 'secrets');
+    const call = callFrom(ctx, given);
+    const stores = storesOf(ctx).map(({ config }) => ({ store: config.name }));
+    const conditions = await Promise.all(stores.map((one) => storeConditionOf(ctx, one, call)));
+    const unhealthy = Map.groupBy(
       conditions.filter(({ health }) => health !== 'ok'),
       ({ reason }) => reason,
     );
     const status = Storage.STORAGE_UNREACHABLE;
     // One for each reason, whatever number of stores has it: the specification wants no second.
-    const backendHealth = [...ill].map(([reason, all]) => ({
+    const backendHealth = [...unhealthy].map(([reason, all]) => ({
       status,
       reason,
       message: all.map(({ message }) => message).join('; '),
     }));
     return { backendHealth };
   },
-  nodeExpandVolume: (request, given) => expand(about, request, callFrom(about, given)),
+  nodeExpandVolume: (request, given) => expand(ctx, request, callFrom(ctx, given)),
 });
 
 /**
- * Undefined: it is a name, or nothing at all. What was mounted somewhere is known by that place: by now the name may be that of
- * another volume, or of none.
+ * Undefined for a handle that is not an id, such as `store..name`. Unmounting then goes by the target alone: by now the name may belong to
+ * another volume, or to none.
  */
-const idIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : undefined);
+const volumeIdIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : undefined);
 
-/** By our records alone: nothing is unmounted later because a store is down. */
-async function unstage(about: About, ref: string, folder: string, call: Call): Promise<void> {
-  const id = idIn(ref);
-  const targets = (['block', 'filesystem'] as const).map((access) => stagedAt(folder, { access }));
-  const mounts = id === undefined ? [] : await about.core.mounts.of(id, call);
-  const staged = await foundAt(about, mounts, folder, isStagedAt, call);
-  // One that is on its way there, too: it must not come after this has said that there is none. And a kubelet removes the folder
-  // next, which fails while anything is in it.
+/** Uses only local records, so that unstaging works while the store is down. */
+async function unstage(ctx: DriverContext, ref: string, folder: string, call: Call): Promise<void> {
+  const id = volumeIdIn(ref);
+  const targets = (['block', 'filesystem'] as const).map((access) => stagingTarget(folder, { access }));
+  const mounts = id === undefined ? [] : await ctx.core.mounts.of(id, call);
+  const staged = await findMountAt(ctx, mounts, folder, isStagingTarget, call);
+  // Without a recorded mount, unpublish both possible targets: a mount in flight must not appear after this has returned. The kubelet
+  // removes the folder next, which fails unless the folder is empty.
   for (const target of staged === undefined ? targets : [staged.target])
-    await about.core.mounts.unpublish(target, id, call, wholly);
+    await ctx.core.mounts.unpublish(target, id, call, withTarget);
 }
 
-/** A volume by its id, or one that lives with its pod. */
-async function volumeAny(about: About, ref: string, call: Call): Promise<Volume> {
-  const ephemeral = about.core.ephemerals.volume(ref);
-  return ephemeral ?? (await volumeOf(about, ref, call));
+/** A volume by its handle, or an inline volume. */
+async function resolveAnyVolume(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
+  const ephemeral = ctx.core.ephemerals.volume(ref);
+  return ephemeral ?? (await resolveVolume(ctx, ref, call));
 }
 
-/** As the path is given, or where it leads: a kubelet's folder may be a symbolic link, or lie behind one. */
-async function foundAt(
-  { core }: About,
+/** Looks for the path as given, then for the path it resolves to: the kubelet's folder may be a symbolic link or lie behind one. */
+async function findMountAt(
+  { core }: DriverContext,
   mounts: readonly LiveMount[],
   path: string,
   isThere: (target: string, path: string) => boolean,
@@ -175,17 +182,17 @@ async function foundAt(
   return at(path) ?? at(await core.mounts.resolvePath(path, call));
 }
 
-async function mountedAt(
-  about: About,
+async function requireMountAt(
+  ctx: DriverContext,
   ref: string,
   target: string,
   call: Call,
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
-  const volume = await volumeAny(about, ref, call);
-  // One that somebody unmounted is still on record: below it lies whatever else is there.
-  const mounts = (await about.core.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
-  const isThere = (at: string, path: string): boolean => at === path || isStagedAt(at, path);
-  const mount = await foundAt(about, mounts, target, isThere, call);
+  const volume = await resolveAnyVolume(ctx, ref, call);
+  // A mount that somebody unmounted is still on record. Its target now shows another file system.
+  const mounts = (await ctx.core.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
+  const isThere = (at: string, path: string): boolean => at === path || isStagingTarget(at, path);
+  const mount = await findMountAt(ctx, mounts, target, isThere, call);
   if (mount !== undefined) return { volume, mount };
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',
@@ -194,19 +201,19 @@ async function mountedAt(
   });
 }
 
-async function expand(about: About, request: NodeExpandVolumeRequest, call: Call) {
-  const id = textIn(request.volumeId, 'volume_id');
-  const path = somePathIn(request.volumePath, 'volume_path');
-  const range = rangeIn(request.capacityRange);
-  mapIn(request.secrets, 'secrets');
-  if (request.stagingTargetPath !== '') somePathIn(request.stagingTargetPath, 'staging_target_path');
-  if (request.volumeCapability !== undefined) wishFrom(request.volumeCapability);
+async function expand(ctx: DriverContext, request: NodeExpandVolumeRequest, call: Call) {
+  const id = requiredText(request.volumeId, 'volume_id');
+  const path = requiredPath(request.volumePath, 'volume_path');
+  const range = parseCapacityRange(request.capacityRange);
+  checkedMap(request.secrets, 'secrets');
+  if (request.stagingTargetPath !== '') requiredPath(request.stagingTargetPath, 'staging_target_path');
+  if (request.volumeCapability !== undefined) parseCapability(request.volumeCapability);
   if (!isHandle(id)) throw unknownVolume(id);
-  return await about.underway(`volume ${id}`, async () => {
-    const { volume } = await mountedAt(about, id, path, call);
+  return await ctx.runExclusive(`volume ${id}`, async () => {
+    const { volume } = await requireMountAt(ctx, id, path, call);
     if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
-      throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
-    await about.core.volumes.growStaged(volume, call);
+      throw outOfRange(`volume '${volume.store}/${volume.name}' has not been expanded to that size on its store`);
+    await ctx.core.volumes.growStaged(volume, call);
     return { capacityBytes: volume.bytes ?? 0n };
   });
 }

@@ -7,13 +7,13 @@ import { Registration } from '#wire/csi/generated/registration.ts';
 import { createMethods } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
-import { createCounting } from './counting.ts';
-import type { About } from './driver.ts';
+import type { DriverContext } from './driver-context.ts';
+import { cancellationErrors, statusReporter } from './grpc-status.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
 import { registrationOf } from './registration.ts';
-import { answering, ended } from './status.ts';
-import { createUnderway } from './underway.ts';
+import { createRunExclusive } from './run-exclusive.ts';
+import { createUsageCounter } from './usage-counter.ts';
 
 export interface CsiOptions {
   readonly core: Core;
@@ -21,10 +21,10 @@ export interface CsiOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
-  readonly spaceOf: About['spaceOf'];
-  readonly podUsers?: About['podUsers'];
+  readonly spaceOf: DriverContext['spaceOf'];
+  readonly podUsers?: DriverContext['podUsers'];
   readonly maxVolumes?: number | undefined;
-  /** Of every call that was answered. The method is its name alone, such as `NodeStageVolume`; the code as gRPC counts them. */
+  /** Called after every call. `method` is the short name, such as `NodeStageVolume`; `code` is the gRPC status code. */
   readonly observed?: ((call: CsiCall) => void) | undefined;
 }
 
@@ -35,36 +35,36 @@ export interface CsiCall {
   readonly seconds: number;
 }
 
-/** One driver: it translates; what is true is in core. */
+/** The CSI server of one driver. It only translates requests to calls of core. */
 export function createCsiServer(options: CsiOptions): GrpcServer {
   const { clock, driver, core } = options;
   const log = options.log.with({ driver: driver.name });
-  const counting = createCounting({ volumes: core.volumes, clock, log });
-  const about: About = { ...options, log, underway: createUnderway(), counting };
+  const usageCounter = createUsageCounter({ volumes: core.volumes, clock, log });
+  const ctx: DriverContext = { ...options, log, runExclusive: createRunExclusive(), usageCounter };
   const methods = new Map([
-    ...createMethods(Identity, identityOf(about)),
-    ...createMethods(Controller, controllerOf(about)),
-    ...createMethods(Node, nodeOf(about)),
+    ...createMethods(Identity, identityOf(ctx)),
+    ...createMethods(Controller, controllerOf(ctx)),
+    ...createMethods(Node, nodeOf(ctx)),
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driver.name, method: method.split('/').at(-1) ?? method, code, seconds });
   const served = createGrpcServer({
     methods,
     clock,
-    statusOf: answering(log),
-    abortReasons: ended,
+    statusOf: statusReporter(log),
+    abortReasons: cancellationErrors,
     onCallEnd: observed,
   });
   return {
     server: served.server,
     close: async (graceMs) => {
-      counting.end();
+      usageCounter.end();
       await served.close(graceMs);
     },
   };
 }
 
-/** Endpoint: where the driver itself is served, as the kubelet finds it. */
+/** `endpoint`: the path of the driver's own socket, as the kubelet sees it. */
 export function createRegistrationServer(options: {
   readonly driver: CsiDriver;
   readonly endpoint: string;
@@ -73,5 +73,5 @@ export function createRegistrationServer(options: {
 }): GrpcServer {
   const { driver, endpoint, clock, log } = options;
   const methods = createMethods(Registration, registrationOf(driver, endpoint, log));
-  return createGrpcServer({ methods, clock, statusOf: answering(log) });
+  return createGrpcServer({ methods, clock, statusOf: statusReporter(log) });
 }

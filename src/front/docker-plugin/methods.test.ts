@@ -8,20 +8,20 @@ import { done, servedPlugins } from '#testing/plugin.ts';
 const it = servedPlugins();
 
 describe('a plugin', () => {
-  test('says what it is, and its scope is that of its name', async () => {
+  test('announces its protocol, and the scope that belongs to its name', async () => {
     const [shared, own] = [await it.start('stowage'), await it.start('stowage-local')];
     expect(await shared('Plugin.Activate')).toEqual({ Implements: ['VolumeDriver'], Err: '' });
     expect(await shared('VolumeDriver.Capabilities', {})).toMatchObject({ Capabilities: { Scope: 'global' } });
     expect(await own('VolumeDriver.Capabilities', {})).toMatchObject({ Capabilities: { Scope: 'local' } });
   });
 
-  test('makes a volume by the name of a store, and shows it', async () => {
+  test('creates a volume on the named store and shows it', async () => {
     const call = await it.start();
     const Opts = { store: 'local', size: '1.5G', 'label.team': 'blue' };
     expect(await call('VolumeDriver.Create', { Name: 'photos', Opts, Unknown: [1] })).toEqual(done);
     const get = async () =>
       (await call('VolumeDriver.Get', { Name: 'photos' })) as { Volume: { readonly [key: string]: unknown } };
-    // What it holds is told once it is known.
+    // The usage is shown once it is known.
     await expect.poll(async () => (await get()).Volume['Status']).toHaveProperty('used');
     const { Volume } = await get();
     const volume = it.server.core.records.volumes.named('photos' as Volume['name'])[0];
@@ -50,7 +50,7 @@ describe('a plugin', () => {
     expect(await call('VolumeDriver.Path', { Name: 'photos' })).toEqual({ Mountpoint: '', Err: '' });
   });
 
-  test('makes it in the only store of its scope when none is named, and takes no options for none', async () => {
+  test('creates a volume on the only store of its scope if none is named; missing options are no options', async () => {
     const call = await it.start('stowage');
     expect(await call('VolumeDriver.Create', { Name: 'a'.repeat(64), Opts: null })).toEqual(done);
     expect(await call('VolumeDriver.Create', { Name: 'silver..b' })).toEqual(done);
@@ -60,7 +60,7 @@ describe('a plugin', () => {
     expect(await (await it.start())('VolumeDriver.List', {})).toEqual({ Volumes: [], Err: '' });
   });
 
-  test('removes it, and what is not there is removed already', async () => {
+  test('removes a volume, and succeeds if there is none', async () => {
     const call = await it.start();
     await call('VolumeDriver.Create', { Name: 'a' });
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
@@ -70,11 +70,11 @@ describe('a plugin', () => {
       status: 404,
       Err: "there is no volume 'a'. See what there is: stowage volume list",
     });
-    // The same name again is another volume.
+    // A new volume with the same name is another volume.
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
   });
 
-  test('of the other scope sends people to the right driver', async () => {
+  test('names the right driver for a volume of the other scope', async () => {
     await it.make('local', 'mine');
     const call = await it.start('stowage');
     for (const [method, message] of [
@@ -86,12 +86,12 @@ describe('a plugin', () => {
         status: method === 'VolumeDriver.Create' ? 400 : 404,
         Err: expect.stringContaining('-d stowage-local'),
       });
-    // A name is taken in its own scope only.
+    // Names are unique within their scope only.
     expect(await call('VolumeDriver.Create', { Name: 'mine' })).toEqual(done);
   });
 });
 
-test('names unmounted that were never mounted are success, and a block volume is not mounted', async () => {
+test('Unmount of a name that was never mounted succeeds, and a block volume is not mounted', async () => {
   const folder = mkdtempSync(join(it.server.folder, 'images-'));
   await it.server.core.stores.add('images', `local://${folder}?layout=image`, aCall());
   await it.make('images', 'raw', { access: 'block', bytes: 1n << 24n });

@@ -3,39 +3,39 @@ import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
-import { createVolume } from './creating.ts';
-import { lookUp, notAnswering } from './looking-up.ts';
-import { type Message, textIn, textsIn } from './messages.ts';
-import { type KnownToStores, wantedFrom } from './options.ts';
-import { oneLine } from './refusals.ts';
-import { statusOf, volumeJson } from './status.ts';
-import type { Used } from './used.ts';
+import { type IsStoreOption, parseCreateOptions } from './create-options.ts';
+import { createVolume } from './create-volume.ts';
+import { oneLine } from './error-response.ts';
+import { lookUpVolume, storeNotAnsweringError } from './look-up-volume.ts';
+import { type PluginRequest, requiredText, textMap } from './plugin-request.ts';
+import type { UsedBytes } from './used-bytes.ts';
+import { statusOf, volumeJson } from './volume-status.ts';
 
-/** What a method works with. */
-export interface About {
+/** What all methods of one plugin share. */
+export interface PluginContext {
   readonly core: Core;
   readonly plugin: PluginName;
-  readonly isOfStores: KnownToStores;
-  readonly used: Used;
+  readonly isStoreOption: IsStoreOption;
+  readonly used: UsedBytes;
 }
 
-export interface Method {
-  /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman for 5 s, unless it is told otherwise. */
+export interface PluginMethod {
+  /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman waits 5 s unless configured otherwise. */
   readonly deadlineMs: number;
-  /** It changes something: when Stowage stops it gets its time to end. */
+  /** The method changes something, so it gets the full grace period when Stowage stops. */
   readonly changes?: boolean;
-  handle(about: About, message: Message, call: Call): Promise<object>;
+  handle(ctx: PluginContext, message: PluginRequest, call: Call): Promise<object>;
 }
 
-/** Less than Get has in all: who is told nothing makes a volume of its own by that name. */
-const deletionMs = 5_000;
+/** Less than the deadline of Get: an engine that gets no answer creates its own volume of that name. */
+const deletionWaitMs = 5_000;
 
-const resolved = ({ core, plugin }: About, message: Message, call: Call): Promise<Volume> =>
-  core.pluginNames.resolve(plugin, textIn(message, 'Name'), call);
+const resolveNamed = ({ core, plugin }: PluginContext, message: PluginRequest, call: Call): Promise<Volume> =>
+  core.pluginNames.resolve(plugin, requiredText(message, 'Name'), call);
 
 /** The protocol, by the paths that engines post to. */
-export const methods: Readonly<Record<string, Method>> = {
-  // Podman asks this before nearly everything.
+export const methods: Readonly<Record<string, PluginMethod>> = {
+  // Podman calls this before nearly every other method.
   '/Plugin.Activate': { deadlineMs: 10_000, handle: async () => ({ Implements: ['VolumeDriver'] }) },
   '/VolumeDriver.Capabilities': {
     deadlineMs: 10_000,
@@ -44,10 +44,10 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.Create': {
     deadlineMs: 30_000,
     changes: true,
-    handle: async ({ core, plugin, isOfStores }, message, call) => {
-      const name = textIn(message, 'Name');
-      await createVolume(core, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
-      // Docker may make it for a container that it lists in a moment.
+    handle: async ({ core, plugin, isStoreOption }, message, call) => {
+      const name = requiredText(message, 'Name');
+      await createVolume(core, plugin, name, parseCreateOptions(textMap(message, 'Opts'), isStoreOption), call);
+      // Docker may have created it for a container that it has not listed yet.
       const id = core.pluginNames.known(plugin, name);
       if (id !== undefined) await core.engineRequests.note(id, call.signal);
       return {};
@@ -55,16 +55,16 @@ export const methods: Readonly<Record<string, Method>> = {
   },
   '/VolumeDriver.Get': {
     deadlineMs: 10_000,
-    // Docker takes any error for "no such volume", and then advises to remove it by force: of a volume that is on record it
-    // is told what is known, also while its store is down. Of a name that is in several stores it would go on to make a volume
-    // of its own, and the data would be there: Mount refuses it.
-    handle: async (about, message, call) => {
-      const name = textIn(message, 'Name');
-      const found = await lookUp(about.core, about.plugin, name, call, deletionMs).catch(ifAmbiguous);
+    // Docker treats any error as "no such volume" and then suggests to remove the volume by force. So answer from the record while the
+    // store is down. For an ambiguous name, Docker would create a local volume of its own, and containers would write their data there. So
+    // pretend that the volume exists, and let Mount fail.
+    handle: async (ctx, message, call) => {
+      const name = requiredText(message, 'Name');
+      const found = await lookUpVolume(ctx.core, ctx.plugin, name, call, deletionWaitMs).catch(onlyAmbiguous);
       if (found instanceof StowageError)
         return { Volume: { Name: name, Mountpoint: '', Status: { health: oneLine(found.message, found.action) } } };
-      const Status = await statusOf(about.core, found, about.used);
-      return { Volume: { ...volumeJson(about.core, name, found.volume), Status } };
+      const Status = await statusOf(ctx.core, found, ctx.used);
+      return { Volume: { ...volumeJson(ctx.core, name, found.volume), Status } };
     },
   },
   '/VolumeDriver.List': {
@@ -75,30 +75,30 @@ export const methods: Readonly<Record<string, Method>> = {
   },
   '/VolumeDriver.Path': {
     deadlineMs: 10_000,
-    handle: async (about, message, call) => {
-      const { core, plugin } = about;
-      const id = core.pluginNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
+    handle: async (ctx, message, call) => {
+      const { core, plugin } = ctx;
+      const id =
+        core.pluginNames.known(plugin, requiredText(message, 'Name')) ?? (await resolveNamed(ctx, message, call)).id;
       return { Mountpoint: core.engineMounts.pathOf(id) ?? '' };
     },
   },
   '/VolumeDriver.Mount': {
     deadlineMs: 60_000,
     changes: true,
-    handle: async (about, message, call) => {
-      const id = textIn(message, 'ID');
-      const { volume, isSilent } = await lookUp(about.core, about.plugin, textIn(message, 'Name'), call);
+    handle: async (ctx, message, call) => {
+      const id = requiredText(message, 'ID');
+      const { volume, isSilent } = await lookUpVolume(ctx.core, ctx.plugin, requiredText(message, 'Name'), call);
       if (volume.access === 'block') throw blockVolume(volume);
-      if (isSilent) throw notAnswering(about.core, volume.store);
-      return { Mountpoint: await about.core.engineMounts.mount(volume, about.plugin, id, call) };
+      if (isSilent) throw storeNotAnsweringError(ctx.core, volume.store);
+      return { Mountpoint: await ctx.core.engineMounts.mount(volume, ctx.plugin, id, call) };
     },
   },
   '/VolumeDriver.Unmount': {
     deadlineMs: 20_000,
     changes: true,
     handle: async ({ core, plugin }, message, call) => {
-      const [name, id] = [textIn(message, 'Name'), textIn(message, 'ID')];
-      // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
-      // by nobody.
+      const [name, id] = [requiredText(message, 'Name'), requiredText(message, 'ID')];
+      // Uses only local records: a container must be able to stop while the store is down. An unknown name was never mounted.
       const volume = core.pluginNames.known(plugin, name);
       if (volume !== undefined) await core.engineMounts.unmount(volume, plugin, id, call);
       return {};
@@ -107,13 +107,13 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.Remove': {
     deadlineMs: 30_000,
     changes: true,
-    handle: async (about, message, call) => {
+    handle: async (ctx, message, call) => {
       try {
-        const { id } = await resolved(about, message, call);
-        await about.core.deletions.delete(id, undefined, call, { byEngine: true });
-        about.core.pluginNames.forget(id);
+        const { id } = await resolveNamed(ctx, message, call);
+        await ctx.core.deletions.delete(id, undefined, call, { byEngine: true });
+        ctx.core.pluginNames.forget(id);
       } catch (thrown) {
-        // Said only when every store has answered. Engines repeat a call whose answer they did not get.
+        // The catalogue throws this only after every store has answered. Engines retry a call whose answer they did not get.
         const { code, reason } = stowageError(thrown);
         if (reason !== 'volume-unknown' && !(reason === 'plugin-other-scope' && code === 'not-found')) throw thrown;
       }
@@ -122,7 +122,7 @@ export const methods: Readonly<Record<string, Method>> = {
   },
 };
 
-function ifAmbiguous(thrown: unknown): StowageError {
+function onlyAmbiguous(thrown: unknown): StowageError {
   const error = stowageError(thrown);
   if (error.reason === 'volume-ambiguous') return error;
   throw thrown;

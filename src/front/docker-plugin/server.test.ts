@@ -6,9 +6,9 @@ import { done, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
-describe('very many calls', () => {
-  test('more calls at once than there can be are told so, and the rest is answered', async () => {
-    const call = await it.start('stowage-local', { limits: { mostCalls: 20 } });
+describe('many concurrent calls', () => {
+  test('calls beyond the limit are rejected, and the others are answered', async () => {
+    const call = await it.start('stowage-local', { limits: { maxCalls: 20 } });
     const gate = it.local.close('create');
     const names = Array.from({ length: 20 }, (_, index) => `v${index}`);
     const made = names.map((Name) => call('VolumeDriver.Create', { Name }));
@@ -22,7 +22,7 @@ describe('very many calls', () => {
     expect(await call('VolumeDriver.Get', { Name: 'v1' })).toMatchObject(done);
   });
 
-  test('hundreds of calls at once are all answered', async () => {
+  test('hundreds of concurrent calls are all answered', async () => {
     await it.make('local', 'a');
     const call = await it.start();
     const calls = await Promise.all(Array.from({ length: 500 }, () => call('VolumeDriver.Get', { Name: 'a' })));
@@ -31,7 +31,7 @@ describe('very many calls', () => {
 });
 
 describe('a plugin that stops', () => {
-  test.each([true, false])('waits for what reads, but not for long (it is answered: %s)', async (isAnswered) => {
+  test.each([true, false])('waits briefly for reads (answered: %s)', async (isAnswered) => {
     const call = await it.start('stowage');
     await call('VolumeDriver.Create', { Name: 'there' });
     const reading = it.nfs.close('get');
@@ -46,7 +46,7 @@ describe('a plugin that stops', () => {
     expect(performance.now() - since).toBeLessThan(20_000);
   });
 
-  test('waits for what changes something, and takes nothing new', async () => {
+  test('waits for changes in flight, and accepts no new calls', async () => {
     const call = await it.start();
     const changing = it.local.close('create');
     const made = call('VolumeDriver.Create', { Name: 'a' });
@@ -59,8 +59,8 @@ describe('a plugin that stops', () => {
     await closed;
   });
 
-  test('answers whoever connected before, with what was asked for', async () => {
-    // In which nothing lasts too long.
+  test('answers a call on a connection that was opened before the stop', async () => {
+    // Time stands still, so no deadline passes.
     const clock = createFakeClock();
     const call = await it.start('stowage-local', { clock });
     const methods = ['List', 'Create', 'List', 'Create'];
@@ -72,16 +72,16 @@ describe('a plugin that stops', () => {
     await closed;
   });
 
-  test('answers also those of whom it had not heard yet', async () => {
+  test('also answers connections that it had not accepted yet', async () => {
     const call = await it.start();
-    // They are connected as soon as this returns; nobody has looked at them when it closes.
+    // The kernel has connected them when this returns; the server has not accepted them when it closes.
     const calls = Array.from({ length: 50 }, () => call('VolumeDriver.List', {}));
     const closed = call.served.close(10_000);
     expect(await Promise.all(calls)).toEqual(calls.map(() => ({ Volumes: [], Err: '' })));
     await closed;
   });
 
-  test('ends calls that take longer than its grace', async () => {
+  test('cancels calls that take longer than the grace period', async () => {
     const call = await it.start();
     const changing = it.local.close('create');
     const made = call('VolumeDriver.Create', { Name: 'a' });
@@ -91,7 +91,7 @@ describe('a plugin that stops', () => {
   });
 });
 
-test('a connection has one call only: one that is closed at the moment of its next makes Docker repeat that without its body', async () => {
+test('each connection serves one call, since Docker retries a call on a closed connection without its body', async () => {
   const call = await it.start();
   const list = async () => await call.raw('POST', '/VolumeDriver.List', '{}', { connection: 'keep-alive' });
   expect((await list()).headers.connection).toBe('close');
@@ -100,7 +100,7 @@ test('a connection has one call only: one that is closed at the moment of its ne
 
 const isGone = (at: string): Promise<void> => vi.waitFor(() => expect(existsSync(at)).toBe(false));
 
-/** Sends a part of the call, and the rest when it is told to; then gives all that was answered. */
+/** Sends a part of the call, and the rest when told to; then returns the whole answer. */
 async function begin(at: string, method: string): Promise<(message: object) => Promise<string>> {
   const { promise: open, resolve } = Promise.withResolvers<void>();
   const socket = connect(at, () => socket.write(`POST /${method} HTTP/1.1\r\n`, () => resolve()));

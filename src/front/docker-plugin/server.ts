@@ -7,69 +7,73 @@ import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Core } from '#core/core.ts';
 import { stoppingError } from '#core/stopping-error.ts';
-import { readMessage } from './messages.ts';
-import { type About, methods } from './methods.ts';
-import { contentType, httpError, overloaded, refusalFrom, refuseExpectation, refuseUnparsable } from './refusals.ts';
-import { createUsed } from './used.ts';
+import {
+  contentType,
+  errorResponseFrom,
+  httpError,
+  overloaded,
+  refuseExpectation,
+  refuseUnparsable,
+} from './error-response.ts';
+import { methods, type PluginContext } from './methods.ts';
+import { readPluginRequest } from './plugin-request.ts';
+import { createUsedBytes } from './used-bytes.ts';
 
-/** One of the two names by which engines know Stowage. It translates; what is true is in core. */
+/** The server of one of Stowage's two plugin names. It only translates requests to calls of core. */
 export interface PluginServer {
-  /** To be listened with, on a socket that only the engines' user can open. */
+  /** Must listen on a socket that only the engines' user can open. */
   readonly server: Server;
-  /**
-   * Lets nobody connect any more, and answers whoever has. What only reads and takes long is ended soon, the rest after
-   * `graceMs`.
-   */
+  /** Accepts no new connections and answers the open ones. Cancels slow reads soon, other calls after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
 
 export interface PluginOptions {
   readonly core: Core;
   readonly plugin: PluginName;
-  /** The names of options that the kinds of stores have, which users must not give. */
+  /** The option names of all store kinds. Users of engines must not set them. */
   readonly storeOptions: ReadonlySet<string>;
   readonly clock: Clock;
   readonly log: Log;
-  readonly limits?: Partial<typeof usualLimits>;
+  readonly limits?: Partial<typeof defaultLimits>;
 }
 
-const usualLimits = {
+const defaultLimits = {
   headersTimeout: 10_000,
   requestTimeout: 20_000,
   connectionsCheckingInterval: 5_000,
   maxConnections: 2_000,
-  /** Calls under way: more than engines ever make, and what a peer that never waits for an answer can make us do. */
-  mostCalls: 1_000,
+  /** Calls in flight: more than engines ever make. Limits what a peer that does not wait for answers can start. */
+  maxCalls: 1_000,
 };
 
-/** What only reads is answered while we stop: Docker takes a refusal of Get for a volume that is not there. */
-const readingMs = 1_000;
+/** Reads are still answered while the server stops: to Docker, an error from Get means that the volume does not exist. */
+const readGraceMs = 1_000;
 
-interface Shared extends About {
+interface ServerState extends PluginContext {
   readonly clock: Clock;
   readonly log: Log;
-  /** Ends what only reads. */
+  /** Cancels reads. */
   readonly stopping: AbortController;
-  /** Ends everything. */
+  /** Cancels all calls. */
   readonly ending: AbortController;
-  readonly mostCalls: number;
+  readonly maxCalls: number;
   calls: number;
 }
 
-/** Plain node:http: nine paths that are all posted to, whose answers a framework would only want to make its own. */
+/** Plain node:http: the protocol has nine POST paths, and a framework would change the answers. */
 export function createPluginServer(options: PluginOptions): PluginServer {
   const { core, plugin, clock, log } = options;
-  const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
-  const used = createUsed(core, clock, log);
-  const shared: Shared = {
+  const { maxConnections, maxCalls, ...timeouts } = { ...defaultLimits, ...options.limits };
+  const used = createUsedBytes(core, clock, log);
+  const shared: ServerState = {
     core,
     plugin,
     clock,
     used,
-    mostCalls,
+    maxCalls,
     calls: 0,
     log: log.with({ plugin }),
-    isOfStores: (option) => options.storeOptions.has(option),
+    isStoreOption: (option) => options.storeOptions.has(option),
     stopping: new AbortController(),
     ending: new AbortController(),
   };
@@ -81,7 +85,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
     server,
     close: async (graceMs) => {
       if (server.listening) await acceptPendingConnections(server);
-      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingError()));
+      using _reading = clock.after(Math.min(graceMs, readGraceMs), () => shared.stopping.abort(stoppingError()));
       await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingError()));
       used[Symbol.dispose]();
       shared.stopping.abort(stoppingError());
@@ -89,37 +93,37 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   };
 }
 
-/** Never throws: whatever happens in here is answered. */
-async function answer(shared: Shared, request: IncomingMessage, response: ServerResponse): Promise<void> {
+/** Never throws: every error becomes an answer. */
+async function answer(shared: ServerState, request: IncomingMessage, response: ServerResponse): Promise<void> {
   const path = (request.url ?? '').replace(/[?#].*$/s, '');
   try {
-    send(response, 200, { ...(await handled(shared, path, request)), Err: '' });
+    send(response, 200, { ...(await handleRequest(shared, path, request)), Err: '' });
   } catch (thrown) {
-    const { status, text, why, internal } = refusalFrom(thrown);
-    const about = { method: path.slice(0, 64), status };
-    if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
-    // Who asked was sent to the administrator, and the administrator here.
-    else if (text !== why) shared.log.warn('a call of a container engine was refused', { ...about, why });
-    else shared.log.info('a call of a container engine was refused', { ...about, why });
+    const { status, text, fullText: why, internal } = errorResponseFrom(thrown);
+    const fields = { method: path.slice(0, 64), status };
+    if (internal) shared.log.error('plugin call failed', { ...fields, error: thrown });
+    // The answer hides details from the user. The administrator finds them in this log entry.
+    else if (text !== why) shared.log.warn('plugin call was refused', { ...fields, why });
+    else shared.log.info('plugin call was refused', { ...fields, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
   }
 }
 
-async function handled(shared: Shared, path: string, request: IncomingMessage): Promise<object> {
+async function handleRequest(shared: ServerState, path: string, request: IncomingMessage): Promise<object> {
   const { clock } = shared;
   const method = Object.hasOwn(methods, path) ? methods[path] : undefined;
   if (method === undefined) throw httpError(404);
   const parent = method.changes === true ? shared.ending.signal : shared.stopping.signal;
-  // Who connected in time can still take too long to say what it wants.
+  // A client that connected before the stop may send its request too late.
   if (parent.aborted) throw stoppingError();
   if (request.method !== 'POST') throw httpError(405);
-  if (shared.calls >= shared.mostCalls) throw overloaded();
+  if (shared.calls >= shared.maxCalls) throw overloaded();
   shared.calls++;
   try {
-    const message = await readMessage(request);
-    // Not ended when the engine hangs up. One that gave up waiting for a slow server asks again, and then finds it mounted;
-    // if what it waited for were undone each time, it would never be. What nobody asks for again is found by holds.settle.
+    const message = await readPluginRequest(request);
+    // Not cancelled when the engine hangs up: an engine that timed out on a slow server retries, and must find the progress of its first call.
+    // Otherwise the mount would never succeed. engineMounts.reconcile removes mounts that no engine asks for again.
     using limit = clock.deadline(method.deadlineMs, parent);
     const call = { signal: limit.signal, log: shared.log, requestId: `docker:${randomUUID()}` };
     return await patiently(method.handle(shared, message, call), limit.signal, clock);
@@ -129,21 +133,21 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
 }
 
 /**
- * Docker would keep the connection for good. One that is closed at the moment of its next call makes Docker repeat that with an
- * empty body; where none can be opened, it repeats all of it. So each is for one call.
+ * Each connection serves one call, since Docker would keep it open forever. If a kept connection is closed just as Docker sends the next
+ * call, Docker retries the call with an empty body. If it can't open a connection, it retries the whole call.
  */
 function send(response: ServerResponse, status: number, body: object): void {
   if (response.destroyed) return;
   const text = JSON.stringify(body);
-  const about = { 'content-type': contentType, 'content-length': Buffer.byteLength(text) };
-  response.writeHead(status, { ...about, connection: 'close' }).end(text);
+  const headers = { 'content-type': contentType, 'content-length': Buffer.byteLength(text) };
+  response.writeHead(status, { ...headers, connection: 'close' }).end(text);
 }
 
 async function closeServer(server: Server, graceMs: number, clock: Clock, cut: () => void): Promise<void> {
   if (!server.listening) return cut();
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
-  // Told to end, a call still answers; what does not even do that loses its connection.
+  // A cancelled call still answers. If it does not, its connection is cut 3 s later.
   using _cut = clock.after(graceMs, cut);
   using _connections = clock.after(graceMs + 3_000, () => server.closeAllConnections());
   await promise;

@@ -37,7 +37,7 @@ const client = (name: string): Api => {
   return found;
 };
 
-/** Every route, the least role it needs, and a request that harms nothing when it is let through. */
+/** Every route, the lowest role that it needs, and a request that does no harm if it is allowed. */
 const routes: readonly { method: string; path: string; role: Role; body?: unknown }[] = [
   { method: 'GET', path: '/v1/volumes', role: 'viewer' },
   { method: 'POST', path: '/v1/volumes', role: 'user', body: { name: 'x', store: 'nope' } },
@@ -93,7 +93,7 @@ test('the table below has every route of the document', async () => {
 describe.each(routes)('$method $path', (route) => {
   const needed = route.role;
 
-  test.each(['none', 'wrong'])('with %s token is refused, and told how to send one', async (who) => {
+  test.each(['none', 'wrong'])('with %s token is refused, with a hint how to send one', async (who) => {
     const answer = await send(client(who), route);
     expect(answer).toMatchObject({ status: 401, body: { code: 'unauthenticated' } });
     expect(answer.headers['www-authenticate']).toBe('Bearer realm="stowage"');
@@ -120,13 +120,13 @@ describe.each(routes)('$method $path', (route) => {
 });
 
 describe('tokens', () => {
-  test('the first one is in the state folder, for its owner only, and stays the same', async () => {
+  test('the first token is in the state folder, readable by the owner only, and stays the same', async () => {
     const token = await firstToken(server.folder);
     expect((await server.remote(token).get('/v1/tokens')).status).toBe(200);
     expect((await stat(join(server.folder, 'token'))).mode & 0o777).toBe(0o600);
   });
 
-  test('an expired one is refused', async () => {
+  test('an expired token is refused', async () => {
     const { body } = await server.admin.post('/v1/tokens', { name: 't', role: 'viewer', expiresIn: '1h' });
     const api = server.remote(body.secret);
     clock.advance(3_599_999);
@@ -138,7 +138,7 @@ describe('tokens', () => {
     });
   });
 
-  test('a revoked one is refused at once', async () => {
+  test('a revoked token is refused at once', async () => {
     const { body } = await server.admin.post('/v1/tokens', { name: 't', role: 'viewer' });
     const api = server.remote(body.secret);
     expect((await api.get('/v1/volumes')).status).toBe(200);
@@ -150,7 +150,7 @@ describe('tokens', () => {
     });
   });
 
-  test('a list of them shows no secret', async () => {
+  test('a list of tokens contains no secret', async () => {
     const { body } = await server.admin.post('/v1/tokens', { name: 'hidden', role: 'viewer' });
     const { text } = await server.admin.get('/v1/tokens');
     expect(text).toContain('hidden');
@@ -175,7 +175,7 @@ describe('a token for one store', () => {
   });
   const outOfScope = { status: 403, body: { code: 'denied', reason: 'store-out-of-scope' } };
 
-  test('lists only what is in it', async () => {
+  test('lists only the volumes of that store', async () => {
     const names = async (path: string): Promise<string[]> =>
       (await api.get(path)).body.items.map((item: { store?: string; name: string }) => item.store ?? item.name);
     expect(await names('/v1/stores')).toEqual(['one']);
@@ -184,7 +184,7 @@ describe('a token for one store', () => {
     expect(new Set(await names('/v1/operations'))).toEqual(new Set(['one']));
   });
 
-  test('finds its own volume by a bare name that others have too', async () => {
+  test('finds the volume of that store by a bare name that other stores have too', async () => {
     expect((await user.get('/v1/volumes/a')).body).toMatchObject({ store: 'one', name: 'a' });
     expect(await user.get('/v1/volumes/only-two')).toMatchObject({ status: 404 });
   });
@@ -218,7 +218,7 @@ describe('a token for one store', () => {
     ['DELETE', '/v1/volumes/STORE..NAME'],
     ['PATCH', '/v1/volumes/STORE..NAME', { labels: { x: '1' } }],
     ['GET', '/v1/stores/STORE'],
-  ])('%s %s does not tell what exists outside', async (method, path, body?: unknown) => {
+  ])('%s %s does not reveal what exists in other stores', async (method, path, body?: unknown) => {
     const ask = async (store: string, name: string): Promise<unknown> => {
       const answer = await api.call(method, path.replace('STORE', store).replace('NAME', name), { body });
       const { requestId: _, ...said } = answer.body;
@@ -235,26 +235,29 @@ describe('a token for one store', () => {
     ['GET', '/v1/volumes/ID'],
     ['GET', '/v1/volumes/ID/usage'],
     ['DELETE', '/v1/volumes/ID'],
-  ])('%s %s of a volume outside is answered as for one that never was', async (method, path, body?: unknown) => {
-    const { id } = (await server.admin.get('/v1/volumes/two..only-two')).body;
-    const ask = async (volume: string): Promise<unknown> => {
-      const answer = await api.call(method, path.replace('ID', volume), { body });
-      const { requestId: _, ...said } = answer.body;
-      return { ...said, detail: said.detail.replace(volume, 'ID') };
-    };
-    const never = await ask('sv1-00000000-0000-4000-8000-000000000000');
-    expect(never).toMatchObject({ status: 404, reason: 'volume-unknown' });
-    expect(await ask(id)).toEqual(never);
-  });
+  ])(
+    '%s %s answers the same for a volume of another store as for one that does not exist',
+    async (method, path, body?: unknown) => {
+      const { id } = (await server.admin.get('/v1/volumes/two..only-two')).body;
+      const ask = async (volume: string): Promise<unknown> => {
+        const answer = await api.call(method, path.replace('ID', volume), { body });
+        const { requestId: _, ...said } = answer.body;
+        return { ...said, detail: said.detail.replace(volume, 'ID') };
+      };
+      const never = await ask('sv1-00000000-0000-4000-8000-000000000000');
+      expect(never).toMatchObject({ status: 404, reason: 'volume-unknown' });
+      expect(await ask(id)).toEqual(never);
+    },
+  );
 
-  test('a volume without a store is not made in a default store outside, which is not named either', async () => {
+  test('does not create a volume in a default store outside its scope, and does not learn its name', async () => {
     const answer = await user.post('/v1/volumes', { name: 'x' });
     expect(answer).toMatchObject(outOfScope);
     expect(answer.body.action).toContain('The token is for: one.');
     expect(answer.text).not.toContain('local');
   });
 
-  test('whose store was removed learns nothing of the others', async () => {
+  test('learns nothing about other stores after its store was removed', async () => {
     await mkdir(join(server.folder, 'brief'));
     await server.admin.post('/v1/stores', { name: 'brief', uri: `local://${join(server.folder, 'brief')}` });
     const late = await server.as('admin', 'brief');
@@ -274,7 +277,7 @@ describe('a token for one store', () => {
     }
   });
 
-  test('sees the figures of its store, and of the whole process, and no others', async () => {
+  test('sees the metrics of its store and of the process only', async () => {
     const { text } = await user.get('/metrics');
     expect(new Set(text.match(/store="\w+"/g))).toEqual(new Set(['store="one"']));
     expect(text).toMatch(/^stowage_volumes\{store="one"\} \d+$/m);
@@ -286,7 +289,7 @@ describe('a token for one store', () => {
     expect(new Set(all.match(/store="\w+"/g))).toEqual(new Set(['store="local"', 'store="one"', 'store="two"']));
   });
 
-  test("sees a status of its store, without the machine's insides", async () => {
+  test('sees a status of its store, without details of the machine', async () => {
     const whole = (await client('viewer').get('/v1/status')).body;
     expect(whole).toMatchObject({ pid: process.pid, state: server.folder, stores: 3, defaultStore: 'local' });
     expect(whole.listen[0]).toBe(`unix:${join(server.folder, 's')}`);
@@ -311,7 +314,7 @@ describe('a token for one store', () => {
     await server.admin.post('/v1/stores/local/default');
   });
 
-  test('gets its operations however many there are of others', async () => {
+  test('gets its operations, however many other stores have', async () => {
     for (let n = 0; n < 3; n++) await server.admin.patch('/v1/volumes/two..a', { labels: { n: `${n}` } });
     const { items, next } = (await user.get('/v1/operations?limit=1')).body;
     expect(items).toMatchObject([{ store: 'one' }]);
@@ -331,7 +334,7 @@ describe('a token for one store', () => {
     ['GET', '/v1/tokens'],
     ['POST', '/v1/tokens', { name: 'x', role: 'admin' }],
     ['DELETE', '/v1/tokens/tk1-0'],
-    // With these, an administrator of one store would be root on the machine.
+    // Otherwise the administrator of one store would be root on the machine.
     ['POST', '/v1/volumes/one..a/mount', { target: '/nope' }],
     ['POST', '/v1/volumes/one..a/unmount', { target: '/nope' }],
     ['POST', '/v1/stores/one/check', { from: 'container:web' }],
@@ -339,19 +342,19 @@ describe('a token for one store', () => {
     expect(await api.call(method, path, { body })).toMatchObject(outOfScope);
   });
 
-  test('is told that what acts on the machine needs a token that is not limited, and whom to ask', async () => {
+  test('gets an error that names the required token if the request acts on the machine', async () => {
     const action = 'Ask the administrator for a token that is not limited to stores.';
     expect((await api.post('/v1/volumes/one..a/mount', { target: '/nope' })).body).toMatchObject({
-      detail: 'the token is limited to some stores, and this acts on the machine',
+      detail: 'the token is limited to some stores, and this request acts on the machine',
       action,
     });
     expect((await api.get('/v1/tokens')).body).toMatchObject({
-      detail: 'the token is limited to some stores, and this concerns all',
+      detail: 'the token is limited to some stores, and this request concerns all stores',
       action,
     });
   });
 
-  test('sees no operation of another store, and cannot take from its trash', async () => {
+  test('sees no operations of other stores, and cannot restore from their trash', async () => {
     const { items } = (await server.admin.get('/v1/operations')).body;
     const other = items.find((one: { store: string }) => one.store === 'two');
     const [thrown] = (await server.admin.get('/v1/trash?store=two')).body.items;
@@ -364,7 +367,7 @@ describe('a token for one store', () => {
     expect((await server.admin.get('/v1/trash?store=two')).body.items).toHaveLength(1);
   });
 
-  test('checks its own store', async () => {
+  test('can check its own store', async () => {
     expect(await user.post('/v1/stores/one/check')).toMatchObject({ status: 200, body: { ok: true } });
     expect(await user.post('/v1/stores/one/check', { from: 'container:web' })).toMatchObject({
       status: 403,
@@ -372,13 +375,13 @@ describe('a token for one store', () => {
     });
   });
 
-  test('works in its own store', async () => {
+  test('can change volumes of its own store', async () => {
     expect((await user.post('/v1/volumes', { name: 'mine', store: 'one' })).status).toBe(201);
     expect((await user.delete('/v1/volumes/one..mine')).status).toBe(200);
   });
 });
 
-describe('cancelling needs the role that beginning needs', () => {
+describe('cancelling an operation needs the same role as starting it', () => {
   const beginners: Readonly<Record<string, Role>> = {
     'volume.create': 'user',
     'volume.expand': 'user',
@@ -393,7 +396,7 @@ describe('cancelling needs the role that beginning needs', () => {
     'store.adopt': 'admin',
   };
 
-  test('these are all kinds of work that a crash can interrupt', () => {
+  test('the table has all kinds of operation that a crash can interrupt', () => {
     const { volumes, deletions, adoptions } = server.core;
     const steps = [volumes, deletions, adoptions].flatMap((one) => Object.keys(one.steps));
     expect([...steps, 'volume.mount', 'volume.unmount'].sort()).toEqual(Object.keys(beginners).sort());
@@ -420,7 +423,7 @@ describe('cancelling needs the role that beginning needs', () => {
 });
 
 describe.skipIf(needs('mount'))('a path where a volume of another store is mounted', () => {
-  test('is said to be taken, and not by what', async () => {
+  test('is reported as taken, without the name of the volume', async () => {
     const target = `${server.folder}-mount`;
     const api = await server.as('admin', 'one');
     expect((await server.admin.post('/v1/volumes/two..a/mount', { target })).status).toBe(200);
@@ -435,7 +438,7 @@ describe.skipIf(needs('mount'))('a path where a volume of another store is mount
   });
 });
 
-test('what Stowage itself notes of a volume is set by administrators only, and by no other name', async () => {
+test('only administrators set ownLabels, and only with their reserved prefix', async () => {
   const own = { 'stowage.dev/claim-uid': 'u-1' };
   const body = { name: 'noted', store: 'one', ownLabels: own };
   expect((await client('user').post('/v1/volumes', body)).status).toBe(403);
@@ -462,7 +465,7 @@ describe('without a token', () => {
     expect(status).toBe(200);
   });
 
-  test('metrics do not', async () => {
+  test('/metrics is refused', async () => {
     expect((await client('none').get('/metrics')).status).toBe(401);
     const { status, text, headers } = await client('viewer').get('/metrics');
     expect(status).toBe(200);
@@ -471,17 +474,17 @@ describe('without a token', () => {
     expect(text).toMatch(/^stowage_http_requests_total\{method="GET",route="\/v1\/volumes",status="200"\} \d+$/m);
   });
 
-  test('the socket needs none, since only its owner can open it', async () => {
+  test('requests through the socket are allowed, since only its owner can open it', async () => {
     expect((await server.admin.get('/v1/tokens')).status).toBe(200);
     expect((await stat(join(server.folder, 's'))).mode & 0o777).toBe(0o600);
   });
 
-  test('a token on the socket changes nothing', async () => {
+  test('a token is ignored on the socket', async () => {
     expect((await server.admin.get('/v1/tokens', { authorization: 'Bearer nonsense' })).status).toBe(200);
   });
 });
 
-test('what is wrong with a store does not tell a token for it of others', async () => {
+test('the problem of a store does not reveal other stores to a token for that store', async () => {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-places-'));
   await mkdir(join(folder.path, 'secret', 'inner'), { recursive: true });
   const config = join(folder.path, 'stowage.yaml');
@@ -493,7 +496,7 @@ test('what is wrong with a store does not tell a token for it of others', async 
   await using own = await startServer({ config });
   const problems = async (api: Api): Promise<string> =>
     JSON.stringify((await api.get('/v1/stores')).body.items.map(({ problem }: { problem: unknown }) => problem));
-  // Which of them is opened first is not said; the others have a problem that names it.
+  // Any of them may open first; the problems of the others name it.
   const open = own.core.stores.list().find(({ store }) => store !== undefined)?.config.name ?? '';
   expect(await problems(own.admin)).toContain(open);
   const others = ['hidden', 'same', 'inner'].filter((name) => name !== open);

@@ -16,26 +16,27 @@ export const clusterResources = [
   'volumes/uses',
 ] as const;
 
-/** A rule of Kubernetes: of the group `stowage.dev`, the resource, with its part behind a slash. */
+/** A Kubernetes RBAC rule for a resource, or `resource/subresource`, of the API group `stowage.dev`. */
 export interface ResourceAccess {
   readonly resource: (typeof clusterResources)[number];
   readonly verb: 'get' | 'list' | 'watch' | 'create' | 'update' | 'patch' | 'delete';
 }
 
-/** A rule for a path, as for every program that is watched. */
+/** A Kubernetes RBAC rule for a non-resource URL. */
 export interface PathAccess {
   readonly path: '/metrics';
   readonly verb: 'get';
 }
 
-/** The rule of Kubernetes itself for one pod. */
+/** The Kubernetes RBAC rule for reading one pod. */
 export interface PodAccess {
   readonly pod: PodName;
   readonly verb: 'get';
 }
 
-/** It makes no sense in a cluster, and what is done there. */
-export interface Elsewhere {
+/** The route is not available in a cluster. */
+export interface NotInCluster {
+  /** What to do there instead. */
   readonly instead: string;
 }
 
@@ -50,15 +51,15 @@ export type TokenScope = 'server' | 'store' | 'visible';
 /** The most that a request can do. `acts on the machine`: with the rights of the user that runs Stowage, usually root. */
 export type Effect = 'reads' | 'changes volumes' | 'destroys data' | 'changes the server' | 'acts on the machine';
 
-/** What a caller needs: a role and a scope of its token, or in a cluster a rule. Every route declares all of them. */
+/** What a caller needs: a token with this role and scope, or in a cluster an RBAC rule. Every route declares all of them. */
 export interface Right {
   readonly role: Role;
   readonly scope: TokenScope;
   readonly effect: Effect;
-  readonly access: Access | Elsewhere;
+  readonly access: Access | NotInCluster;
 }
 
-/** For paths that are not in the table of routes. Prometheus reads the first one. */
+/** For the paths outside the route table. Prometheus reads `/metrics`. */
 export const metricsRight: Right = {
   role: 'viewer',
   scope: 'visible',
@@ -80,7 +81,7 @@ export const podRight = (pod: PodName): Right => ({
   access: { pod, verb: 'get' },
 });
 
-/** What the rule is about, where it is about one thing: it can be given for that alone. */
+/** The object of the request, for rules that name single resources (`resourceNames`). */
 export function subjectOf(params: unknown): string | undefined {
   const { store, volume, id } = (params ?? {}) as Readonly<Record<string, string | undefined>>;
   return store ?? volume ?? id;

@@ -3,11 +3,11 @@ import type { FastifyRequest } from 'fastify';
 import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { type Access, type Right, subjectOf } from './access.ts';
-import { authenticate, type Principal, requireEverywhere, requireRole } from './principal.ts';
+import { authenticate, type Principal, requireAllStores, requireRole } from './principal.ts';
 
-/** Whoever else than Stowage knows who somebody is, and what they may do. */
-export interface Guard {
-  /** Who sends it, if they may do this, with what it is about. Throws 'unauthenticated', 'denied', 'unavailable'. */
+/** Authenticates and authorizes callers outside Stowage, such as by Kubernetes' TokenReview and SubjectAccessReview. */
+export interface ExternalAuthorizer {
+  /** The caller, if it may do this to `subject`. Throws 'unauthenticated', 'denied' or 'unavailable'. */
   admit(
     headers: IncomingHttpHeaders,
     access: Access,
@@ -19,44 +19,44 @@ export interface Guard {
 export interface Admission {
   /** Throws 'unauthenticated' or 'denied'. */
   admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal>;
-  /** Whether somebody who was let in still is who they were: asked again and again, it answers at once. */
-  still(request: FastifyRequest, right: Right, principal: Principal): boolean;
-  /** Who it was, as far as that is known. */
-  known(request: FastifyRequest): Principal | undefined;
+  /** Whether an admitted caller would still be admitted. Called repeatedly, so it returns at once. */
+  isStillAdmitted(request: FastifyRequest, right: Right, principal: Principal): boolean;
+  /** The caller, if it could be authenticated. */
+  principalOf(request: FastifyRequest): Principal | undefined;
 }
 
 export interface AdmissionParts {
   readonly core: Core;
-  /** It came through the socket. */
+  /** The request came through the Unix socket. */
   readonly isTrusted: (request: IncomingMessage) => boolean;
-  /** Left out: by Stowage's own tokens. */
-  readonly guard: Guard | undefined;
+  /** Undefined: Stowage's own tokens decide. */
+  readonly authorizer: ExternalAuthorizer | undefined;
 }
 
-export function createAdmission({ core, isTrusted, guard }: AdmissionParts): Admission {
+export function createAdmission({ core, isTrusted, authorizer }: AdmissionParts): Admission {
   const seen = new WeakMap<IncomingMessage, Principal>();
   const asking = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
-  const isByToken = (raw: IncomingMessage): boolean => guard === undefined || isTrusted(raw);
+  const isByToken = (raw: IncomingMessage): boolean => authorizer === undefined || isTrusted(raw);
   const byToken = ({ raw, headers }: FastifyRequest): Principal =>
     authenticate(core, headers.authorization, isTrusted(raw));
 
   async function admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal> {
     const { raw } = request;
-    if (guard === undefined || isByToken(raw)) {
+    if (authorizer === undefined || isByToken(raw)) {
       const principal = byToken(request);
       seen.set(raw, principal);
       requireRole(principal, right.role);
-      if (right.scope === 'server') requireEverywhere(principal, right.effect);
+      if (right.scope === 'server') requireAllStores(principal, right.effect);
       return principal;
     }
-    if ('instead' in right.access) throw elsewhere(right.access.instead);
-    const principal = await guard.admit(raw.headers, right.access, subjectOf(request.params), signal);
+    if ('instead' in right.access) throw notInCluster(right.access.instead);
+    const principal = await authorizer.admit(raw.headers, right.access, subjectOf(request.params), signal);
     seen.set(raw, principal);
     return principal;
   }
 
-  /** The guard is asked beside; what it said last counts. That it cannot be asked takes no right away. */
-  function stillByGuard(request: FastifyRequest, right: Right, principal: Principal): boolean {
+  /** Asks the authorizer in the background and returns its previous decision. If the authorizer is unavailable, the caller keeps its right. */
+  function isStillAuthorized(request: FastifyRequest, right: Right, principal: Principal): boolean {
     const state = asking.get(request.raw) ?? { isRefused: false, isAsked: false };
     asking.set(request.raw, state);
     if (!state.isAsked) {
@@ -71,15 +71,15 @@ export function createAdmission({ core, isTrusted, guard }: AdmissionParts): Adm
 
   return {
     admit,
-    still: (request, right, principal) => {
-      if (!isByToken(request.raw)) return stillByGuard(request, right, principal);
+    isStillAdmitted: (request, right, principal) => {
+      if (!isByToken(request.raw)) return isStillAuthorized(request, right, principal);
       try {
         return byToken(request).id === principal.id;
       } catch {
         return false;
       }
     },
-    known: (request) => {
+    principalOf: (request) => {
       const found = seen.get(request.raw);
       if (found !== undefined || !isByToken(request.raw)) return found;
       try {
@@ -91,8 +91,8 @@ export function createAdmission({ core, isTrusted, guard }: AdmissionParts): Adm
   };
 }
 
-const elsewhere = (instead: string): StowageError =>
-  new StowageError('this is not done here in a cluster', {
+const notInCluster = (instead: string): StowageError =>
+  new StowageError('this request is not available in a cluster', {
     code: 'unsupported',
     reason: 'not-in-a-cluster',
     action: instead,

@@ -4,16 +4,20 @@ import type { StoreCheck } from '#core/model.ts';
 import { podRight } from './access.ts';
 import type { Request } from './route.ts';
 
-type Asking = Pick<Request<never, never, never>, 'nodes' | 'permit' | 'call'>;
+type PodCheckRequest = Pick<Request<never, never, never>, 'nodes' | 'permit' | 'call'>;
 
 /** Checks the store from the network of a pod, which the caller must have the right to read. */
-export async function checkFromPod({ nodes, permit, call }: Asking, store: string, pod: PodName): Promise<StoreCheck> {
-  if (nodes === undefined) throw notInCluster(store, `pod:${pod.namespace}/${pod.name}`);
+export async function checkFromPod(
+  { nodes, permit, call }: PodCheckRequest,
+  store: string,
+  pod: PodName,
+): Promise<StoreCheck> {
+  if (nodes === undefined) throw noPodsKnown(store, `pod:${pod.namespace}/${pod.name}`);
   await permit(podRight(pod)).catch((thrown: unknown) => {
-    throw stowageError(thrown).code === 'denied' ? unknown(pod) : thrown;
+    throw stowageError(thrown).code === 'denied' ? podUnknown(pod) : thrown;
   });
   const check = await nodes.checkStore(store, pod, call);
-  if (check === undefined) throw unknown(pod);
+  if (check === undefined) throw podUnknown(pod);
   return check;
 }
 
@@ -27,15 +31,15 @@ export const onlyFromPods = (from: string): StowageError =>
   });
 
 /** The same error for both, so that a caller without the right to read pods cannot find out which pods exist. */
-const unknown = ({ namespace, name }: PodName): StowageError =>
+const podUnknown = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`there is no pod '${namespace}/${name}', or you may not read it`, {
     code: 'not-found',
     reason: 'pod-unknown',
     action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the right to 'get' pods there.`,
   });
 
-const notInCluster = (store: string, place: string): StowageError =>
-  new StowageError('this Stowage knows no pods', {
+const noPodsKnown = (store: string, place: string): StowageError =>
+  new StowageError('this server does not belong to a cluster, so it cannot check from a pod', {
     code: 'unsupported',
     reason: 'pods-unknown',
     action: `Ask the controller of the cluster: kubectl stowage store check ${store} --account ACCOUNT --from ${place}`,

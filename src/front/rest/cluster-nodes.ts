@@ -8,33 +8,33 @@ import type { StoreJson, VolumeDetailJson, VolumeJson } from './schemas.ts';
 import type { VolumeCursor } from './volume-cursor.ts';
 
 /**
- * What the nodes of a cluster have, in the words of the REST API. A port: `cluster/nodes/` implements it, by the agents' own REST APIs.
- * One node that cannot be asked does not fail a list: it is in `unreached`.
+ * The volumes, stores and mounts of a cluster's nodes, in the types of the REST API. A port: `cluster/nodes/` implements it by calling the
+ * agents' REST APIs. A node that can't be reached does not fail a list: it is in `unreached`.
  */
 export interface ClusterNodes {
-  /** A page of a list that each node has for itself. `path` is that of the list on one node, `after` the `next` of the page before. */
+  /** A page of a per-node list. `path` is the path of the list on one node, `after` the `next` of the previous page. */
   list<T extends object>(path: string, after: string | undefined, scope: Scope): Promise<NodeList<T>>;
   /**
-   * A page of volumes: first those that nodes share, then those of each node, node by node, so that a page asks few nodes.
-   * `shared` gives the page of those that nodes share.
+   * A page of volumes: first the volumes of shared stores, which `shared` returns, then the volumes of node-local stores, node by node, so that
+   * a page needs few nodes.
    */
-  volumes(wanted: WantedVolumes, shared: () => Promise<VolumePage>, scope: Scope): Promise<ClusterVolumePage>;
-  /** The stores that nodes have for themselves: those of one name as one, with what each node has. */
+  volumes(wanted: VolumePageRequest, shared: () => Promise<VolumePage>, scope: Scope): Promise<ClusterVolumePage>;
+  /** The node-local stores. Stores of the same name are merged into one entry that lists its nodes. */
   stores(
     scope: Scope,
   ): Promise<{ readonly stores: readonly StoreJson[]; readonly unreached: readonly UnreachedNode[] }>;
-  /** Where a volume that nodes share is mounted, and who uses it there. */
+  /** The mounts and users of a volume on a shared store. */
   mountsOf(volume: VolumeId, scope: Scope): Promise<VolumeMounts>;
   /**
-   * Answers a request that failed here because the controller does not know its volume: the node that has the volume does it. Gives
-   * that node's answer. Throws `failure` if no node has it either, or if only the controller answers such requests.
+   * Sends a request on to the node that has the volume, and returns that node's answer, if the request failed because the controller does not
+   * know the volume. Throws `failure` if no node has the volume either, or if only the controller answers such requests.
    */
   retryOnNode(failure: unknown, request: VolumeRequest, call: Call): Promise<unknown>;
-  /** Checks a store from the network of a pod, by the agent of the pod's node. Undefined: there is no such pod. */
+  /** Checks a store from a pod's network, through the agent of the pod's node. Undefined: there is no such pod. */
   checkStore(store: string, pod: PodName, call: Call): Promise<StoreCheck | undefined>;
 }
 
-/** A node that could not be asked, and why. */
+/** A node that could not be reached, and why. */
 export interface UnreachedNode {
   readonly node: string;
   readonly error: StowageError;
@@ -42,12 +42,12 @@ export interface UnreachedNode {
 
 export interface NodeList<T> {
   readonly items: readonly (T & { readonly node: string })[];
-  /** Undefined: this was the last page. */
+  /** Undefined: the last page. */
   readonly next: string | undefined;
   readonly unreached: readonly UnreachedNode[];
 }
 
-export interface WantedVolumes {
+export interface VolumePageRequest {
   readonly filter: {
     readonly store?: string | undefined;
     readonly reach?: 'anywhere' | 'node' | undefined;
@@ -66,7 +66,7 @@ export interface VolumePage {
 }
 
 export interface ClusterVolumePage extends VolumePage {
-  /** Left out: no node was asked. */
+  /** Left out if no node was asked. */
   readonly unreached?: readonly UnreachedNode[];
 }
 
@@ -74,10 +74,10 @@ export type VolumeMounts = Pick<VolumeDetailJson, 'mounts' | 'users'> & {
   readonly unreached: readonly UnreachedNode[];
 };
 
-/** A request about one volume or store, as the API got it. */
+/** A request about one volume or store, as the API received it. */
 export interface VolumeRequest {
   readonly method: Route['method'];
-  /** As in the table of routes, with `{volume}` in it. */
+  /** The path template of the route, such as `/v1/volumes/{volume}`. */
   readonly path: string;
   /** Whether nodes answer such requests too. */
   readonly onNodes: boolean;
@@ -85,6 +85,6 @@ export interface VolumeRequest {
   readonly volume: string | undefined;
   readonly store: string | undefined;
   readonly body: object | undefined;
-  /** It has a condition on the revision of the volume. */
+  /** The request has If-Match. */
   readonly isConditional: boolean;
 }

@@ -14,10 +14,10 @@ import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { relayed, StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import type { Access } from './access.ts';
-import type { Guard } from './admission.ts';
+import type { ExternalAuthorizer } from './admission.ts';
 import { createRestServer, type RestServer } from './server.ts';
 
-/** Real servers are the nodes; the controller has a store that is its own. */
+/** The nodes are real servers; the controller has a store of its own. */
 let controller: TestServer;
 let agents: Map<string, TestServer>;
 let rest: RestServer;
@@ -26,18 +26,18 @@ const connections = new Agent({ keepAlive: true });
 let silent: Set<string>;
 let asked: { readonly access: Access; readonly subject: string | undefined }[];
 let sent: { readonly node: string; readonly request: NodeRequest }[];
-/** What an agent of another version would answer instead. */
+/** Overrides what agents answer, as another version would. */
 let adapted: (node: string, body: unknown) => unknown;
-/** What an agent answers, instead of asking the server that stands for it. */
+/** Answers of agents, instead of those of their servers. */
 let answers: ((request: NodeRequest) => unknown) | undefined;
-/** Whether the caller may know how stores are reached. */
+/** Whether the caller may see store addresses. */
 let informed: boolean;
 let lookups: number;
-/** Where a pod is. */
+/** The node and address of a pod. */
 let located: (pod: string) => PodLocation | undefined;
 let allows: (access: Access, subject: string | undefined) => boolean;
 
-const guard: Guard = {
+const guard: ExternalAuthorizer = {
   admit: async (headers, access, subject) => {
     asked.push({ access, subject });
     if (headers['authorization'] === undefined)
@@ -60,7 +60,7 @@ const apis: NodeApis = {
       });
     if (answers !== undefined) return answers(request);
     const { requestId, method, path, body } = request;
-    // As agents do.
+    // Like agents.
     if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
     const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
     const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
@@ -87,7 +87,7 @@ beforeAll(async () => {
     clock: systemClock(),
     log: silentLog(),
     version: '0',
-    guard,
+    authorizer: guard,
     nodes: createClusterNodes(apis),
     signal: new AbortController().signal,
     isReady: () => true,
@@ -125,8 +125,8 @@ const documented = async (): Promise<readonly { readonly method: string; readonl
   );
 };
 
-describe('whoever guards the API', () => {
-  test('is asked before anything else, for every route; tokens of Stowage count for nothing', async () => {
+describe('the authorizer', () => {
+  test("is asked first for every route, and Stowage's own tokens are not accepted", async () => {
     allows = () => false;
     const all = (await documented()).filter(({ path }) => !['/healthz', '/readyz', '/openapi.json'].includes(path));
     expect(all.length).toBeGreaterThan(30);
@@ -143,7 +143,7 @@ describe('whoever guards the API', () => {
     expect((await api.get('/healthz')).status).toBe(200);
   });
 
-  test('is told what it is about', async () => {
+  test('gets the object of the request', async () => {
     await api.get('/v1/volumes/local..shared-1');
     await api.get('/v1/stores/local');
     await api.get('/v1/volumes');
@@ -156,7 +156,7 @@ describe('whoever guards the API', () => {
     ]);
   });
 
-  test('is asked again for who stops the work of others', async () => {
+  test('is asked again for the right to cancel an operation', async () => {
     const { body } = await controller.admin.get('/v1/operations');
     const { id } = body.items.find((one: { kind: string }) => one.kind === 'volume.create');
     allows = (access) => 'resource' in access && access.resource === 'operations';
@@ -165,18 +165,18 @@ describe('whoever guards the API', () => {
     expect((await api.post(`/v1/operations/${id}/cancel`)).status).toBe(200);
   });
 
-  test('who lost the right to follow events does not get any more of them', async () => {
+  test('stops an event stream after the reader lost its right', async () => {
     using stream = await api.follow();
     await stream.until('hello');
     allows = () => false;
-    // What it says is known when it is asked the next time.
+    // A new decision takes effect at the next check.
     for (let n = 0; n < 3; n++) await controller.admin.post('/v1/volumes', { name: `seen-${n}` });
     for (let event = await stream.next(); event !== undefined; event = await stream.next());
     for (let n = 0; n < 3; n++) await controller.admin.delete(`/v1/volumes/seen-${n}`);
   });
 });
 
-describe('what nodes have', () => {
+describe('resources of nodes', () => {
   const names = (body: { items: readonly { name: string; node?: string }[] }): readonly string[] =>
     body.items.map(({ name, node }) => (node === undefined ? name : `${name} on ${node}`));
   const everything = [
@@ -185,12 +185,12 @@ describe('what nodes have', () => {
     ...['node-a', 'node-b', 'node-c'].flatMap((node) => [`of-${node} on ${node}`, `same on ${node}`]),
   ];
 
-  test('volumes: those that all share, then those of each node', async () => {
+  test('lists the volumes of shared stores, then those of each node', async () => {
     const { body } = await api.get('/v1/volumes');
     expect([names(body), body.next, body.unreached]).toEqual([everything, null, []]);
   });
 
-  test('labels that are Stowage’s own are changed by no user, here or on a node', async () => {
+  test('users cannot change ownLabels, here or on a node', async () => {
     for (const volume of ['local..shared-1', 'of-node-a']) {
       const body = { ownLabels: { 'stowage.dev/claim-uid': 'mine' } };
       const { status, body: said } = await api.call('PATCH', `/v1/volumes/${volume}`, { body });
@@ -199,7 +199,7 @@ describe('what nodes have', () => {
     expect(sent.filter(({ request }) => request.method === 'PATCH')).toEqual([]);
   });
 
-  test.each([1, 2, 3, 5, 7])('volumes in pages of %i: each once', async (limit) => {
+  test.each([1, 2, 3, 5, 7])('lists each volume once in pages of %i', async (limit) => {
     const found: string[] = [];
     let after: string | null = null;
     do {
@@ -213,13 +213,13 @@ describe('what nodes have', () => {
     expect(found).toEqual(everything);
   });
 
-  test('volumes by name and store; a store that nobody has is unknown', async () => {
+  test('filters volumes by name and store, and reports an unknown store', async () => {
     expect(names((await api.get('/v1/volumes?contains=of-node')).body)).toHaveLength(3);
     expect(names((await api.get('/v1/volumes?store=local')).body)).toEqual(['shared-1', 'shared-2']);
     expect((await api.get('/v1/volumes?store=nope')).body).toMatchObject({ status: 404, reason: 'store-unknown' });
   });
 
-  test('a node that cannot be asked is named, and keeps nothing else back', async () => {
+  test('names a node that cannot be reached, and lists the others', async () => {
     silent.add('node-b');
     const { body } = await api.get('/v1/volumes');
     expect(names(body)).toEqual(everything.filter((name) => !name.endsWith('node-b')));
@@ -228,13 +228,13 @@ describe('what nodes have', () => {
       expect((await api.get(path)).body.unreached).toMatchObject([{ node: 'node-b' }]);
   });
 
-  test('a list of what each node has for itself comes with its name', async () => {
+  test('names the node of each item in a list', async () => {
     const { body } = await api.get('/v1/doctor');
     expect(new Set(body.items.map(({ node }: { node: string }) => node))).toEqual(new Set(agents.keys()));
     expect((await api.get('/v1/doctor?after=node-b')).body.items[0].node).toBe('node-c');
   });
 
-  test('a volume is shown, grown and deleted on the node that has it', async () => {
+  test('shows, expands and deletes a volume on the node that has it', async () => {
     const shown = await api.get('/v1/volumes/of-node-a');
     expect(shown).toMatchObject({ status: 200, body: { name: 'of-node-a', node: 'node-a', condition: 'ok' } });
     const grown = await api.post(
@@ -251,7 +251,7 @@ describe('what nodes have', () => {
     await agents.get('node-a')?.admin.post('/v1/volumes', { name: 'of-node-a', bytes: '1048576' });
   });
 
-  test('one that several have is asked for by its id, and one that nobody has is not found', async () => {
+  test('requires the id of a volume that several nodes have, and reports a volume that no node has', async () => {
     const { body } = await api.get('/v1/volumes/same');
     expect(body).toMatchObject({
       status: 409,
@@ -263,7 +263,7 @@ describe('what nodes have', () => {
     expect((await api.get('/v1/volumes/nope')).status).toBe(404);
   });
 
-  test('nothing is said not to exist while a node is silent', async () => {
+  test('does not report "not found" while a node does not answer', async () => {
     silent.add('node-c');
     expect((await api.get('/v1/volumes/nope')).body).toMatchObject({
       status: 503,
@@ -272,13 +272,13 @@ describe('what nodes have', () => {
     });
   });
 
-  test('a volume that all share is asked of no node, but for where it is mounted', async () => {
+  test('asks nodes only for the mounts of a volume on a shared store', async () => {
     const { body } = await api.get('/v1/volumes/shared-1');
     expect(body).toMatchObject({ name: 'shared-1', mounts: [], users: [], unreached: [] });
     expect(new Set(sent.map(({ request }) => request.path))).toEqual(new Set([`/v1/mounts?volume=${body.id}`]));
   });
 
-  test('what only its agent can do with a store of a node is said so', async () => {
+  test('says which requests about a node-local store only its agent can answer', async () => {
     await using places = await mkdtempDisposable(join(tmpdir(), 'stowage-disks-'));
     for (const [node, { admin }] of agents) {
       await mkdir(join(places.path, node));
@@ -292,8 +292,8 @@ describe('what nodes have', () => {
     for (const { admin } of agents.values()) await admin.delete('/v1/stores/disks');
   });
 
-  test('stores that each node has are one, with what there is on each', async () => {
-    // The controller of a cluster has none that is called so.
+  test('merges node-local stores of one name, and lists their nodes', async () => {
+    // The controller of a cluster has no store of that name.
     const { body } = await api.get('/v1/stores');
     const joined = body.items.find(({ nodes: on }: { nodes?: unknown }) => on !== undefined);
     expect(joined).toMatchObject({ name: 'local', reach: 'node', state: 'open', volumes: 6, bytes: '6291456' });
@@ -301,7 +301,7 @@ describe('what nodes have', () => {
     expect(joined).toMatchObject({ totalBytes: expect.any(String), freeBytes: expect.any(String) });
   });
 
-  test('stores are listed when the agent of one node is older and does not report free space', async () => {
+  test('lists stores when the agent of one node is older and does not report free space', async () => {
     adapted = (node, body) =>
       node === 'node-b'
         ? JSON.parse(JSON.stringify(body, (key, value) => (/^(total|free)Bytes$/.test(key) ? undefined : value)))
@@ -326,7 +326,7 @@ describe('a check from the network of a pod', () => {
     ...(from === undefined ? {} : { from }),
   });
   const fromIn = ({ body }: NodeRequest): string => (body as { readonly from: string }).from;
-  /** What the agent answers: a check whose last step failed. */
+  /** The agent's answer: a check whose last step failed. */
   const failing = (step: object) => (request: NodeRequest) => ({
     ...answer(fromIn(request)),
     ok: false,
@@ -370,7 +370,7 @@ describe('a check from the network of a pod', () => {
     expect((await api.post(path)).status).toBe(200);
   });
 
-  test('says the same of a pod that does not exist and of one that the caller may not read, and asks no agent', async () => {
+  test('gives the same error for an unknown pod and for one that the caller may not read, and asks no agent', async () => {
     allows = (access) => !('pod' in access) || access.pod.namespace !== 'secret';
     located = () => undefined;
     const unknown = (pod: string, namespace: string) => ({
@@ -440,7 +440,7 @@ describe('a check from the network of a pod', () => {
     expect(body).toMatchObject({ reason: 'pod-unasked', detail: 'it was not asked', action: 'Try again.' });
   });
 
-  test('is refused where the agent is too old to know pods', async () => {
+  test('is refused if the agent is too old to know pods', async () => {
     answers = () => answer(undefined);
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 422, body: { reason: 'agent-too-old' } });
   });
@@ -459,7 +459,7 @@ describe('a check from the network of a pod', () => {
     });
   });
 
-  test('takes from the agent what somebody can read, and leaves out what a later version adds', async () => {
+  test("passes on the known fields of the agent's answer, and leaves out those of later versions", async () => {
     informed = true;
     const step = { ...failed, step: 'a\u001b[2J', detail: 'x'.repeat(10_000), more: 1 };
     answers = (request) => ({ ...answer(fromIn(request)), more: 1, steps: Array.from({ length: 1_000 }, () => step) });
@@ -484,7 +484,7 @@ describe('a check from the network of a pod', () => {
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 409, body: { reason: 'pod-replaced' } });
   });
 
-  test('is refused where the pod was deleted during the check', async () => {
+  test('is refused if the pod was deleted during the check', async () => {
     answers = (request) => answer(fromIn(request));
     const { located: before } = { located };
     located = (pod) => (lookups > 1 ? undefined : before(pod));
@@ -505,7 +505,7 @@ describe('a check from the network of a pod', () => {
   );
 
   test.each(['container:web', 'netns:blue', 'docker:apps', 'web', 'pod-address:10.0.0.1', 'pod-address:host'])(
-    'is the only one in a cluster: %s is refused',
+    'is the only kind of check with "from" in a cluster: %s is refused',
     async (from) => {
       expect(await check(from)).toMatchObject({ status: 422, body: { reason: 'check-only-from-pods' } });
     },

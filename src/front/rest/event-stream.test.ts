@@ -19,8 +19,8 @@ const publish = (count: number, store: string | undefined = 'local', data: unkno
   for (let i = 0; i < count; i++) server.core.events.publish('test.event', `${i}`, store, data);
 };
 
-describe('following', () => {
-  test('begins with a place to come back to, then everything in the order it happened', async () => {
+describe('following events', () => {
+  test('starts with a position to resume from, then has all events in order', async () => {
     using stream = await api.follow();
     const hello = await stream.next();
     expect(hello).toMatchObject({ type: 'hello', id: `${server.core.events.epoch}-${server.core.events.last}` });
@@ -50,7 +50,7 @@ describe('following', () => {
     expect(JSON.parse(seen[2]?.data ?? '').data).toMatchObject({ state: 'done', kind: 'volume.create' });
   });
 
-  test('shows progress of long work', async () => {
+  test('shows the progress of long operations', async () => {
     await mkdir(join(server.storeFolder, 'one'));
     await mkdir(join(server.storeFolder, 'two'));
     using stream = await api.follow();
@@ -82,11 +82,11 @@ describe('following', () => {
   });
 });
 
-describe('resuming', () => {
+describe('resuming an event stream', () => {
   const follow = (id: string) => api.follow({ 'last-event-id': id });
   const at = (seq: number): string => `${server.core.events.epoch}-${seq}`;
 
-  test('goes on after the last event that was seen, without a gap or a repeat', async () => {
+  test('continues after the last seen event, without gaps or duplicates', async () => {
     const last = server.core.events.last;
     publish(5);
     using stream = await follow(at(last + 2));
@@ -96,7 +96,7 @@ describe('resuming', () => {
     expect(seen).toEqual([at(last + 3), at(last + 4), at(last + 5), at(last + 6)]);
   });
 
-  test('of a whole ring at once comes through', async () => {
+  test('replays a whole ring at once', async () => {
     const last = server.core.events.last;
     // More than a reader's buffers hold: 2048 events of 1 KiB.
     publish(2048, 'local', { filler: 'x'.repeat(1024) });
@@ -104,7 +104,7 @@ describe('resuming', () => {
     for (let i = 1; i <= 2048; i++) expect((await stream.next())?.id).toBe(at(last + i));
   });
 
-  test('says reset when too much was missed, and goes on from there', async () => {
+  test('sends a reset if too much was missed, and continues from there', async () => {
     const last = server.core.events.last;
     publish(2049);
     using stream = await follow(at(last));
@@ -113,7 +113,7 @@ describe('resuming', () => {
     expect(await stream.next()).toMatchObject({ type: 'test.event', id: at(server.core.events.last) });
   });
 
-  test('says reset after a restart of the server', async () => {
+  test('sends a reset after a restart of the server', async () => {
     const id = at(server.core.events.last);
     await server.stop();
     await using next = await startServer({ folder: server.folder });
@@ -122,7 +122,7 @@ describe('resuming', () => {
   });
 
   test.each(['', 'x', '-1', '-', 'EPOCH-', 'EPOCH-x', 'EPOCH--1', 'EPOCH-99999999', 'EPOCH-1e3', '../../etc'])(
-    'from the nonsense %j is a reset',
+    'from the invalid position %j sends a reset',
     async (id) => {
       publish(3);
       using stream = await follow(id.replace('EPOCH', server.core.events.epoch));
@@ -131,8 +131,8 @@ describe('resuming', () => {
   );
 });
 
-describe('ending', () => {
-  test('the server stops: streams end, and it does not wait for them', async () => {
+describe('ending an event stream', () => {
+  test('streams end when the server stops', async () => {
     using stream = await api.follow();
     await stream.until('hello');
     const began = performance.now();
@@ -141,7 +141,7 @@ describe('ending', () => {
     expect(performance.now() - began).toBeLessThan(5_000);
   });
 
-  /** A server of its own, so that its pace can be set. */
+  /** A server of its own, to set its intervals. */
   async function paced(pace: Partial<StreamOptions>) {
     const stop = new AbortController();
     const left = Promise.withResolvers<void>();
@@ -164,24 +164,24 @@ describe('ending', () => {
     return { api: createApi({ host: '127.0.0.1', port }), port, stop, left: left.promise };
   }
 
-  test('a reader that takes nothing is cut off', async () => {
+  test('a reader that reads nothing is disconnected', async () => {
     const { port, left } = await paced({ heartbeatMs: 50, stuckMs: 200 });
     const socket = connect(port, '127.0.0.1');
     onTestFinished(() => void socket.destroy());
     socket.on('error', () => undefined);
     socket.pause();
     socket.write('GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n');
-    // Until what the kernel holds for both ends is full.
+    // Until the kernel's socket buffers are full.
     const filling = setInterval(() => publish(50, 'local', { filler: 'x'.repeat(10_000) }), 5);
     onTestFinished(() => clearInterval(filling));
     await left;
   });
 
-  test('a slow reader that fell out of the ring is told to start afresh', async () => {
+  test('a slow reader that fell out of the ring gets a reset', async () => {
     const { api: own } = await paced({});
     using stream = await own.follow();
     await stream.until('hello');
-    // In one go: the stream cannot be written in between.
+    // Synchronously, so that the stream cannot be written in between.
     publish(10_000, 'local', { filler: 'x'.repeat(2000) });
     const seen: (string | undefined)[] = [];
     for (;;) {
@@ -206,7 +206,7 @@ describe('ending', () => {
     expect(text).not.toContain('test.event');
   });
 
-  test('a revoked token reads not one event more', async () => {
+  test('a reader gets no event after its token was revoked', async () => {
     const { body } = await api.post('/v1/tokens', { name: 'x', role: 'viewer' });
     using stream = await server.remote(body.secret).follow();
     await stream.until('hello');
@@ -217,12 +217,12 @@ describe('ending', () => {
     expect(await stream.next()).toBeUndefined();
   });
 
-  test('nor does it learn that it missed something', async () => {
+  test('a reader with a revoked token gets no reset either', async () => {
     let allowed = true;
     const { api: own } = await paced({ stillAllowed: () => allowed });
     using stream = await own.follow();
     await stream.until('hello');
-    // In one go, and more than the stream takes: the reader falls out of the ring.
+    // Synchronously, and more than the ring holds: the reader falls out of the ring.
     publish(10_000, 'local', { filler: 'x'.repeat(2000) });
     allowed = false;
     for (;;) {
@@ -232,7 +232,7 @@ describe('ending', () => {
     }
   });
 
-  test('who may no longer read while nothing happens is cut off at the next heartbeat', async () => {
+  test('a reader that lost its right is disconnected at the next heartbeat, even without events', async () => {
     let allowed = true;
     const { api: own } = await paced({ heartbeatMs: 20, stillAllowed: () => allowed });
     using stream = await own.follow();
@@ -241,7 +241,7 @@ describe('ending', () => {
     expect(await stream.next()).toBeUndefined();
   });
 
-  test('what begins while the server stops ends at once', async () => {
+  test('a stream that starts while the server stops ends at once', async () => {
     const { api: own, stop } = await paced({});
     stop.abort();
     using stream = await own.follow();
@@ -249,7 +249,7 @@ describe('ending', () => {
     expect(await stream.next()).toBeUndefined();
   });
 
-  test('a reader that left is forgotten', async () => {
+  test('a reader that disconnected is forgotten', async () => {
     const stream = await api.follow();
     await stream.until('hello');
     const since = vi.spyOn(server.core.events, 'since');

@@ -7,17 +7,17 @@ import { enforcesSizes } from '#core/stores.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
-import { uriFor } from './told.ts';
+import { redactedUri } from './redaction.ts';
 
 export interface StreamOptions {
   readonly principal: Principal;
   readonly requestId: string;
-  /** Ends the stream: the server stops. */
+  /** Aborted when the server stops; ends the stream. */
   readonly signal: AbortSignal;
-  /** Asked before anything is written: a token can be revoked or expire while its reader is connected. */
+  /** Called before every write: a token can expire or be revoked while its reader is connected. */
   readonly stillAllowed: () => boolean;
   readonly heartbeatMs?: number;
-  /** A reader that takes nothing for this long is cut off; it comes back and resumes, or starts afresh. */
+  /** A reader that reads nothing for this long is disconnected. It reconnects and resumes, or starts again after a `reset`. */
   readonly stuckMs?: number;
 }
 
@@ -35,16 +35,16 @@ function dataOf(core: Core, event: Event, principal: Principal): unknown {
     const view = core.stores.list().find((one) => one.config.name === store);
     return volumeJson(data.volume, view !== undefined && enforcesSizes(view));
   }
-  return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
+  return data.uri === undefined ? data : { ...data, uri: redactedUri(principal, data.uri) };
 }
 
-function written(core: Core, event: Event, principal: Principal): string {
+function eventText(core: Core, event: Event, principal: Principal): string {
   const { type, subject } = event;
   const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(core, event, principal) };
   return `id: ${core.events.epoch}-${event.seq}\nevent: ${type}\ndata: ${JSON.stringify(body)}\n\n`;
 }
 
-/** Where a reader was: `<epoch>-<seq>`. Undefined: another life of the server, or nonsense. */
+/** Parses Last-Event-ID, `<epoch>-<seq>`. Undefined if it is malformed or from before a server restart. */
 function positionOf(core: Core, id: string): number | undefined {
   const [, epoch, seq] = /^(.*)-([0-9]{1,15})$/.exec(id) ?? [];
   return epoch === core.events.epoch ? Number(seq) : undefined;
@@ -55,8 +55,8 @@ interface PumpOptions extends Pick<StreamOptions, 'principal' | 'stillAllowed'> 
 }
 
 /**
- * Writes events from the ring as fast as the reader takes them. Nothing is queued for a slow one: it falls behind in the
- * ring, and past its end it is told to start afresh.
+ * Writes events from the ring buffer as fast as the reader takes them. Nothing is queued for a slow reader: if it falls behind the end of the
+ * ring, it gets a `reset`.
  */
 function createPump(core: Core, response: ServerResponse, from: number, options: PumpOptions) {
   const { events } = core;
@@ -85,7 +85,7 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
       }
       for (const event of missed) {
         position = event.seq;
-        if (maySee(principal, event.store)) say(written(core, event, principal));
+        if (maySee(principal, event.store)) say(eventText(core, event, principal));
         if (waitingSince !== undefined) break;
       }
     }
@@ -99,7 +99,7 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
       pump();
     },
     waitingMs: () => (waitingSince === undefined ? 0 : performance.now() - waitingSince),
-    // With the position, so that a reader that sees little need not start afresh because of what it may not see.
+    // The heartbeat carries the position, so that a reader with few visible events does not fall out of the ring.
     beat: () => {
       if (!stillAllowed()) finish();
       else if (waitingSince === undefined) say(`: still here\nid: ${events.epoch}-${position}\n\n`);
@@ -107,7 +107,7 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
   };
 }
 
-/** Serves one reader until it goes away, loses its right to it, or the server stops. */
+/** Serves one reader until it disconnects, loses its right to read, or the server stops. */
 export function streamEvents(
   core: Core,
   request: IncomingMessage,
@@ -124,7 +124,7 @@ export function streamEvents(
   const open = new DisposableStack();
   const finish = (): void => {
     open.dispose();
-    // What a stuck reader has not taken it will never take.
+    // A stuck reader will never read the buffered data.
     if (pump.waitingMs() > 0) response.destroy();
     else response.end();
   };
@@ -141,7 +141,7 @@ export function streamEvents(
   open.defer(() => signal.removeEventListener('abort', finish));
   response.on('drain', pump.drained);
   response.on('close', () => open.dispose());
-  // A first reader gets a place to come back to before anything happened.
+  // A new reader gets a position to resume from before the first event.
   if (resumed === undefined) pump.mark(last === undefined ? 'hello' : 'reset');
   pump.pump();
   if (signal.aborted) finish();

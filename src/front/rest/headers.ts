@@ -1,13 +1,13 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 
-/** The client's own id of the request where it is harmless in a log, else a new one. */
+/** The client's X-Request-ID if it is safe to log, otherwise a new id. */
 export function requestIdFrom(headers: IncomingHttpHeaders): string {
   const given = headers['x-request-id'];
   return typeof given === 'string' && /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : randomUUID();
 }
 
-/** What every answer carries. */
+/** The headers of every answer. */
 export const commonHeaders = (requestId: string): Readonly<Record<string, string>> => ({
   'x-request-id': requestId,
   'cache-control': 'no-store',

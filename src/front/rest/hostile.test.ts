@@ -20,7 +20,7 @@ beforeAll(async () => {
 });
 afterAll(() => server[Symbol.asyncDispose]());
 
-/** Every name, type, mode and byte below the folder, but for what the records keep of requests, and room set aside. */
+/** Every name, type, mode and byte below the folder, except the records of requests and preallocated space. */
 async function snapshot(folder: string): Promise<string> {
   const lines: string[] = [];
   for (const path of (await readdir(folder, { recursive: true })).sort()) {
@@ -41,7 +41,7 @@ function expectRefused({ status, headers, body, text }: Answer, request: unknown
     expect(typeof body[key], shown).toBe('string');
     expect(body[key], shown).not.toBe('');
   }
-  // What was sent may be shown, but not so that it could do harm in a terminal.
+  // Answers may quote the request, but without control characters.
   expect(`${body.detail}${body.action}`, shown).not.toMatch(/[\x00-\x1f\x7f-\x9f\u202a-\u202e]/);
 }
 
@@ -159,7 +159,7 @@ const hostileLabels = fc.oneof(
     { a: {} },
     Object.fromEntries(Array.from({ length: 65 }, (_, i) => [`k${i}`, ''])),
   ),
-  // An object may happen to be labels.
+  // A random object may be valid labels.
   wrongType.filter((value) => typeof value !== 'object' || value === null || Array.isArray(value)),
 );
 
@@ -170,7 +170,7 @@ const extraKey = fc.oneof(
 
 const runs = { numRuns: 150 };
 const json = { 'content-type': 'application/json' };
-/** Own keys only, whatever they are called. */
+/** Own keys only, whatever their names. */
 const withKey = (body: object, key: string, value: unknown): string => {
   const inner = JSON.stringify(body).slice(1, -1);
   return `{${inner}${inner === '' ? '' : ','}${JSON.stringify(key)}:${JSON.stringify(value)}}`;
@@ -193,7 +193,7 @@ describe('hostile bodies are refused and leave everything as it was', () => {
       'where to unmount',
       'POST',
       '/v1/volumes/victim/unmount',
-      // Where nothing is mounted, all is as it was asked for.
+      // Unmounting a path without a mount is a success.
       hostileName
         .filter((target) => typeof target !== 'string' || !target.startsWith('/'))
         .map((target) => ({ target })),
@@ -221,7 +221,7 @@ describe('hostile bodies are refused and leave everything as it was', () => {
     const uri = fc.oneof(
       hostileText.filter((text) => !text.startsWith('local://')),
       hostileText.map((text) => `local://${text.replaceAll(/^[./~]+/g, 'x')}`),
-      // Below a folder that does not exist: nothing that is there can be meant.
+      // Below a folder that does not exist, so that the URI cannot name an existing path.
       hostileText.map((text) => `local:///nowhere-at-all/${text.replaceAll('..', '')}`),
       hostileText.map((text) => `local:///nowhere-at-all/x?${text}`),
       fc.constantFrom('local:///', 'local:///..', 'local:////', 'local:///%2e%2e/', 'local:///a%00b', 'local:///%zz'),
@@ -236,7 +236,7 @@ describe('hostile bodies are refused and leave everything as it was', () => {
     await expectNothingHappened();
   });
 
-  test('keys that are not in the schema, also those every object has', async () => {
+  test('keys that are not in the schema, also those that every object inherits', async () => {
     const targets: readonly [string, string, object][] = [
       ['POST', '/v1/volumes', { name: 'fresh' }],
       ['POST', '/v1/volumes/victim/expand', { bytes: '200' }],
@@ -272,7 +272,7 @@ describe('hostile bodies are refused and leave everything as it was', () => {
     await expectNothingHappened();
   });
 
-  test('bodies that are anything at all', async () => {
+  test('bodies that are arbitrary JSON', async () => {
     const paths = ['/v1/volumes', '/v1/volumes/victim/expand', '/v1/volumes/victim/rename', '/v1/stores', '/v1/tokens'];
     await fc.assert(
       fc.asyncProperty(fc.constantFrom(...paths), fc.json({ maxDepth: 20 }), async (path, raw) => {
@@ -317,7 +317,7 @@ describe('hostile addresses are refused and leave everything as it was', () => {
   ];
   const encoded = fc.oneof(
     hostileText.filter((text) => text.isWellFormed() && !isVolumeId(text)).map(encodeURIComponent),
-    // As it is, where an HTTP client would let it pass: the server must not decode twice.
+    // Unencoded where an HTTP client allows it: the server must not decode twice.
     fc.constantFrom('%2e%2e', '%2e%2e%2fvictim', '..%2f..%2fetc', '%00', 'victim%00', '%252e', '..', '%', '%zz', '%ff'),
   );
 
@@ -326,7 +326,7 @@ describe('hostile addresses are refused and leave everything as it was', () => {
     const usable = (text: string): boolean => text !== '' || !isKey;
     await fc.assert(
       fc.asyncProperty(encoded.filter(usable), async (text) => {
-        // Dots alone are taken out by whoever parses the address: then it is another route, which is not hostile.
+        // URL parsers remove segments of dots. The result is another, valid route.
         const answer = await api.call(method, path.replace('X', text), { body });
         expectRefused(answer, `${method} ${path.replace('X', text)}`);
       }),
@@ -354,7 +354,7 @@ describe('hostile addresses are refused and leave everything as it was', () => {
     );
   });
 
-  test('who sends what cannot be refused at once still gets an answer', async () => {
+  test('addresses with very long values are refused', async () => {
     expectRefused(await api.get(`/v1/volumes/${'%2e'.repeat(90)}`), 'dots');
     expectRefused(await api.get(`/v1/volumes/${'a'.repeat(10_000)}`), 'long');
     expectRefused(await api.get(`/v1/volumes?${'label=a%3Db&'.repeat(100)}`), 'labels');

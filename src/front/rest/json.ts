@@ -1,4 +1,4 @@
-/** From core's words to the wire's, in one place. */
+/** Converts core's types to the JSON of the REST API. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
 import type { StowageError } from '#core/errors.ts';
@@ -23,15 +23,15 @@ import { notAnswering } from '#core/store-errors.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
+import { redactedError, redactedResult } from './redaction.ts';
 import type * as wire from './schemas.ts';
-import { resultFor, toldTo } from './told.ts';
 
-/** What Date can hold. A record that somebody edited must not make a whole list fail. */
-const mostMs = 8_640_000_000_000_000;
-export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -mostMs), mostMs)).toISOString();
+/** The range of Date. A record that somebody edited must not make a whole list fail. */
+const maxDateMs = 8_640_000_000_000_000;
+export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -maxDateMs), maxDateMs)).toISOString();
 const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));
 
-/** `byStore`: whether the store holds all its volumes to their sizes. */
+/** `byStore`: whether the store enforces the sizes of all its volumes. */
 export function volumeJson(volume: Volume, byStore: boolean): wire.VolumeJson {
   return {
     id: volume.id,
@@ -99,18 +99,18 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
   measuredAt: time(usage.measuredAt),
 });
 
-/** What the whole store is like at this moment. */
-export interface StoreNow {
+/** The current state of a store. */
+export interface StoreState {
   readonly totals: VolumeTotals;
-  /** Open, and its server does not answer. */
+  /** The store is open, but its server does not answer. */
   readonly isSilent: boolean;
-  /** Undefined: not known at the moment. */
+  /** Undefined: not known now. */
   readonly room: Room | undefined;
-  /** Why it denies access, if that is why. */
+  /** Set if the store denies access. */
   readonly refusal: StowageError | undefined;
 }
 
-export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreNow): wire.StoreJson {
+export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreState): wire.StoreJson {
   const { config, store } = view;
   const isInTrouble = isSilent || refusal !== undefined;
   const problem = view.problem ?? (isInTrouble ? notAnswering(config.name, refusal) : undefined);
@@ -169,11 +169,11 @@ export const trashJson = (entry: TrashEntry, byStore: boolean): wire.TrashEntryJ
   expiresAt: orNull(entry.expiresAt, time),
 });
 
-/** Without a principal: for one that has ended well, or not yet. */
+/** Without a principal, errors and results are not redacted: only for operations that have not failed. */
 export function operationJson(view: OperationView, result: unknown, principal?: Principal): wire.OperationJson {
   const { operation, progress } = view;
-  const told = (error: NonNullable<Operation['error']>) =>
-    principal === undefined ? error : toldTo(principal, error, 'with: stowage operations');
+  const redact = (error: NonNullable<Operation['error']>) =>
+    principal === undefined ? error : redactedError(principal, error, 'with: stowage operations');
   return {
     id: operation.id,
     kind: operation.kind,
@@ -183,13 +183,13 @@ export function operationJson(view: OperationView, result: unknown, principal?: 
     progress: orNull(progress, ({ done, total, unit }) => ({ done, total: total ?? null, unit })),
     startedAt: time(operation.startedAt),
     endedAt: orNull(operation.endedAt, time),
-    error: orNull(operation.error && told(operation.error), ({ code, reason, message, action }) => ({
+    error: orNull(operation.error && redact(operation.error), ({ code, reason, message, action }) => ({
       code,
       reason,
       message,
       action,
     })),
-    result: (principal === undefined ? result : resultFor(principal, operation.kind, result)) ?? null,
+    result: (principal === undefined ? result : redactedResult(principal, operation.kind, result)) ?? null,
   };
 }
 
@@ -202,10 +202,10 @@ export const tokenJson = (token: Token): wire.TokenJson => ({
   expiresAt: orNull(token.expiresAt, time),
 });
 
-/** Why each could not be asked, as far as this caller may know it. */
+/** The nodes that could not be reached, with the reason redacted for this caller. */
 export const unreachedJson = (principal: Principal, unreached: readonly UnreachedNode[]): wire.UnreachedJson[] =>
   unreached.map(({ node, error }) => {
-    const { reason, message } = toldTo(principal, error, 'in the log of the controller.');
+    const { reason, message } = redactedError(principal, error, 'in the log of the controller.');
     return { node, reason, message };
   });
 

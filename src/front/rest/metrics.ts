@@ -8,13 +8,13 @@ import type { DataPathJson } from './schemas.ts';
 
 export interface Metrics {
   readonly contentType: string;
-  /** With the figures of the stores that are visible; those of the whole process are for everybody. */
+  /** Metrics of the visible stores, and of the whole process. */
   text(visible: (store: string | undefined) => boolean, scope: Scope): Promise<string>;
   request(method: string, route: string, status: number, seconds: number): void;
   csiCall(call: CsiCall): void;
 }
 
-/** The code as gRPC counts them. */
+/** `code` is the gRPC status code. */
 interface CsiCall {
   readonly driver: string;
   readonly method: string;
@@ -28,7 +28,7 @@ export interface MetricsOptions {
   readonly dataPaths: (signal: AbortSignal) => Promise<readonly DataPathJson[]>;
 }
 
-/** How late timers are is looked at so often: as often as the library does by itself, an idle server would be woken 100 times a second. */
+/** Sampling interval of the event loop lag. With the library's default, an idle server would wake up 100 times a second. */
 const loopEveryMs = 100;
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 
@@ -73,7 +73,7 @@ export function createMetrics({ core, version, dataPaths }: MetricsOptions): Met
       const seen = await Promise.all([
         storeGauges(core, visible, scope),
         mountGauges(core, visible, scope),
-        // Their names are those of networks, of all stores.
+        // Data paths are named after the networks of all stores, so they are only for callers that see all stores.
         ...(visible(undefined) ? [dataPathGauges(dataPaths, scope)] : []),
       ]);
       return Registry.merge([registry, ...seen]).metrics();
@@ -86,7 +86,7 @@ export function createMetrics({ core, version, dataPaths }: MetricsOptions): Met
   };
 }
 
-/** For one look, since who looks decides which stores are in it. */
+/** A registry of its own for each request, since each caller sees other stores. */
 async function storeGauges(
   core: Core,
   visible: (store: string | undefined) => boolean,
@@ -174,7 +174,7 @@ async function dataPathGauges(dataPaths: MetricsOptions['dataPaths'], { signal }
   return registry;
 }
 
-/** By the words that people know codes by. */
+/** The names of gRPC status codes. */
 const codes: ReadonlyMap<number, string> = new Map([
   [0, 'ok'],
   [12, 'unimplemented'],

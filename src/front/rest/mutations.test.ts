@@ -23,7 +23,7 @@ const create = (name: string, key: string, by: Api = api, more: object = {}): Pr
 const count = async (): Promise<number> => (await server.admin.get('/v1/volumes')).body.items.length;
 
 describe('Idempotency-Key', () => {
-  test('a repeat gets the first answer, headers and all, even when the volume changed since', async () => {
+  test('a repeat gets the first answer with its headers, even if the volume changed since', async () => {
     const first = await create('a', 'k1');
     await api.patch('/v1/volumes/a', { labels: { later: 'yes' } });
     const again = await create('a', 'k1');
@@ -33,7 +33,7 @@ describe('Idempotency-Key', () => {
     expect(again.headers.location).toBe(first.headers.location);
   });
 
-  test('two at once do the work once and both get the answer', async () => {
+  test('two concurrent requests run the work once, and both get the answer', async () => {
     const gate = kind.close('create');
     const both = [create('a', 'k1'), create('a', 'k1')];
     await gate.reached;
@@ -44,7 +44,7 @@ describe('Idempotency-Key', () => {
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(1);
   });
 
-  test('for another request it is a conflict, also while the first still runs', async () => {
+  test('a key that is reused for another request is a conflict, also while the first still runs', async () => {
     const gate = kind.close('create');
     const first = create('a', 'k1');
     await gate.reached;
@@ -64,7 +64,7 @@ describe('Idempotency-Key', () => {
     expect(await count()).toBe(1);
   });
 
-  test('after a failure the work is tried again', async () => {
+  test('the work is retried after a failure', async () => {
     await create('a', 'other');
     expect((await create('a', 'k1')).status).toBe(409);
     await api.delete('/v1/volumes/a');
@@ -72,7 +72,7 @@ describe('Idempotency-Key', () => {
     expect((await create('a', 'k1')).status).toBe(201);
   });
 
-  test('with Prefer: answer-forgotten the volume alone says what was done, and no answer is kept', async () => {
+  test('with Prefer: answer-forgotten no answer is kept, and a repeat finds the volume', async () => {
     const make = (name: string, key = 'k1') =>
       api.post('/v1/volumes', { name }, { 'idempotency-key': key, prefer: 'answer-forgotten' });
     const gate = kind.close('create');
@@ -85,27 +85,27 @@ describe('Idempotency-Key', () => {
     expect([two?.body.id, await count()]).toEqual([one?.body.id, 1]);
     expect(await make('a', 'k2')).toMatchObject({ status: 409, body: { reason: 'volume-exists' } });
     await api.delete('/v1/volumes/a');
-    // What is kept would be answered now.
+    // A kept answer would be returned now.
     const anew = await make('a');
     expect(anew.status).toBe(201);
     expect(anew.body.id).not.toBe(one?.body.id);
   });
 
-  test('a repeated delete says what the first said', async () => {
+  test('a repeated delete gets the first answer', async () => {
     await create('a', 'k1');
     const remove = () => api.delete('/v1/volumes/a', { 'idempotency-key': 'k2' });
     expect(await remove()).toMatchObject({ status: 200, body: { outcome: 'deleted' } });
     expect(await remove()).toMatchObject({ status: 200, body: { outcome: 'deleted' } });
   });
 
-  test('it belongs to who sent it', async () => {
+  test('keys are scoped to their sender', async () => {
     const user = await server.as('user');
     await create('a', 'k1');
     const other = await create('b', 'k1', user);
     expect(other).toMatchObject({ status: 201, body: { name: 'b' } });
   });
 
-  test('so another who asks for the same with the same key does not get what the first made', async () => {
+  test("the same request with the same key from another sender does not get the first sender's volume", async () => {
     const { body } = await server.admin.post('/v1/tokens', { name: 'other', role: 'user' });
     expect((await create('a', 'k1')).status).toBe(201);
     expect(await create('a', 'k1', server.remote(body.secret))).toMatchObject({
@@ -117,7 +117,7 @@ describe('Idempotency-Key', () => {
     expect(requestId).toBe(`${body.id} k2`);
   });
 
-  test('with another If-Match it is another request', async () => {
+  test('a key with another If-Match is another request', async () => {
     await create('a', 'k1');
     const remove = (revision: string) =>
       api.delete('/v1/volumes/a', { 'idempotency-key': 'k2', 'if-match': `"${revision}"` });
@@ -126,7 +126,7 @@ describe('Idempotency-Key', () => {
     expect(await count()).toBe(1);
   });
 
-  test('it survives a restart, and so does the volume it made', async () => {
+  test('the kept answer survives a restart, like the volume', async () => {
     const first = await create('a', 'k1', api, { bytes: '10' });
     await server.stop();
     await using next = await startServer({ folder: server.folder });
@@ -136,7 +136,7 @@ describe('Idempotency-Key', () => {
     expect((await next.admin.get('/v1/volumes')).body.items).toHaveLength(1);
   });
 
-  test('a crash before the answer was kept: the repeat finds the volume that was made', async () => {
+  test('after a crash before the answer was kept, the repeat finds the volume', async () => {
     const first = await create('a', 'k1');
     await server.stop();
     const db = new DatabaseSync(join(server.folder, 'state.db'));
@@ -164,7 +164,7 @@ describe('Idempotency-Key', () => {
     }
   });
 
-  describe('of a new token', () => {
+  describe('for a new token', () => {
     const make = (by: Api, about: object = {}) =>
       by.post('/v1/tokens', { name: 't', role: 'viewer', ...about }, { 'idempotency-key': 'k1' });
     const works = async (by: TestServer, secret: string): Promise<boolean> =>
@@ -180,7 +180,7 @@ describe('Idempotency-Key', () => {
       expect(items.filter((one: { name: string }) => one.name === 't')).toHaveLength(1);
     });
 
-    test('that holds when the server was killed before it kept the key; and for no other token', async () => {
+    test('the repeat also replaces the token if the server was killed before it kept the key, and no other token', async () => {
       const first = await make(server.admin, { expiresIn: '1h' });
       await server.stop();
       const db = new DatabaseSync(join(server.folder, 'state.db'));
@@ -198,7 +198,7 @@ describe('Idempotency-Key', () => {
     });
   });
 
-  test('without one, the same request twice is two requests', async () => {
+  test('without a key, the same request twice is two requests', async () => {
     expect((await api.post('/v1/volumes', { name: 'a' })).status).toBe(201);
     expect((await api.post('/v1/volumes', { name: 'a' })).status).toBe(409);
   });
@@ -208,7 +208,7 @@ describe('Prefer: respond-async', () => {
   const later = { prefer: 'respond-async' };
   const show = async (id: string) => (await api.get(`/v1/operations/${id}`)).body;
 
-  test('answers with the operation, which can be followed to its result', async () => {
+  test('answers with an operation that leads to the result', async () => {
     const gate = kind.close('create');
     const { status, headers, body } = await api.post('/v1/volumes', { name: 'slow' }, later);
     expect(status).toBe(202);
@@ -224,7 +224,7 @@ describe('Prefer: respond-async', () => {
     expect((await api.get('/v1/stores/local')).body.identity).toBe(storeIdentity);
   });
 
-  test('a failure is found in the operation', async () => {
+  test('the operation has the error of a failure', async () => {
     const gate = kind.close('label');
     await api.post('/v1/volumes', { name: 'a' });
     const { body } = await api.patch('/v1/volumes/a', { labels: { x: '1' } }, later);
@@ -238,31 +238,31 @@ describe('Prefer: respond-async', () => {
     gate.open();
   });
 
-  test('what fails before it begins is answered at once', async () => {
+  test('a failure before the operation starts is answered at once', async () => {
     expect(await api.post('/v1/volumes', { name: 'x.meta' }, later)).toMatchObject({ status: 400 });
     expect(await api.delete('/v1/volumes/nobody', later)).toMatchObject({ status: 404 });
   });
 
-  test('what needs no work is answered with its result', async () => {
+  test('a request that needs no work is answered with its result', async () => {
     await api.post('/v1/volumes', { name: 'a' });
     expect(await api.post('/v1/volumes/a/rename', { name: 'a' }, later)).toMatchObject({ status: 200 });
     expect((await api.post('/v1/stores/local/default', undefined, later)).status).toBe(200);
   });
 
-  test('is one of several preferences', async () => {
+  test('is found among several preferences', async () => {
     const { status } = await api.post('/v1/volumes', { name: 'a' }, { prefer: 'wait=10, Respond-Async' });
     expect(status).toBe(202);
     expect((await api.post('/v1/volumes', { name: 'b' }, { prefer: 'wait=10' })).status).toBe(201);
   });
 
-  test('with a key, the repeat gets the same operation', async () => {
+  test('with a key, a repeat gets the same operation', async () => {
     const headers = { ...later, 'idempotency-key': 'k1' };
     const first = await api.post('/v1/volumes', { name: 'a' }, headers);
     const again = await api.post('/v1/volumes', { name: 'a' }, headers);
     expect(again).toMatchObject({ status: 202, body: { id: first.body.id } });
   });
 
-  test('as it is by then, also after a restart', async () => {
+  test("a repeat gets the operation's current state, also after a restart", async () => {
     const headers = { ...later, 'idempotency-key': 'k1' };
     const gate = kind.close('create');
     const ask = (by: Api) => by.post('/v1/volumes', { name: 'a' }, headers);
@@ -279,7 +279,7 @@ describe('Prefer: respond-async', () => {
     expect(await ask(next.remote(await firstToken(server.folder)))).toMatchObject(done);
   });
 
-  test('after a failure the key is forgotten, and the work is tried again', async () => {
+  test('after a failure the key is forgotten, and the work is retried', async () => {
     const headers = { ...later, 'idempotency-key': 'k1' };
     const gate = kind.close('create');
     const ask = () => api.post('/v1/volumes', { name: 'a' }, headers);
@@ -296,7 +296,7 @@ describe('Prefer: respond-async', () => {
     expect(await api.post('/v1/volumes', { name: 'b' }, headers)).toMatchObject({ status: 409 });
   });
 
-  test('so it is when the failure came to light only at the next start', async () => {
+  test('the work is also retried if the failure was found at the next start', async () => {
     const headers = { ...later, 'idempotency-key': 'k1' };
     const { body } = await api.post('/v1/volumes', { name: 'a' }, headers);
     await vi.waitFor(async () => expect(await show(body.id)).toMatchObject({ state: 'done' }));
@@ -304,7 +304,7 @@ describe('Prefer: respond-async', () => {
     await server.stop();
     const db = new DatabaseSync(join(server.folder, 'state.db'));
     db.prepare("UPDATE operations SET state = 'failed' WHERE id = ?").run(body.id);
-    // As it was kept while the work ran.
+    // The answer that was kept while the work ran.
     db.exec(`UPDATE answers SET body = replace(body, '"done"', '"running"')`);
     db.close();
     await using next = await startServer({ folder: server.folder });
@@ -313,7 +313,7 @@ describe('Prefer: respond-async', () => {
     expect(again.body.id).not.toBe(body.id);
   });
 
-  test('cancelling what runs makes its request fail, and what ended stays as it is', async () => {
+  test('cancelling a running operation makes its request fail, and does not change one that has ended', async () => {
     const gate = kind.close('create');
     const made = api.post('/v1/volumes', { name: 'a' });
     await gate.reached;
@@ -325,7 +325,7 @@ describe('Prefer: respond-async', () => {
     expect((await api.post('/v1/volumes', { name: 'a' })).status).toBe(201);
   });
 
-  test('a client that goes away does not undo what it asked for', async () => {
+  test('a client that disconnects does not cancel its request', async () => {
     const gate = kind.close('create');
     const gone = new AbortController();
     const asked = fetch(`http://127.0.0.1:${server.port}/v1/volumes`, {
@@ -343,11 +343,11 @@ describe('Prefer: respond-async', () => {
 });
 
 describe('while the server stops', () => {
-  test('work that has begun ends and is answered; what arrives on an open connection is refused', async () => {
+  test('work in flight ends and is answered, and new requests on open connections are refused', async () => {
     const gate = kind.close('create');
     const made = api.post('/v1/volumes', { name: 'a' });
     await gate.reached;
-    // Opens a second connection, which stays.
+    // Opens a second connection, which stays open.
     expect((await api.get('/v1/volumes')).status).toBe(200);
     const stopped = server.stop();
     await vi.waitFor(() => expect(api.get('/healthz')).rejects.toThrow());
@@ -359,7 +359,7 @@ describe('while the server stops', () => {
     await expect(api.get('/v1/volumes')).rejects.toThrow();
   });
 
-  test('a request on a connection that is kept busy gets a problem and the connection is closed', async () => {
+  test('a request on a busy connection gets a problem, and the connection is closed', async () => {
     const gate = kind.close('create');
     const made = api.post('/v1/volumes', { name: 'a' });
     await gate.reached;
@@ -368,7 +368,7 @@ describe('while the server stops', () => {
     socket.on('data', (chunk: Buffer) => received.push(chunk));
     const closed = new Promise((resolve) => socket.once('close', resolve));
     const auth = `authorization: Bearer ${await firstToken(server.folder)}`;
-    // Half a request: the connection is busy when the stop begins, and its rest arrives after.
+    // Half a request: the connection is busy when the stop begins, and the rest arrives afterwards.
     socket.write(`GET /v1/volumes HTTP/1.1\r\nhost: x\r\n${auth}\r\n`);
     await vi.waitFor(() => expect(server.core.operations.running).toBe(1));
     const stopped = server.stop();

@@ -12,52 +12,52 @@ import type { OperationJson } from './schemas.ts';
 export interface Mutation {
   readonly principal: string;
   readonly key: string | undefined;
-  /** Method, path, body and condition: the same key must mean the same request. */
+  /** Method, path, body and If-Match, to detect that a key is reused for another request. */
   readonly content: () => string;
-  /** The client said `Prefer: respond-async`. */
+  /** The client sent `Prefer: respond-async`. */
   readonly detached: boolean;
   readonly keepAnswer: boolean;
-  /** The sender wants the same work for the same key, and not the same answer: what the work made says which request made it. */
+  /** `Prefer: answer-forgotten`: no answer is kept. A retry runs the work again, which finds the volume by the request's id. */
   readonly forgotten: boolean;
 }
 
-type Handle = (call: Call) => Promise<Answer> | Answer;
+type MutationWork = (call: Call) => Promise<Answer> | Answer;
 
 export interface Mutations {
-  run(mutation: Mutation, scope: Omit<Call, 'requestId' | 'onOperation'>, work: Handle): Promise<Answer>;
+  run(mutation: Mutation, scope: Omit<Call, 'requestId' | 'onOperation'>, work: MutationWork): Promise<Answer>;
   resultOf(operation: OperationId): unknown;
 }
 
-interface Performed {
+interface PerformedMutation {
   readonly answer: Answer;
-  /** The answer is a 202 with that operation, and the work goes on. */
-  readonly going?: { readonly operation: OperationId; readonly finished: Promise<Answer> };
+  /** Set if the answer is a 202: the operation that still runs. */
+  readonly running?: { readonly operation: OperationId; readonly finished: Promise<Answer> };
 }
 
-const keptResults = 256;
+const maxKeptResults = 256;
 
-/** Requests that change something: a repeated Idempotency-Key gets the first answer, and long work can be left to itself. */
+/** Runs requests that change something: a repeated Idempotency-Key gets the first answer, and long work can continue after a 202. */
 export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
   const results = new Map<OperationId, unknown>();
 
   function keepResult(id: OperationId, body: unknown): void {
     results.set(id, body);
     const [oldest] = results.keys();
-    if (results.size > keptResults && oldest !== undefined) results.delete(oldest);
+    if (results.size > maxKeptResults && oldest !== undefined) results.delete(oldest);
   }
 
   function accepted({ operation: asked, progress }: OperationView): Answer {
     const operation = { ...asked, error: undefined };
     return {
       status: 202,
-      // Why it waits is not for everybody: whoever may know asks for the operation itself.
+      // The 202 omits errors, which may need redaction. The client gets them from the operation itself.
       body: operationJson({ operation, progress }, results.get(operation.id)),
       headers: { location: `/v1/operations/${operation.id}`, 'preference-applied': 'respond-async' },
     };
   }
 
-  /** Answers as soon as the work has its record; the work goes on. */
-  async function detach(call: Call, work: Handle): Promise<Performed> {
+  /** Answers as soon as the operation is on record; the work continues. */
+  async function detach(call: Call, work: MutationWork): Promise<PerformedMutation> {
     const { promise: began, resolve: begin } = Promise.withResolvers<Operation>();
     const finished = Promise.resolve(work({ ...call, onOperation: begin }));
     const first = await Promise.race([began, finished]);
@@ -68,18 +68,18 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
     );
     return {
       answer: accepted({ operation: first, progress: undefined }),
-      going: { operation: first.id, finished },
+      running: { operation: first.id, finished },
     };
   }
 
-  const once = createOnce(core, clock, accepted);
+  const once = createRunOnce(core, clock, accepted);
   return {
     run: async (mutation, scope, work) => {
       const { key } = mutation;
-      // A key is its sender's own: what another did under the same one is another request.
+      // Keys are scoped to their principal.
       const requestId = key === undefined ? randomUUID() : `${mutation.principal} ${key}`;
       const call: Call = { ...scope, requestId };
-      const perform = async (): Promise<Performed> =>
+      const perform = async (): Promise<PerformedMutation> =>
         mutation.detached ? await detach(call, work) : { answer: await work(call) };
       const isKept = key !== undefined && !mutation.forgotten;
       return isKept ? await once(requestId, mutation, perform) : (await perform()).answer;
@@ -88,23 +88,27 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
   };
 }
 
-type Once = (key: string, mutation: Mutation, perform: () => Promise<Performed>) => Promise<Answer>;
+type RunOnce = (key: string, mutation: Mutation, perform: () => Promise<PerformedMutation>) => Promise<Answer>;
 
-function createOnce(
+function createRunOnce(
   { requestAnswers: answers, operations }: Pick<Core, 'requestAnswers' | 'operations'>,
   clock: Clock,
   accepted: (view: OperationView) => Answer,
-): Once {
-  const inFlight = new Map<string, { readonly fingerprint: string; readonly performed: Promise<Performed> }>();
+): RunOnce {
+  const inFlight = new Map<string, { readonly fingerprint: string; readonly performed: Promise<PerformedMutation> }>();
 
-  /** Without an answer the work is done again at the next request with that key. */
+  /** Without an answer, the next request with that key runs the work again. */
   function keep(key: string, fingerprint: string, answer: Answer | undefined): void {
     const body = answer === undefined ? '' : JSON.stringify(answer);
     answers.put(key, { fingerprint, status: answer?.status, body, at: clock.now() });
   }
 
-  /** What was answered with 202 gets the answer that fits how it ended. */
-  async function keepEnd(key: string, fingerprint: string, going: NonNullable<Performed['going']>): Promise<void> {
+  /** After a 202, replaces the kept answer when the operation ends. */
+  async function keepEnd(
+    key: string,
+    fingerprint: string,
+    going: NonNullable<PerformedMutation['running']>,
+  ): Promise<void> {
     const done = await going.finished.then(
       () => true,
       () => false,
@@ -113,7 +117,7 @@ function createOnce(
       const view = operations.get(going.operation);
       keep(key, fingerprint, done && view !== undefined ? accepted(view) : undefined);
     } catch {
-      // Then the 202 stays, and the operation itself is asked.
+      // The 202 stays, and clients ask for the operation itself.
     }
   }
 
@@ -132,7 +136,7 @@ function createOnce(
     const fingerprint = createHash('sha256').update(mutation.content()).digest('base64url');
     const running = inFlight.get(key);
     const stored = answers.get(key);
-    if (((running ?? stored)?.fingerprint ?? fingerprint) !== fingerprint) throw reused();
+    if (((running ?? stored)?.fingerprint ?? fingerprint) !== fingerprint) throw keyReused();
     if (running !== undefined) return (await running.performed).answer;
     const known = stored && answerFrom(stored);
     if (known !== undefined) return known;
@@ -140,8 +144,8 @@ function createOnce(
     const performed = perform();
     inFlight.set(key, { fingerprint, performed });
     try {
-      const { answer, going } = await performed;
-      // A failure is not kept: the repeat may succeed, and doing the work again is safe. Nor is a secret, ever.
+      const { answer, running: going } = await performed;
+      // Failures are not kept, since a retry may succeed and repeating the work is safe. Secrets are never kept.
       if (mutation.keepAnswer) keep(key, fingerprint, answer);
       if (going !== undefined) void keepEnd(key, fingerprint, going);
       return answer;
@@ -151,7 +155,7 @@ function createOnce(
   };
 }
 
-function reused(): StowageError {
+function keyReused(): StowageError {
   return new StowageError('this Idempotency-Key was used for another request', {
     code: 'conflict',
     reason: 'idempotency-key-reused',

@@ -1,7 +1,7 @@
 import { beforeAll, expect, test } from 'vitest';
 import { startServer } from '#testing/server.ts';
 
-// biome-ignore lint/suspicious/noExplicitAny: a document, looked at as it is
+// biome-ignore lint/suspicious/noExplicitAny: a JSON document of any shape
 let document: any;
 
 beforeAll(async () => {
@@ -11,7 +11,7 @@ beforeAll(async () => {
   document = body;
 });
 
-/** Every value below, with the way to it. */
+/** Every nested value, with its path. */
 function* walk(value: unknown, path = ''): Generator<[path: string, value: unknown]> {
   yield [path, value];
   if (typeof value !== 'object' || value === null) return;
@@ -26,7 +26,7 @@ test('every reference leads to a schema, and every schema is used', () => {
   expect(known.filter((reference) => !used.has(reference))).toEqual([]);
 });
 
-test('every operation has its own name, a tag, a summary and a problem for what goes wrong', () => {
+test('every operation has a unique name, a tag, a summary and a problem for errors', () => {
   const ids = new Set<string>();
   for (const [path, item] of Object.entries<object>(document.paths)) {
     for (const [method, operation] of Object.entries(item)) {
@@ -44,14 +44,14 @@ test('every operation has its own name, a tag, a summary and a problem for what 
   }
 });
 
-test('what runs as an operation says what a 202 holds, and takes a preference', () => {
+test('routes that start operations document the 202 answer and the Prefer header', () => {
   const { responses, parameters } = document.paths['/v1/volumes'].post;
   expect(responses['202'].content['application/json'].schema).toEqual({ $ref: '#/components/schemas/Operation' });
   expect(parameters.map((parameter: { name: string }) => parameter.name)).toEqual(['Idempotency-Key', 'Prefer']);
   expect(document.paths['/v1/tokens'].post.responses['202']).toBeUndefined();
 });
 
-test('what needs no token says so, and all else needs one', () => {
+test('paths without authentication say so, and all others need a token', () => {
   const open = Object.entries<{ get?: { security?: unknown[] } }>(document.paths)
     .filter(([, item]) => item.get?.security?.length === 0)
     .map(([path]) => path);

@@ -6,7 +6,7 @@ import * as bodies from './schema-bodies.ts';
 import * as schemas from './schemas.ts';
 
 const problemAnswer = {
-  description: 'What went wrong, and what to do',
+  description: 'The error, and what to do',
   content: { [problemType]: { schema: schemas.problem } },
 };
 
@@ -72,7 +72,7 @@ function operationOf(route: Route): object {
       [status]: { description, ...(schema && { content: { 'application/json': { schema } } }) },
       ...(route.operation && {
         202: {
-          description: 'Under way, after Prefer: respond-async',
+          description: 'In progress, after Prefer: respond-async',
           content: { 'application/json': { schema: schemas.operation } },
         },
       }),
@@ -86,7 +86,7 @@ const text = (description: string): object => ({
   content: { 'text/plain': { schema: { type: 'string' } } },
 });
 
-const open = (operationId: string, summary: string): object => ({
+const publicPath = (operationId: string, summary: string): object => ({
   get: {
     operationId,
     tags: ['health'],
@@ -96,7 +96,7 @@ const open = (operationId: string, summary: string): object => ({
   },
 });
 
-/** What is not made of routes. */
+/** The paths that are not in the route table. */
 const otherPaths = {
   '/v1/events': {
     get: {
@@ -104,16 +104,16 @@ const otherPaths = {
       tags: ['events'],
       summary: 'Changes and progress as server-sent events',
       description:
-        'Resumes after Last-Event-ID; says `reset` when too much was missed to go on from there. A heartbeat comes every 15 s.',
-      parameters: [header('Last-Event-ID', 'Where to go on', { type: 'string', maxLength: 100 })],
+        'Resumes after Last-Event-ID; sends `reset` if too many events were missed. A heartbeat comes every 15 s.',
+      parameters: [header('Last-Event-ID', 'The position to resume from', { type: 'string', maxLength: 100 })],
       responses: {
         200: { description: 'A stream', content: { 'text/event-stream': { schema: schemas.event } } },
         default: problemAnswer,
       },
     },
   },
-  '/healthz': open('isAlive', 'Is the process alive?'),
-  '/readyz': open('isReady', 'Can it serve requests?'),
+  '/healthz': publicPath('isAlive', 'Is the process alive?'),
+  '/readyz': publicPath('isReady', 'Can it serve requests?'),
   '/metrics': {
     get: {
       operationId: 'getMetrics',
@@ -136,7 +136,7 @@ const otherPaths = {
   },
 };
 
-/** OpenAPI 3.1, made of the routes themselves. */
+/** The OpenAPI 3.1 document, generated from the routes. */
 export function openApi(routes: readonly Route[], version: string): object {
   const paths: Record<string, Record<string, object>> = {};
   for (const route of routes) {
@@ -153,9 +153,9 @@ export function openApi(routes: readonly Route[], version: string): object {
     },
     servers: [{ url: '/' }],
     security: [{ bearer: [] }],
-    paths: referring({ ...paths, ...otherPaths }),
+    paths: withReferences({ ...paths, ...otherPaths }),
     components: {
-      schemas: Object.fromEntries([...names].map(([schema, name]) => [name, inside(schema)])),
+      schemas: Object.fromEntries([...names].map(([schema, name]) => [name, expandSchema(schema)])),
       securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } },
     },
   };
@@ -163,20 +163,20 @@ export function openApi(routes: readonly Route[], version: string): object {
 
 const isSchema = (value: unknown): value is object => typeof value === 'object' && value !== null;
 
-/** Every schema that has a name of its own, so that the document can be read. */
+/** The names of the exported schemas, which become components of the document. */
 const names = new Map<object, string>(
   [...Object.entries(schemas), ...Object.entries(bodies)].flatMap(([name, schema]: [string, unknown]) =>
     isSchema(schema) ? [[schema, `${name.charAt(0).toUpperCase()}${name.slice(1)}`] as const] : [],
   ),
 );
 
-function referring(value: unknown): unknown {
+function withReferences(value: unknown): unknown {
   if (!isSchema(value)) return value;
   const name = names.get(value);
-  return name === undefined ? inside(value) : { $ref: `#/components/schemas/${name}` };
+  return name === undefined ? expandSchema(value) : { $ref: `#/components/schemas/${name}` };
 }
 
-function inside(value: object): unknown {
-  if (Array.isArray(value)) return value.map(referring);
-  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, referring(part)]));
+function expandSchema(value: object): unknown {
+  if (Array.isArray(value)) return value.map(withReferences);
+  return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, withReferences(part)]));
 }

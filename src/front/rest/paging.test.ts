@@ -44,7 +44,7 @@ async function all(query: string, between: () => Promise<void> = async () => und
   return seen;
 }
 
-test('a thousand volumes come in pages, by store and name, each once', async () => {
+test('a thousand volumes are listed in pages, by store and name, each once', async () => {
   for (const limit of [7, 100, 333, 1000]) {
     const seen = await all(`limit=${limit}`);
     expect(seen).toHaveLength(1000);
@@ -52,11 +52,11 @@ test('a thousand volumes come in pages, by store and name, each once', async () 
   }
 });
 
-test('volumes made and deleted meanwhile disturb nobody else', async () => {
+test('volumes created and deleted meanwhile do not affect the others', async () => {
   let round = 0;
   const seen = await all('limit=50', async () => {
     round++;
-    // Before, in and after the place where the reader is.
+    // Before, at and after the reader's position.
     for (const name of [`a${round}`, `v0${round}x`, `z${round}`]) await api.post('/v1/volumes', { name });
     if (round > 1) await api.delete(`/v1/volumes/local..a${round - 1}`);
   });
@@ -73,7 +73,7 @@ test('the last volume of a page can be deleted before the next is read', async (
   expect(next.body.items[0].name > body.items[0].name).toBe(true);
 });
 
-test('an exactly full last page says that there is nothing more', async () => {
+test('a full last page has no next page', async () => {
   const { body } = await api.get('/v1/volumes?limit=10&label=tens%3D5');
   expect(body.items).toHaveLength(10);
   expect(body.next).toBeNull();
@@ -94,16 +94,16 @@ describe('filters', () => {
     expect(seen).toHaveLength(count);
   });
 
-  test('a label whose value holds an equals sign', async () => {
+  test('a label value may contain an equals sign', async () => {
     await api.post('/v1/volumes', { name: 'eq', labels: { expr: 'a=b=c' } });
     expect(await all('label=expr%3Da%3Db%3Dc')).toEqual(['local/eq']);
   });
 
-  test('an unknown store', async () => {
+  test('an unknown store is reported', async () => {
     expect(await api.get('/v1/volumes?store=nope')).toMatchObject({ status: 404, body: { reason: 'store-unknown' } });
   });
 
-  test('a place that is in no store', async () => {
+  test('a position outside all stores gives an empty page', async () => {
     expect((await api.get('/v1/volumes?after=zzz%2Fzzz')).body).toEqual({ items: [], next: null, unanswered: [] });
   });
 });

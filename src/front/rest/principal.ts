@@ -4,20 +4,20 @@ import type { Role } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Effect } from './access.ts';
 
-/** Who is asking: the owner of the socket, a token, or a user of the cluster. */
+/** The caller: the owner of the socket, a token, or a user of the cluster. */
 export interface Principal {
   readonly id: string;
   readonly role: Role;
-  /** They may know how stores are reached, whatever their role: it is in objects that they may read. */
+  /** The caller may see store addresses whatever its role, since it may read the Store objects that contain them. */
   readonly informed?: boolean;
   /** Empty: every store. */
   readonly stores: readonly string[];
 }
 
-/** Whoever can open the socket (mode 0600) is the administrator. */
+/** Only the administrator can open the socket (mode 0600). */
 const socketOwner: Principal = { id: 'socket', role: 'admin', stores: [] };
 
-/** Who sends this: the owner of the socket it came through, or a valid token. */
+/** The socket's owner if the request is trusted, otherwise the owner of the bearer token. */
 export function authenticate(core: Core, authorization: string | undefined, trusted: boolean): Principal {
   if (trusted) return socketOwner;
   const [, secret] = /^Bearer ([!-~]{1,256})$/i.exec(authorization ?? '') ?? [];
@@ -46,15 +46,15 @@ export function requireRole(principal: Principal, role: Role): void {
   });
 }
 
-export const isEverywhere = (principal: Principal): boolean => principal.stores.length === 0;
+export const isForAllStores = (principal: Principal): boolean => principal.stores.length === 0;
 
-/** Who may know how stores are reached, and what else is there. */
+/** Whether the caller may see store addresses and the details of errors. */
 export const isAdministrator = (principal: Principal): boolean =>
-  (principal.role === 'admin' || principal.informed === true) && isEverywhere(principal);
+  (principal.role === 'admin' || principal.informed === true) && isForAllStores(principal);
 
-/** What concerns no store in particular is for those who see all. */
+/** Without a store: whether the caller sees all stores. */
 export const maySee = (principal: Principal, store: string | undefined): boolean =>
-  isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));
+  isForAllStores(principal) || (store !== undefined && principal.stores.includes(store));
 
 export const visibleStores = (core: Core, principal: Principal): string[] =>
   core.stores
@@ -62,7 +62,7 @@ export const visibleStores = (core: Core, principal: Principal): string[] =>
     .map((view) => view.config.name)
     .filter((name) => maySee(principal, name));
 
-/** Before anything is looked up: whether a store outside the scope exists is not said. */
+/** Call this before any lookup, so that the answer does not reveal whether a store outside the token's scope exists. */
 export function requireStore(principal: Principal, store: string): void {
   if (maySee(principal, store)) return;
   throw new StowageError(`the token is not for store ${quoted(store)}`, {
@@ -72,22 +72,22 @@ export function requireStore(principal: Principal, store: string): void {
   });
 }
 
-/** The store for what names none. */
-export function requireDefault(principal: Principal, store: string | undefined): void {
+/** For requests that do not name a store. */
+export function requireDefaultStore(principal: Principal, store: string | undefined): void {
   if (maySee(principal, store)) return;
   throw new StowageError('the token is not for the default store', {
     code: 'denied',
     reason: 'store-out-of-scope',
-    action: `Say which store is meant: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
+    action: `Name a store: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
   });
 }
 
-/** For what concerns the whole server. */
-export function requireEverywhere(principal: Principal, effect: Effect): void {
-  if (isEverywhere(principal)) return;
+/** For requests that concern the whole server. */
+export function requireAllStores(principal: Principal, effect: Effect): void {
+  if (isForAllStores(principal)) return;
   const isOnMachine = effect === 'acts on the machine';
   throw new StowageError(
-    `the token is limited to some stores, and this ${isOnMachine ? 'acts on the machine' : 'concerns all'}`,
+    `the token is limited to some stores, and this request ${isOnMachine ? 'acts on the machine' : 'concerns all stores'}`,
     {
       code: 'denied',
       reason: 'store-out-of-scope',

@@ -108,17 +108,17 @@ describe('every error is a problem with a code and an action', () => {
     const answer = await api.post(path, body);
     expectProblem(answer, 400, 'request-invalid');
     expect(answer.body.action).toBe(action);
-    expect(answer.body.detail).toContain('it is not of the expected form');
+    expect(answer.body.detail).toContain('it does not match the expected format');
   });
 
-  test('a token for no store at all', async () => {
+  test('a token for an empty list of stores is refused', async () => {
     const answer = await api.post('/v1/tokens', { name: 't', role: 'user', stores: [] });
     expectProblem(answer, 400, 'request-invalid');
     expect(answer.body.action).toBe('Expected: One or more; leave it out for every store.');
     expect((await api.get('/v1/tokens')).text).not.toContain('"t"');
   });
 
-  test('413 for a body that is too large, said before it is read', async () => {
+  test('413 for a body that is too large, before it is read', async () => {
     const raw = JSON.stringify({ name: 'x'.repeat(70_000) });
     expectProblem(await api.call('POST', '/v1/volumes', { raw, headers: json }), 413, 'body-too-large');
   });
@@ -131,7 +131,7 @@ describe('every error is a problem with a code and an action', () => {
     },
   );
 
-  test('a body without a content type', async () => {
+  test('a body without a content type is refused', async () => {
     const answer = await api.call('POST', '/v1/volumes', { raw: '{"name":"a"}' });
     expect(answer.status).toBe(415);
   });
@@ -143,7 +143,7 @@ describe('every error is a problem with a code and an action', () => {
   ])('a JSON bomb of %s', async (open, close) => {
     const depth = Math.floor(64_000 / (open.length + close.length));
     const raw = `${open.repeat(depth)}1${close.repeat(depth)}`;
-    // Also where no body is expected, and with a key, for which the request is remembered.
+    // Also for routes without a body, and with an Idempotency-Key.
     for (const path of ['/v1/volumes', '/v1/stores/nope/adopt']) {
       expectProblem(await api.call('POST', path, { raw, headers: json }), 400, 'request-invalid');
     }
@@ -151,24 +151,27 @@ describe('every error is a problem with a code and an action', () => {
     expectProblem(await api.call('POST', '/v1/stores/nope/default', { raw, headers }), 404, 'store-unknown');
   });
 
-  test.each(['/v1/volumes/%', '/v1/volumes/%zz', '/v1/volumes/%ff%fe', '/%'])('a broken escape in %s', async (path) => {
-    expectProblem(await api.get(path), 400, 'request-malformed');
-  });
+  test.each(['/v1/volumes/%', '/v1/volumes/%zz', '/v1/volumes/%ff%fe', '/%'])(
+    'an invalid percent-encoding in %s is refused',
+    async (path) => {
+      expectProblem(await api.get(path), 400, 'request-malformed');
+    },
+  );
 
-  test('a path that is too long', async () => {
+  test('a path that is too long is refused', async () => {
     const answer = await api.get(`/v1/volumes/${'x'.repeat(400)}`);
     expect([400, 404, 414]).toContain(answer.status);
     expectProblem(answer, answer.status, answer.body.reason);
   });
 
   test.each([
-    ['/v1/volumes?nope=1', "the query has a wrong 'nope': there is no such key"],
-    ['/v1/volumes?__proto__=1', "the query has a wrong '__proto__': there is no such key"],
-    ['/v1/stores?x=1', 'this takes no query parameters'],
-    ['/v1/volumes?limit=1&limit=2', "the query has a wrong 'limit': must be integer"],
-    ['/v1/volumes?label=novalue', "the query has a wrong 'label.0': it is not of the expected form"],
-    ['/v1/volumes?after=x', "the query has a wrong 'after': it is not of the expected form"],
-    ['/v1/operations?after=x', "the query has a wrong 'after': it is not of the expected form"],
+    ['/v1/volumes?nope=1', "the query has an invalid 'nope': there is no such key"],
+    ['/v1/volumes?__proto__=1', "the query has an invalid '__proto__': there is no such key"],
+    ['/v1/stores?x=1', 'this route takes no query parameters'],
+    ['/v1/volumes?limit=1&limit=2', "the query has an invalid 'limit': must be integer"],
+    ['/v1/volumes?label=novalue', "the query has an invalid 'label.0': it does not match the expected format"],
+    ['/v1/volumes?after=x', "the query has an invalid 'after': it does not match the expected format"],
+    ['/v1/operations?after=x', "the query has an invalid 'after': it does not match the expected format"],
   ])('%s: %s', async (path, detail) => {
     const answer = await api.get(path);
     expect({ status: answer.status, detail: answer.body.detail }).toEqual({ status: 400, detail });
@@ -185,7 +188,7 @@ describe('every error is a problem with a code and an action', () => {
   });
 });
 
-/** What no HTTP library sends. */
+/** Sends bytes that no HTTP library would send. */
 async function bare(
   text: string,
 ): Promise<{ status: number; head: string; body: { reason: string; action: string; requestId: string } }> {
@@ -202,7 +205,7 @@ async function bare(
   return { status: Number(/^HTTP\/1\.1 (\d+)/.exec(head)?.[1]), head, body: JSON.parse(body) };
 }
 
-describe('what is not even HTTP is answered with a problem too', () => {
+describe('malformed HTTP is answered with a problem too', () => {
   test.each([
     ['nonsense', 'HELLO\r\n\r\n', 400, 'request-malformed'],
     ['a bad header', 'GET /v1/volumes HTTP/1.1\r\nbad header\r\n\r\n', 400, 'request-malformed'],
@@ -221,13 +224,13 @@ describe('what is not even HTTP is answered with a problem too', () => {
     expect(answer.head.toLowerCase()).toContain('connection: close');
   });
 
-  test('no Host header is fine', async () => {
+  test('a request without a Host header is accepted', async () => {
     const { status } = await bare('GET /healthz HTTP/1.1\r\nconnection: close\r\n\r\n').catch(() => ({ status: 200 }));
     expect(status).toBe(200);
   });
 });
 
-test('the request id of the client is used when it is harmless, and replaced when not', async () => {
+test("the client's request id is used if it is safe to log, and replaced otherwise", async () => {
   expect((await api.get('/v1/nope', { 'x-request-id': 'mine-1' })).body.requestId).toBe('mine-1');
   const { body, headers } = await api.get('/v1/nope', { 'x-request-id': 'x"; drop' });
   expect(body.requestId).toMatch(/^[0-9a-f-]{36}$/);
@@ -242,7 +245,7 @@ describe('the request id is in every answer', () => {
     },
   );
 
-  test('events', async () => {
+  test('the event stream', async () => {
     using stream = await api.follow({ 'x-request-id': 'mine' });
     expect(stream.headers).toMatchObject({ 'x-request-id': 'mine', 'cache-control': 'no-store' });
   });
@@ -252,14 +255,14 @@ describe('the request id is in every answer', () => {
     expect({ header: headers['x-request-id'], body: body.requestId }).toEqual({ header: 'mine', body: 'mine' });
   });
 
-  test.each(['FOO / HTTP/1.1\r\nhost: x\r\n\r\n', 'HELLO\r\n\r\n'])('what is not HTTP: %j', async (text) => {
+  test.each(['FOO / HTTP/1.1\r\nhost: x\r\n\r\n', 'HELLO\r\n\r\n'])('malformed HTTP: %j', async (text) => {
     const { head, body } = await bare(text);
     expect(body.requestId).toMatch(/^[0-9a-f-]{36}$/);
     expect(head).toContain(`x-request-id: ${body.requestId}`);
   });
 });
 
-test('answers are not to be cached or guessed at', async () => {
+test('answers have no-store and nosniff headers', async () => {
   for (const path of ['/v1/volumes', '/v1/nope', '/healthz', '/openapi.json']) {
     expect((await api.get(path)).headers).toMatchObject({
       'cache-control': 'no-store',

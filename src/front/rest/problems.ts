@@ -1,25 +1,30 @@
 import { problemDocument } from '#base/problem.ts';
 import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
+import { redactedError } from './redaction.ts';
 import type { ProblemJson } from './schemas.ts';
-import { toldTo } from './told.ts';
 
-/** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
+/** Converts an error to an RFC 9457 problem. The status is that of the error code, except for errors of the HTTP layer. */
 export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {
   const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
   const { code, reason } = error.failure;
-  const { action, message } = toldTo(principal, error.failure, `under request ${requestId} in the server's log.`);
+  const { action, message } = redactedError(
+    principal,
+    error.failure,
+    `under request ${requestId} in the server's log.`,
+  );
   const { title, http } = errorCodes[code];
-  const told = code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
+  const shownAction =
+    code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
   return problemDocument({
-    error: { code, reason, message, action: told },
+    error: { code, reason, message, action: shownAction },
     title,
     status: error.status ?? http,
     requestId,
   });
 }
 
-/** What the HTTP layer refuses before any handler runs. */
+/** Errors that Fastify throws before a handler runs. */
 function httpProblem(thrown: unknown): { failure: StowageError; status: number } | undefined {
   if (!(thrown instanceof Error) || !('statusCode' in thrown)) return undefined;
   const status = Number(thrown.statusCode);
@@ -29,7 +34,7 @@ function httpProblem(thrown: unknown): { failure: StowageError; status: number }
   return { failure: new StowageError(message, { ...about, cause: thrown }), status };
 }
 
-/** As if the HTTP layer had thrown it. */
+/** An error like those of Fastify. */
 export function httpFailure(statusCode: number): Error {
   return Object.assign(new Error(`HTTP ${statusCode}`), { statusCode });
 }
@@ -64,13 +69,13 @@ const httpProblems: Readonly<Record<number, HttpProblem>> = {
   415: {
     code: 'invalid',
     reason: 'content-type-unsupported',
-    message: 'the body is of a type that is not understood here',
+    message: 'the content type of the body is not supported',
     action: 'Send the body as application/json.',
   },
   417: {
     code: 'invalid',
     reason: 'expectation-unsupported',
-    message: 'the Expect header asks for something unknown',
+    message: 'the Expect header is not supported',
     action: 'Leave it out.',
   },
   431: {

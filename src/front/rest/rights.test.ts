@@ -3,7 +3,7 @@ import { allRoutes } from '#testing/routes.ts';
 import { clusterResources, ruleText } from './access.ts';
 import type { Route } from './route.ts';
 
-/** What a client may mean by each. */
+/** The verbs that fit each method. */
 const verbs: Readonly<Record<Route['method'], readonly string[]>> = {
   GET: ['get', 'list', 'watch'],
   POST: ['create', 'update'],
@@ -12,7 +12,7 @@ const verbs: Readonly<Record<Route['method'], readonly string[]>> = {
 };
 
 describe.each(allRoutes.map((route) => ({ name: `${route.method} ${route.path}`, route })))('$name', ({ route }) => {
-  test('says which rule of a cluster it needs, or what is done there instead', () => {
+  test('declares its RBAC rule for clusters, or what to do there instead', () => {
     const { access, method } = route;
     if ('instead' in access) return expect(access.instead).toMatch(/^[A-Z].{20,}$/);
     if (!('resource' in access)) throw new Error('routes have rules for resources of Stowage');
@@ -30,17 +30,17 @@ describe.each(
     ];
   }),
 )('$name', ({ name, right }) => {
-  test('acts on the machine only for administrators whose token is not limited to stores', () => {
+  test('acts on the machine only for administrators with a token for all stores', () => {
     if (right.effect === 'acts on the machine') expect(right).toMatchObject({ role: 'admin', scope: 'server' });
   });
 
-  test('changes something only if its method says so, and needs more than a viewer for it', () => {
+  test('changes something only with a method that allows it, and for more than viewers', () => {
     if (name.startsWith('GET ')) expect(right.effect).toBe('reads');
     if (right.effect !== 'reads') expect(['user', 'admin']).toContain(right.role);
   });
 });
 
-test('what only looks needs no verb that changes, and there are these rules in all', () => {
+test('reading routes need no verb that changes anything, and these are all rules', () => {
   const rights = allRoutes.flatMap((route) => [route, ...(route.further ? [route.further] : [])]);
   const rules = rights.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
   expect([...new Set(rules)].sort()).toEqual([

@@ -5,7 +5,7 @@ import type { Right } from './access.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 
-/** What a handler gets: everything validated, nothing of HTTP. */
+/** The validated request that a handler gets. */
 export interface Request<P, Q, B> {
   readonly core: Core;
   readonly call: Call;
@@ -13,11 +13,11 @@ export interface Request<P, Q, B> {
   readonly params: P;
   readonly query: Q;
   readonly body: B;
-  /** From If-Match. */
+  /** The revision from If-Match. */
   readonly expected: number | undefined;
-  /** Throws 'denied' unless they may do that, too. */
+  /** Throws 'denied' unless the caller has this right, too. */
   readonly permit: (right: Right) => Promise<void>;
-  /** Where a cluster's volumes are mounted, and those are that no other place can work on. Undefined: there is only this machine. */
+  /** The nodes of the cluster; undefined outside a cluster. */
   readonly nodes: ClusterNodes | undefined;
 }
 
@@ -27,9 +27,9 @@ export interface Answer {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-/** A right that a request needs beyond the route's own, because of what its body asks for. */
+/** A right that a request needs in addition to the route's own, depending on its body. */
 export interface FurtherRight extends Right {
-  /** For people: when it is needed. */
+  /** For the documentation: when it is needed. */
   readonly when: string;
   isNeeded(body: unknown): boolean;
 }
@@ -48,13 +48,13 @@ export interface Route extends Right {
   readonly further?: FurtherRight;
   /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
   readonly secret?: boolean;
-  /** The kind of operation it runs as, or one of several: `Prefer: respond-async` is answered with 202. */
+  /** The kinds of operation that the route starts. Such routes support `Prefer: respond-async`. */
   readonly operation?: string | readonly string[];
   /** Takes If-Match. */
   readonly conditional?: boolean;
-  /** Where the usual time is not enough. */
+  /** Left out: the default deadline. */
   readonly deadlineMs?: number;
-  /** About a volume that may be a node's: what is unknown here is passed on to the node that has it. */
+  /** The volume may be node-local: if the controller does not know it, the request goes to the node that has it. */
   readonly onNodes?: boolean;
   readonly success: { readonly status: number; readonly description: string; readonly schema?: TSchema };
   handle(request: Request<never, never, never>): Promise<Answer> | Answer;
@@ -62,7 +62,7 @@ export interface Route extends Right {
 
 type StaticOf<T> = T extends TObject ? Static<T> : undefined;
 
-/** Ties a handler's types to its schemas. */
+/** Defines a route, with the handler's types derived from the schemas. */
 export function route<
   P extends TObject | undefined = undefined,
   Q extends TObject | undefined = undefined,

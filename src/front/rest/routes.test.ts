@@ -20,7 +20,7 @@ const problem = (status: number, code: string) => ({
 });
 
 describe('volumes', () => {
-  test('create answers 201 with the volume, where it is, and its entity tag', async () => {
+  test('create answers 201 with the volume, its location and its entity tag', async () => {
     const { status, body, headers } = await api.post('/v1/volumes', { name: 'a', bytes: '1024', labels: { app: 'x' } });
     expect(status).toBe(201);
     expect(body).toEqual({
@@ -40,7 +40,7 @@ describe('volumes', () => {
     expect((await api.get(headers.location ?? '')).body.id).toBe(body.id);
   });
 
-  test('show gives condition and users, by id, by name and by store..name', async () => {
+  test('show returns condition and users, by id, by name and by store..name', async () => {
     const { id } = (await api.post('/v1/volumes', { name: 'shown' })).body;
     for (const ref of [id, 'shown', 'local..shown']) {
       const { status, body, headers } = await api.get(`/v1/volumes/${ref}`);
@@ -53,7 +53,7 @@ describe('volumes', () => {
     expect(await api.get('/v1/volumes/nobody')).toMatchObject(problem(404, 'not-found'));
   });
 
-  test('usage', async () => {
+  test('usage returns the bytes and files of a volume', async () => {
     await api.post('/v1/volumes', { name: 'used' });
     await writeFile(join(server.storeFolder, 'used', 'file'), Buffer.alloc(8192));
     const { status, body } = await api.get('/v1/volumes/used/usage');
@@ -63,7 +63,7 @@ describe('volumes', () => {
     expect(await api.get('/v1/volumes/nobody/usage')).toMatchObject(problem(404, 'not-found'));
   });
 
-  test('expand', async () => {
+  test('expand enlarges a volume', async () => {
     await api.post('/v1/volumes', { name: 'grows', bytes: '10' });
     const grown = await api.post('/v1/volumes/grows/expand', { bytes: '9007199254740993' });
     expect(grown).toMatchObject({ status: 200, body: { bytes: '9007199254740993' } });
@@ -72,7 +72,7 @@ describe('volumes', () => {
     expect(await api.post('/v1/volumes/grows/expand')).toMatchObject(problem(400, 'invalid'));
   });
 
-  test('rename', async () => {
+  test('rename changes the name of a volume', async () => {
     await api.post('/v1/volumes', { name: 'old' });
     await api.post('/v1/volumes', { name: 'other' });
     expect(await api.post('/v1/volumes/old/rename', { name: 'new' })).toMatchObject({
@@ -83,7 +83,7 @@ describe('volumes', () => {
     expect(await api.post('/v1/volumes/new/rename', { name: 'x.meta' })).toMatchObject(problem(400, 'invalid'));
   });
 
-  test('label merges, and null removes', async () => {
+  test('PATCH merges labels, and null removes one', async () => {
     await api.post('/v1/volumes', { name: 'tagged', labels: { a: '1', b: '2' } });
     expect(await api.patch('/v1/volumes/tagged', { labels: { b: null, c: '3' } })).toMatchObject({
       status: 200,
@@ -94,7 +94,7 @@ describe('volumes', () => {
     );
   });
 
-  test('delete says what became of it', async () => {
+  test('delete returns the outcome', async () => {
     await api.post('/v1/volumes', { name: 'gone' });
     expect(await api.delete('/v1/volumes/gone')).toMatchObject({
       status: 200,
@@ -104,7 +104,7 @@ describe('volumes', () => {
     expect(await api.delete('/v1/volumes/gone')).toMatchObject(problem(404, 'not-found'));
   });
 
-  test('delete with an empty JSON body, as many clients send it', async () => {
+  test('delete accepts an empty JSON body, which many clients send', async () => {
     await api.post('/v1/volumes', { name: 'gone' });
     const headers = { 'content-type': 'application/json' };
     expect((await api.call('DELETE', '/v1/volumes/gone', { raw: '', headers })).status).toBe(200);
@@ -128,21 +128,21 @@ describe('preconditions', () => {
     expect((await send('"1"')).status).toBe(200);
   });
 
-  test('two writers that read the same revision: the second is told', async () => {
+  test('of two writers that read the same revision, the second is refused', async () => {
     const { id } = (await api.post('/v1/volumes', { name: 'contested' })).body;
     const write = (value: string) =>
       api.patch(`/v1/volumes/${id}`, { labels: { value } }, { 'if-match': '"1"' }).then((answer) => answer.status);
     expect((await Promise.all([write('one'), write('two')])).sort()).toEqual([200, 412]);
   });
 
-  test('a star means whatever is there', async () => {
+  test('If-Match: * matches every revision', async () => {
     const { id } = (await api.post('/v1/volumes', { name: 'starred' })).body;
     expect((await api.delete(`/v1/volumes/${id}`, { 'if-match': '*' })).status).toBe(200);
   });
 });
 
 describe('stores', () => {
-  test('add, show, default, check, orphans, remove', async () => {
+  test('a store can be added, shown, made the default, checked and removed', async () => {
     const path = join(server.folder, 'extra');
     await mkdir(path);
     const added = await api.post('/v1/stores', { name: 'extra', uri: `local://${path}?onDelete=archive&retention=3d` });
@@ -151,7 +151,7 @@ describe('stores', () => {
       headers: { location: '/v1/stores/extra' },
       body: { name: 'extra', kind: 'local', origin: 'api', state: 'open', onDelete: 'archive', retention: '3d' },
     });
-    // Others write to the same disk meanwhile.
+    // Other tests write to the same disk meanwhile.
     const fresh = { freeBytes: expect.stringMatching(/^\d+$/) };
     expect((await api.get('/v1/stores/extra')).body).toEqual({ ...added.body, ...fresh });
     expect((await api.get('/v1/stores')).body.items.map((one: { name: string }) => one.name)).toEqual([
@@ -169,7 +169,7 @@ describe('stores', () => {
     expect(await api.get('/v1/stores/extra')).toMatchObject(problem(404, 'not-found'));
   });
 
-  test('failures', async () => {
+  test('invalid requests about stores are refused', async () => {
     expect(await api.post('/v1/stores', { name: 'x', uri: 'ftp://x' })).toMatchObject(problem(400, 'invalid'));
     expect(await api.post('/v1/stores', { name: 'x', uri: 'local:///nowhere/at/all' })).toMatchObject(
       problem(400, 'invalid'),
@@ -179,7 +179,7 @@ describe('stores', () => {
     expect(await api.post('/v1/stores/nope/default')).toMatchObject(problem(404, 'not-found'));
   });
 
-  test('adopt, with and without a body', async () => {
+  test('adopt works with and without a body', async () => {
     await mkdir(join(server.storeFolder, 'existing'));
     expect(await api.post('/v1/stores/local/adopt', { dryRun: true })).toMatchObject({
       status: 200,
@@ -192,7 +192,7 @@ describe('stores', () => {
 });
 
 describe('the trash', () => {
-  test('list, restore under another name, purge', async () => {
+  test('deleted volumes can be listed, restored under another name, and purged', async () => {
     const path = join(server.folder, 'bin');
     await mkdir(path);
     await api.post('/v1/stores', { name: 'bin', uri: `local://${path}?onDelete=archive` });
@@ -214,13 +214,13 @@ describe('the trash', () => {
 });
 
 describe('the server', () => {
-  test('status and doctor', async () => {
+  test('status and doctor describe the server', async () => {
     expect((await api.get('/v1/status')).body).toMatchObject({ ready: true, pid: process.pid, config: null });
     const { items } = (await api.get('/v1/doctor')).body;
     expect(items.length).toBeGreaterThan(3);
   });
 
-  test('operations, newest first, limited', async () => {
+  test('operations are listed newest first, up to the limit', async () => {
     await api.post('/v1/volumes', { name: 'one-more' });
     const { items } = (await api.get('/v1/operations?limit=1')).body;
     expect(items).toMatchObject([{ kind: 'volume.create', subject: 'local/one-more', state: 'done', progress: null }]);
@@ -231,7 +231,7 @@ describe('the server', () => {
     }
   });
 
-  test('tokens', async () => {
+  test('tokens can be created, listed and revoked', async () => {
     const made = await api.post('/v1/tokens', { name: 'ci', role: 'user', stores: ['local'], expiresIn: '1d' });
     expect(made).toMatchObject({
       status: 201,
@@ -262,7 +262,7 @@ describe('the server', () => {
 });
 
 describe.skipIf(needs('mount'))('mounts', () => {
-  test('mount, list, unmount', async () => {
+  test('a volume can be mounted, listed and unmounted', async () => {
     const target = `${server.folder}-mount`;
     const { id } = (await api.post('/v1/volumes', { name: 'mounted' })).body;
     expect(await api.post('/v1/volumes/mounted/mount', { target, readOnly: true })).toMatchObject({
@@ -273,7 +273,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect((await api.get(`/v1/volumes/${id}`)).body.users).toMatchObject([{ kind: 'path', name: target }]);
     expect(await api.delete(`/v1/volumes/${id}`)).toMatchObject(problem(409, 'in-use'));
     expect((await api.post('/v1/volumes/mounted/unmount', { target })).status).toBe(204);
-    // Already so is success.
+    // Idempotent.
     expect((await api.post('/v1/volumes/mounted/unmount', { target })).status).toBe(204);
     expect(existsSync(target)).toBe(false);
   });

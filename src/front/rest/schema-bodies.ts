@@ -1,4 +1,4 @@
-/** What is sent with requests; as schemas.ts, which has what is answered. */
+/** The schemas of request bodies; schemas.ts has those of answers. */
 import { Type } from 'typebox';
 import { podAddressPattern, podPlacePattern } from '#core/check-places.ts';
 import {
@@ -18,7 +18,7 @@ export const newVolume = object({
   name: volumeName,
   store: Type.Optional(storeName),
   bytes: Type.Optional(bytes),
-  enforce: Type.Optional(Type.Boolean({ description: 'Hold it to its size (default: as the store does)' })),
+  enforce: Type.Optional(Type.Boolean({ description: 'Enforce its size (default: as the store does)' })),
   access: Type.Optional(access),
   labels: Type.Optional(labels),
   ownLabels: Type.Optional(ownLabels),
@@ -38,7 +38,7 @@ export const volumeChange = object({
     }),
   ),
   ownLabels: Type.Optional(ownLabels),
-  enforce: Type.Optional(Type.Boolean({ description: 'true: hold it to its size from now on, for good' })),
+  enforce: Type.Optional(Type.Boolean({ description: 'true: enforce its size from now on, permanently' })),
 });
 
 export const restoring = object({ name: Type.Optional(volumeName) });
@@ -52,7 +52,7 @@ export const unmounting = object({
   target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
   force: Type.Optional(
     Type.Boolean({
-      description: 'Also when in use or when its server is silent: who uses it gets errors from then on',
+      description: 'Also if it is in use or its server does not answer; processes that use it then get errors',
     }),
   ),
 });
@@ -72,14 +72,14 @@ export const checking = object({
     Type.String({
       pattern: `^(?:(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}|${podPlacePattern}|${podAddressPattern})$`,
       description:
-        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone; in a cluster `pod:NAMESPACE/NAME`; on a node `pod-address:IP`, or `pod-address:host` for a pod with the network of the node',
+        'Check from this network instead of the one that the store uses: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone; in a cluster `pod:NAMESPACE/NAME`; on a node `pod-address:IP`, or `pod-address:host` for a pod with the network of the node',
     }),
   ),
 });
 
 export const adopting = object({
   dryRun: Type.Optional(Type.Boolean()),
-  directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),
+  directories: Type.Optional(Type.Boolean({ description: 'Also adopt data without a record (default true)' })),
   names: Type.Optional(
     Type.Array(volumeName, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' }),
   ),

@@ -9,7 +9,7 @@ export const oneOf = <T extends string>(...values: T[]) => Type.Unsafe<T>(Type.E
 
 export const time = Type.String({ format: 'date-time', description: 'RFC 3339, UTC' });
 export const bytes = Type.String({ pattern: '^[0-9]{1,19}$', description: 'Bytes, as a decimal string' });
-/** The titles tell validation.ts that core itself says what is wrong with it. */
+/** validation.ts recognizes the titles and lets core explain what is wrong with a name. */
 const nameOf = (what: 'Volume' | 'Store') =>
   Type.String({
     title: `${what} name`,
@@ -25,9 +25,9 @@ export const labels = Type.Record(labelKey, labelValue, {
   maxProperties: labelLimits.most,
   additionalProperties: false,
 });
-/** Those that only Stowage itself sets: core/labels.ts. */
+/** Labels that only Stowage itself sets: core/labels.ts. */
 export const ownLabels = Type.Record(Type.String({ pattern: ownLabelPattern }), labelValue, {
   maxProperties: 16,
   additionalProperties: false,
-  description: 'What Stowage itself notes, such as the claim that it is for; administrators only',
+  description: 'Labels that Stowage itself sets, such as the name of the claim; administrators only',
 });

@@ -1,6 +1,6 @@
 /**
- * What goes over the wire, written once: Fastify validates with these, TypeScript derives its types from them, and
- * /openapi.json is made of them. Sizes are decimal strings (a volume can be larger than a JSON number is exact).
+ * The JSON of the REST API. Requests are validated with these schemas, TypeScript derives its types from them, and /openapi.json is
+ * generated from them. Sizes are decimal strings, since a volume can be larger than the exact range of a JSON number.
  */
 
 import { type Static, type TSchema, Type } from 'typebox';
@@ -13,9 +13,9 @@ export const role = oneOf('viewer', 'user', 'admin');
 const userKind = oneOf('path', 'container', 'pod', 'kubelet');
 export const user = object({ kind: userKind, name: Type.String(), node: Type.String() });
 
-/** A node that could not be asked, and why. */
+/** A node that could not be reached, and why. */
 const unreached = object({ node: Type.String(), reason: Type.String(), message: Type.String() });
-const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node whose it is' }));
+const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node that it belongs to' }));
 
 export const mount = object({
   node: onNode,
@@ -25,7 +25,7 @@ export const mount = object({
   readOnly: Type.Boolean(),
   user,
   since: time,
-  mounted: Type.Boolean({ description: "What the kernel's mount table says" }),
+  mounted: Type.Boolean({ description: "Whether it is in the kernel's mount table" }),
 });
 
 export const trouble = object({
@@ -34,17 +34,17 @@ export const trouble = object({
   detail: nullable(Type.String({ description: 'What is wrong' })),
   repairedAt: nullable({
     ...time,
-    description: 'It was mounted anew then: who had it before sees errors until it is started again',
+    description: 'When it was remounted: processes that used it before get errors until they are restarted',
   }),
 });
 
 export const volume = object({
-  id: Type.String({ description: 'sv1-<uuid>; never used again' }),
+  id: Type.String({ description: 'sv1-<uuid>; never reused' }),
   store: Type.String(),
   name: Type.String(),
   node: onNode,
   bytes: nullable(bytes),
-  enforced: Type.Boolean({ description: 'Whether the volume is held to its size' }),
+  enforced: Type.Boolean({ description: 'Whether its size is enforced' }),
   access,
   labels,
   createdAt: time,
@@ -54,17 +54,17 @@ export const volume = object({
 export const createdVolume = object({
   ...volume.properties,
   storeIdentity: nullable(
-    Type.String({ description: 'The `identity` of the store that it was made on; null: not known' }),
+    Type.String({ description: 'The `identity` of the store that it was created on; null: not known' }),
   ),
 });
 
 const use = object({
   host: Type.String({ description: "The id of the host's Stowage" }),
-  node: Type.String({ description: 'The name people know the host by' }),
+  node: Type.String({ description: 'The name of the host' }),
   users: Type.Array(object({ kind: user.properties.kind, name: Type.String() })),
   writer: Type.Boolean({ description: 'It is the one host that may write' }),
   renewedAt: Type.String({ format: 'date-time', description: "By the store's own clock" }),
-  stale: Type.Boolean({ description: 'It has not renewed its record for long; the record still counts' }),
+  stale: Type.Boolean({ description: 'It has not renewed its record for a long time; the record is still valid' }),
 });
 
 export const volumeDetail = object({
@@ -76,7 +76,7 @@ export const volumeDetail = object({
   ),
   users: Type.Array(user),
   mounts: Type.Array(mount),
-  unreached: Type.Optional(Type.Array(unreached, { description: 'In a cluster: nodes that could not be asked' })),
+  unreached: Type.Optional(Type.Array(unreached, { description: 'In a cluster: nodes that could not be reached' })),
   uses: nullable(
     Type.Array(use, {
       description: 'Hosts that use it, by their records on the store; null: the store has no such records',
@@ -87,9 +87,9 @@ export const volumeDetail = object({
 export const usage = object({
   bytes,
   files: Type.String({ pattern: '^[0-9]+$' }),
-  complete: Type.Boolean({ description: 'False: the scan ran out of time, the figures are a lower bound' }),
+  complete: Type.Boolean({ description: 'False: the scan timed out, so the numbers are lower bounds' }),
   empty: Type.Boolean({
-    description: 'It is certain that nothing is in it: all was counted, or nobody was ever given it',
+    description: 'It is certainly empty: everything was counted, or no user was ever given it',
   }),
   measuredAt: time,
 });
@@ -116,11 +116,12 @@ export const store = object({
   state: storeState,
   identity: nullable(
     Type.String({
-      description: 'What its place says that it is, the same for as long as the store lives; null: not known',
+      description:
+        'The identity that is recorded on the store itself, which does not change during its life; null: not known',
     }),
   ),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
-  pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
+  pending: nullable(Type.String({ description: 'A pending configuration change, and what it waits for' })),
   network: nullable(
     Type.String({ description: 'Where traffic to the store starts, e.g. netns:storage; null: on the host itself' }),
   ),
@@ -134,9 +135,7 @@ export const store = object({
   defaultSize: nullable(bytes),
   volumes: Type.Integer(),
   bytes: Type.String({ description: 'The sum of the sizes asked for' }),
-  totalBytes: nullable(
-    Type.String({ description: 'Size of the file system that it is on; null: not known at the moment' }),
-  ),
+  totalBytes: nullable(Type.String({ description: 'Size of the file system that it is on; null: not known now' })),
   freeBytes: nullable(
     Type.String({ description: 'Free on that file system, which other stores and files may share; null: the same' }),
   ),
@@ -148,7 +147,7 @@ export const store = object({
         volumes: Type.Integer(),
         bytes: Type.String(),
       }),
-      { description: 'In a cluster, of a store that each node has for itself' },
+      { description: 'In a cluster: the nodes that have this node-local store' },
     ),
   ),
 });
@@ -163,7 +162,10 @@ export const storeCheck = object({
       detail: Type.String(),
       action: nullable(Type.String()),
       reason: Type.Optional(
-        Type.String({ pattern: reasonGrammar, description: 'Of a step that failed, if it is one of the errors' }),
+        Type.String({
+          pattern: reasonGrammar,
+          description: 'The reason of a failed step, if it is one of the error reasons',
+        }),
       ),
     }),
   ),
@@ -197,7 +199,7 @@ export const operation = object({
   error: nullable(
     object({ code: Type.String(), reason: Type.String(), message: Type.String(), action: Type.String() }),
   ),
-  result: nullable(Type.Unknown({ description: 'What the request would have answered, once done' })),
+  result: nullable(Type.Unknown({ description: 'The answer of the request, once done' })),
 });
 
 export const token = object({
@@ -221,22 +223,24 @@ export const status = object({
   pid: nullable(Type.Integer({ description: hidden })),
   startedAt: time,
   ready: Type.Boolean(),
-  defaultStore: nullable(Type.String({ description: 'Null too where the token is not for it' })),
+  defaultStore: nullable(Type.String({ description: 'Also null if the token is not for it' })),
   listen: Type.Array(Type.String()),
   state: nullable(Type.String({ description: hidden })),
   config: nullable(Type.String({ description: hidden })),
   mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
   plugins: Type.Array(Type.String(), { description: 'Sockets for container engines; none for a token with stores' }),
   engines: Type.Array(object({ kind: oneOf('docker', 'podman'), socket: Type.String(), reachable: Type.Boolean() })),
-  stores: Type.Integer({ description: 'As this and the next four: of the stores that the token is for' }),
-  storesInTrouble: Type.Array(Type.String(), { description: 'Those not open, not answering, or denying access' }),
+  stores: Type.Integer({ description: 'This and the next four fields: only for the stores of the token' }),
+  storesInTrouble: Type.Array(Type.String(), {
+    description: 'Stores that are not open, do not answer, or deny access',
+  }),
   volumes: Type.Integer(),
   mounts: Type.Integer(),
   operations: Type.Integer({ description: 'Running now' }),
   rssBytes: Type.Integer(),
   agents: Type.Optional(
     Type.Array(object({ node: Type.String(), connected: Type.Boolean() }), {
-      description: 'In a cluster: of its nodes',
+      description: 'In a cluster: the agents of its nodes',
     }),
   ),
 });
@@ -246,12 +250,12 @@ export const dataPath = object({
   name: Type.String({ description: 'host, or the network that its connections start in' }),
   state: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving', 'not answering'),
   mounts: Type.Integer(),
-  pid: nullable(Type.Integer({ description: 'Of the process that serves; null when none does' })),
-  version: nullable(Type.String({ description: 'Of the Stowage that it belongs to' })),
+  pid: nullable(Type.Integer({ description: 'Of the serving process; null if there is none' })),
+  version: nullable(Type.String({ description: 'The version of Stowage that it belongs to' })),
   standby: Type.Boolean({ description: 'Another process is ready to take over' }),
   takeovers: Type.Integer({ description: 'How often one process took over from another' }),
   deaths: Type.Integer({ description: 'Processes that died within the last minute' }),
-  report: Type.String({ description: 'What it has to say; empty when nothing' }),
+  report: Type.String({ description: 'A message about its state; empty if none' }),
 });
 export type DataPathJson = Static<typeof dataPath>;
 
@@ -263,7 +267,7 @@ export const finding = object({
   fix: nullable(Type.String()),
 });
 
-/** RFC 9457, with a stable code and what to do. */
+/** RFC 9457, with a stable code, a reason and an action. */
 export const problem = object({
   type: Type.String(),
   title: Type.String(),
@@ -288,18 +292,18 @@ export const listOf = <T extends TSchema>(item: T) =>
     next: nullable(Type.String({ description: 'Pass as `after` for the next page' })),
   });
 
-/** In a cluster, a list of what all nodes have. */
+/** A list that in a cluster covers all nodes. */
 export const listOverNodes = <T extends TSchema>(item: T) =>
   object({
     ...listOf(item).properties,
     unreached: Type.Optional(
       Type.Array(unreached, {
-        description: 'In a cluster: nodes that could not be asked; what is theirs is not in the list',
+        description: 'In a cluster: nodes that could not be reached; their items are not in the list',
       }),
     ),
   });
 
-/** A list over several stores, which does not fail with one of them. */
+/** A list over several stores. It does not fail if one of them can't be used. */
 export const listOverStores = <T extends TSchema>(item: T, unanswered: string) =>
   object({ ...listOverNodes(item).properties, unanswered: Type.Array(Type.String(), { description: unanswered }) });
 

@@ -6,8 +6,15 @@ import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import { stoppingError } from '#core/stopping-error.ts';
 import { eventsRight, metricsRight } from './access.ts';
-import { type Admission, createAdmission, type Guard } from './admission.ts';
+import { type Admission, createAdmission, type ExternalAuthorizer } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
+import {
+  answerUnreadableUrl,
+  refuseExpectation,
+  refuseOtherMethods,
+  refuseUnparsable,
+  setErrorHandlers,
+} from './error-responses.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
@@ -15,31 +22,27 @@ import { createMutations } from './mutations.ts';
 import { openApi } from './openapi.ts';
 import { maySee } from './principal.ts';
 import { httpFailure } from './problems.ts';
-import { answerErrors, refuseAddress, refuseExpectation, refuseOtherMethods, refuseUnparsable } from './refusals.ts';
-import { createHandler } from './requests.ts';
+import { createHandler } from './request-handler.ts';
 import type { Route } from './route.ts';
 import { mountRoutes } from './routes/mounts.ts';
-import { type Surroundings, serverRoutes } from './routes/server.ts';
+import { type ServerBackend, serverRoutes } from './routes/server.ts';
 import { storeRoutes } from './routes/stores.ts';
 import { volumeListRoutes } from './routes/volume-list.ts';
 import { volumeRoutes } from './routes/volumes.ts';
 
 export interface RestServer {
-  /** A Unix socket, whose owner is the administrator. */
+  /** For a Unix socket, which only the administrator can open. */
   readonly local: Server;
   /** For TCP: a bearer token is required. */
   readonly remote: Server;
-  /** The same for a server that is another's. */
+  /** Handles a request that another server received; a bearer token is required. */
   handle(request: IncomingMessage, response: ServerResponse): void;
-  /** The same for who asks from within this process, as the owner of the socket. */
-  handleOwn(request: IncomingMessage, response: ServerResponse): void;
+  /** Handles a request from within this process, with the rights of the socket's owner. */
+  handleTrusted(request: IncomingMessage, response: ServerResponse): void;
   ready(): Promise<void>;
-  /** What `/metrics` says, for who serves it elsewhere too. */
+  /** The metrics, to serve them on another address too. */
   readonly metrics: Metrics;
-  /**
-   * Takes no new requests, ends reads and event streams, and waits for the answers to what is being changed. Connections
-   * that are still open after `graceMs` are cut.
-   */
+  /** Accepts no new requests, cancels reads and event streams, and waits for changes in flight. Cuts open connections after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
 
@@ -48,20 +51,20 @@ export interface RestOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
-  /** Ends requests that change something, should they still run when everything is over. */
+  /** Cancels changes that still run when the program ends. */
   readonly signal: AbortSignal;
   readonly isReady: () => boolean;
-  readonly status: Surroundings['status'];
-  readonly doctor: Surroundings['doctor'];
-  readonly dataPaths: Surroundings['dataPaths'];
-  /** Who is let in that does not come through the socket. Left out: Stowage's own tokens. */
-  readonly guard?: Guard;
-  /** In a cluster: those that have what is not here. */
+  readonly status: ServerBackend['status'];
+  readonly doctor: ServerBackend['doctor'];
+  readonly dataPaths: ServerBackend['dataPaths'];
+  /** Authorizes requests that do not come through the socket. Left out: Stowage's own tokens. */
+  readonly authorizer?: ExternalAuthorizer;
+  /** The nodes of the cluster, for node-local volumes and stores. */
   readonly nodes?: ClusterNodes;
 }
 
-/** What every part of the server shares. */
-interface Shared extends RestOptions {
+/** What all parts of the server share. */
+interface ServerParts extends RestOptions {
   readonly app: FastifyInstance;
   readonly stopping: AbortController;
   readonly admission: Admission;
@@ -74,12 +77,12 @@ const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTime
 export function createRestServer(options: RestOptions): RestServer {
   const trusted = new WeakSet<IncomingMessage>();
   const app = createApp();
-  const { core, guard } = options;
-  const admission = createAdmission({ core, guard, isTrusted: (request) => trusted.has(request) });
-  const shared: Shared = { ...options, app, stopping: new AbortController(), admission };
+  const { core, authorizer } = options;
+  const admission = createAdmission({ core, authorizer, isTrusted: (request) => trusted.has(request) });
+  const shared: ServerParts = { ...options, app, stopping: new AbortController(), admission };
   const metrics = createMetrics({ ...options, dataPaths: options.dataPaths.list });
   addHooks(shared, metrics);
-  answerErrors(app, options.log, admission.known);
+  setErrorHandlers(app, options.log, admission.principalOf);
   const allowedAt = addApi(shared);
   for (const path of addPlain(shared, metrics)) allowedAt.set(path, new Set(['GET', 'HEAD']));
   addEvents(shared);
@@ -87,7 +90,7 @@ export function createRestServer(options: RestOptions): RestServer {
   refuseOtherMethods(app, allowedAt);
 
   const serve = (isLocal: boolean): Server => {
-    // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
+    // The Host header is not used, and Node's own error for a missing one would not be a problem document.
     const server = createServer({ ...timeouts, maxHeaderSize, requireHostHeader: false });
     server.on('request', (request, response) => {
       if (isLocal) trusted.add(request);
@@ -101,7 +104,7 @@ export function createRestServer(options: RestOptions): RestServer {
     remote,
     metrics,
     handle: (request, response) => void remote.emit('request', request, response),
-    handleOwn: (request, response) => void local.emit('request', request, response),
+    handleTrusted: (request, response) => void local.emit('request', request, response),
     ready: async () => {
       await app.ready();
     },
@@ -117,14 +120,14 @@ function createApp(): FastifyInstance {
   const app = fastify({
     bodyLimit,
     logger: false,
-    // Longer than any header can be: what is too long is said by the schema, as for everything else.
+    // Longer than any request line can be, so that the schema reports parameters that are too long.
     routerOptions: { maxParamLength: maxHeaderSize },
-    frameworkErrors: refuseAddress,
+    frameworkErrors: answerUnreadableUrl,
     genReqId: (request) => requestIdFrom(request.headers),
   });
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'string' }, (_request, body, done) => {
-    // An empty body with a JSON content type is what many clients send with DELETE.
+    // Many clients send DELETE with a JSON content type and an empty body.
     if (body === '') return done(null, undefined);
     try {
       done(null, JSON.parse(String(body)));
@@ -135,8 +138,8 @@ function createApp(): FastifyInstance {
   return app;
 }
 
-function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
-  // On a connection that was kept alive, a request can arrive after the stop began.
+function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
+  // A request can arrive on a keep-alive connection after the server began to stop.
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
     reply.header('connection', 'close');
@@ -151,8 +154,8 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
   });
 }
 
-/** Gives the methods at each path. */
-function addApi(shared: Shared): Map<string, Set<string>> {
+/** Returns the allowed methods of each path. */
+function addApi(shared: ServerParts): Map<string, Set<string>> {
   const { app, core, clock, version } = shared;
   const mutations = createMutations(core, clock);
   const routes: readonly Route[] = [
@@ -177,7 +180,7 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   return allowedAt;
 }
 
-function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: Metrics): readonly string[] {
+function addPlain({ app, log, stopping, isReady, admission }: ServerParts, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
   app.get('/readyz', (_request, reply) => {
     if (isReady()) return reply.type('text/plain').send('ready\n');
@@ -195,11 +198,11 @@ function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: M
   return ['/healthz', '/readyz', '/metrics'];
 }
 
-function addEvents({ app, core, stopping, admission }: Shared): void {
-  // No HEAD: it would be a stream without an end.
+function addEvents({ app, core, stopping, admission }: ServerParts): void {
+  // No HEAD: Fastify would run the handler, which never ends.
   app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
     const principal = await admission.admit(request, eventsRight, stopping.signal);
-    const stillAllowed = (): boolean => admission.still(request, eventsRight, principal);
+    const stillAllowed = (): boolean => admission.isStillAdmitted(request, eventsRight, principal);
     reply.hijack();
     const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
     streamEvents(core, request.raw, reply.raw, options);
@@ -211,7 +214,7 @@ async function closeServer(server: Server, graceMs: number): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
   const timer = setTimeout(() => server.closeAllConnections(), graceMs);
-  // A connection that was busy and goes idle without being told to close would wait for its keep-alive time-out.
+  // A busy connection that becomes idle without `Connection: close` would stay open until its keep-alive timeout.
   const idle = setInterval(() => server.closeIdleConnections(), 100);
   await promise;
   clearTimeout(timer);

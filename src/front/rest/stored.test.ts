@@ -29,7 +29,7 @@ function mutationsOn(kept: ReturnType<typeof createMemoryRecords>) {
   };
 }
 
-test('the answer to a request with an Idempotency-Key is stored as 0.1 stores it', async () => {
+test('the answer to a request with an Idempotency-Key is stored in the format of 0.1', async () => {
   using kept = createMemoryRecords();
   const { records, mutations } = mutationsOn(kept);
   const ids: string[] = [];

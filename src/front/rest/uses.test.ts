@@ -33,14 +33,14 @@ beforeEach(async () => {
   volume = await server.core.volumes.create(wanted, aCall());
 });
 
-/** As another host would. */
+/** Accesses the use records as another host would. */
 const elsewhere = <T>(work: (uses: Uses) => Promise<T>): Promise<T> =>
   server.core.stores.use('silver', (store) => work(store.uses as Uses));
 const use = (host: string) =>
   ({ host, node: `node of ${host}` as NodeName, users: [{ kind: 'pod', name: 'web-0' }] }) as const;
 const path = (host: string): string => `/v1/volumes/${volume.id}/uses/${host}`;
 
-test('a volume is shown with the hosts that use it', async () => {
+test('shows the hosts that use a volume', async () => {
   expect((await admin.get(`/v1/volumes/${volume.id}`)).body.uses).toEqual([]);
   await elsewhere((uses) => uses.put(volume, use('h1'), aCall()));
   await elsewhere((uses) => uses.takeWriter(volume, 'h2', aCall()));
@@ -53,7 +53,7 @@ test('a volume is shown with the hosts that use it', async () => {
   expect((await admin.get('/v1/volumes?store=silver')).body.items[0]).not.toHaveProperty('uses');
 });
 
-test('one on a store without use records is shown without', async () => {
+test('shows no hosts for a store without use records', async () => {
   await admin.post('/v1/volumes', { name: 'here', store: 'local' });
   expect((await admin.get('/v1/volumes/here')).body.uses).toBe(null);
   expect(await admin.delete('/v1/volumes/here/uses/h1')).toMatchObject({
@@ -62,7 +62,7 @@ test('one on a store without use records is shown without', async () => {
   });
 });
 
-test('an administrator breaks the record of a host, as user and as writer; others stay', async () => {
+test('an administrator breaks the use record and the writer record of a host, and keeps those of other hosts', async () => {
   for (const host of ['h1', 'h2']) await elsewhere((uses) => uses.put(volume, use(host), aCall()));
   await elsewhere((uses) => uses.takeWriter(volume, 'h1', aCall()));
   const refused = await admin.delete(`/v1/volumes/${volume.id}`);
@@ -81,7 +81,7 @@ test('an administrator breaks the record of a host, as user and as writer; other
   expect((await admin.delete(`/v1/volumes/${volume.id}`)).status).toBe(200);
 });
 
-test('the same request again, by its key, is answered as before; a new one is told that there is none', async () => {
+test('a repeat with the same key gets the first answer, and a new request is refused', async () => {
   await elsewhere((uses) => uses.put(volume, use('h1'), aCall()));
   for (let i = 0; i < 2; i++) expect((await admin.delete(path('h1'), { 'idempotency-key': 'k' })).status).toBe(204);
   expect(await admin.delete(path('h1'))).toMatchObject({
@@ -95,13 +95,13 @@ test('the same request again, by its key, is answered as before; a new one is to
   });
 });
 
-test.each(['..%2fh1', '.writer', '%00', '.'])('what is no host, %s, leads nowhere', async (host) => {
+test.each(['..%2fh1', '.writer', '%00', '.'])('the invalid host id %s is refused', async (host) => {
   await elsewhere((uses) => uses.takeWriter(volume, 'h1', aCall()));
   expect((await admin.delete(path(host))).status).toBe(404);
   expect(await elsewhere((uses) => uses.list(volume.id, aCall()))).toHaveLength(1);
 });
 
-test('after a crash a release that was begun is finished', async () => {
+test('an interrupted release is finished after a crash', async () => {
   await elsewhere((uses) => uses.put(volume, use('h1'), aCall()));
   const { steps } = server.core.uses;
   const params = { id: volume.id, name: volume.name, host: 'h1' };

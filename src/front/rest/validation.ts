@@ -4,7 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import { checkLabels } from '#core/labels.ts';
 import { quoted, storeName, volumeName } from '#core/names.ts';
 
-/** Gives the value if it fits; otherwise says which part does not, and why. */
+/** Returns the valid value, or throws an error that names the invalid part. */
 export type Check = (value: unknown) => unknown;
 
 export function bodyCheck(schema: TObject, optional: boolean): Check {
@@ -12,18 +12,18 @@ export function bodyCheck(schema: TObject, optional: boolean): Check {
   return (value) => {
     if (value === undefined || value === null) {
       if (optional && value === undefined) return undefined;
-      throw refuse('the request has no body', 'Send a JSON object with content-type application/json.');
+      throw invalidRequest('the request has no body', 'Send a JSON object with content-type application/json.');
     }
     if (validator.Check(value)) return value;
-    throw wrong('body', schema, value, validator.Errors(value));
+    throw validationError('body', schema, value, validator.Errors(value));
   };
 }
 
-/** Text from a URL becomes numbers, booleans and lists where the schema has such. */
+/** Converts strings from a URL to numbers and lists where the schema has them, then validates. */
 export function textCheck(schema: TObject, what: string): Check {
   const validator = Compile(schema);
   return (value) => {
-    // Not by assignment: a parameter may be called __proto__.
+    // Object.fromEntries, not assignment: a parameter may be called __proto__.
     const read = Object.fromEntries(
       Object.entries(value as Record<string, unknown>).map(([key, text]) => [
         key,
@@ -31,7 +31,7 @@ export function textCheck(schema: TObject, what: string): Check {
       ]),
     );
     if (validator.Check(read)) return read;
-    throw wrong(what, schema, read, validator.Errors(read));
+    throw validationError(what, schema, read, validator.Errors(read));
   };
 }
 
@@ -47,53 +47,56 @@ interface SchemaFault {
   readonly message: string;
 }
 
-function wrong(what: string, schema: TObject, value: unknown, [first]: readonly SchemaFault[]): StowageError {
+function validationError(what: string, schema: TObject, value: unknown, [first]: readonly SchemaFault[]): StowageError {
   const path = first?.instancePath.slice(1).split('/') ?? [];
   const part = partAt({ schema, value, help: undefined }, path);
-  refuseInCore(part);
+  checkWithCore(part);
   const where = path.join('.');
-  return refuse(
-    `the ${what}${where === '' ? '' : ` has a wrong ${quoted(where)}`}: ${said(first?.message)}`,
+  return invalidRequest(
+    `the ${what}${where === '' ? '' : ` has an invalid ${quoted(where)}`}: ${readableMessage(first?.message)}`,
     part.help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${part.help}.`,
   );
 }
 
-interface Part {
+interface SchemaPart {
   readonly schema: unknown;
   readonly value: unknown;
-  /** What the schema says about it, or about what it is a part of, in words. */
+  /** The description of this schema, or of the nearest parent that has one. */
   readonly help: string | undefined;
 }
 
-/** As deep as the schema has something to say of its own. */
-function partAt(part: Part, [key, ...below]: readonly string[]): Part {
-  const inner = key === undefined ? undefined : (own(own(part.schema, 'properties'), key) ?? own(part.schema, 'items'));
+/** The part at the path, as deep as the schema goes. */
+function partAt(part: SchemaPart, [key, ...below]: readonly string[]): SchemaPart {
+  const inner =
+    key === undefined
+      ? undefined
+      : (ownProperty(ownProperty(part.schema, 'properties'), key) ?? ownProperty(part.schema, 'items'));
   if (key === undefined || inner === undefined) return part;
-  const description = own(inner, 'description');
+  const description = ownProperty(inner, 'description');
   const help = typeof description === 'string' ? description : part.help;
-  return partAt({ schema: inner, value: own(part.value, key), help }, below);
+  return partAt({ schema: inner, value: ownProperty(part.value, key), help }, below);
 }
 
-const own = (value: unknown, key: string): unknown =>
+const ownProperty = (value: unknown, key: string): unknown =>
   typeof value === 'object' && value !== null && Object.hasOwn(value, key)
     ? (value as Readonly<Record<string, unknown>>)[key]
     : undefined;
 
-/** Names and labels: the pattern is for readers of the document, core says in words what is wrong. */
-function refuseInCore({ schema, value }: Part): void {
-  const title = own(schema, 'title');
+/** Core's checks of names and labels have better messages than a pattern. */
+function checkWithCore({ schema, value }: SchemaPart): void {
+  const title = ownProperty(schema, 'title');
   if (title === 'Volume name' && typeof value === 'string') volumeName(value);
   if (title === 'Store name' && typeof value === 'string') storeName(value);
   if (title === 'Labels' && typeof value === 'object' && value !== null && !Array.isArray(value))
     checkLabels(Object.fromEntries(Object.entries(value).filter(([, text]) => typeof text === 'string')));
 }
 
-/** TypeBox's words for a key that is not in the schema help nobody, nor do regular expressions. */
-function said(message = 'it does not fit'): string {
+/** Replaces TypeBox's messages about unknown keys and regular expressions. */
+function readableMessage(message = 'it does not match the schema'): string {
   if (message === 'schema is false') return 'there is no such key';
-  return message.startsWith('must match pattern') ? 'it is not of the expected form' : message;
+  return message.startsWith('must match pattern') ? 'it does not match the expected format' : message;
 }
 
-function refuse(message: string, action: string): StowageError {
+function invalidRequest(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'request-invalid', action });
 }

@@ -1,4 +1,4 @@
-/** Where a page of volumes begins: after a volume that nodes share, after a volume of a node, or (no `store`) after all volumes of a node. */
+/** A page of volumes begins after a volume of a shared store, after a volume of a node, or (without `store`) after all volumes of a node. */
 export type VolumeCursor =
   | { readonly node: undefined; readonly store: string; readonly name: string }
   | { readonly node: string; readonly store: string | undefined; readonly name: string };

@@ -1,6 +1,6 @@
 import { beforeAll, describe, expect, test } from 'vitest';
 import { defaultFolders } from '#base/folders.ts';
-import type { Verb } from '#cli/command.ts';
+import type { StowageCommand } from '#cli/command.ts';
 import { exitCodes } from '#cli/exit-codes.ts';
 import { createProgram } from '#cli/program.ts';
 import { pluginNames } from '#core/containers.ts';
@@ -59,7 +59,7 @@ describe('the command line', () => {
 });
 
 /** Includes hidden commands, because installed completion scripts call them. */
-function commandLines(command: Verb, path = ''): readonly string[] {
+function commandLines(command: StowageCommand, path = ''): readonly string[] {
   const own = [
     path,
     ...command.aliases().map((alias) => `${path} alias ${alias}`),
@@ -74,7 +74,7 @@ function commandLines(command: Verb, path = ''): readonly string[] {
       return `${path} option ${option.long}${also}${takes}${must}${choices(option.argChoices)}${byDefault(option.defaultValue)}`;
     }),
   ];
-  const children = (command.commands as Verb[]).flatMap((child) =>
+  const children = (command.commands as StowageCommand[]).flatMap((child) =>
     commandLines(child, path === '' ? child.name() : `${path} ${child.name()}`),
   );
   return [...own.map((line) => line.trim()).filter((line) => line !== ''), ...children];

@@ -6,10 +6,10 @@ import { maySee } from '../principal.ts';
 import { nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { allowed, params } from './volume-refs.ts';
+import { params, resolvePermitted } from './volume-refs.ts';
 
 const tag = 'mounts';
-const byPods = 'Pods mount volumes, by their claims.';
+const podsMount = 'Pods mount volumes, by their claims.';
 
 const afterNode = Type.Optional(
   Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the page before' }),
@@ -34,12 +34,12 @@ export const mountRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byPods },
+    access: { instead: podsMount },
     params,
     body: bodies.mounting,
     success: { status: 200, description: 'The mount', schema: schemas.mount },
     handle: async ({ core, principal, params: p, body, call }) => {
-      const volume = await allowed(core, principal, p.volume, call);
+      const volume = await resolvePermitted(core, principal, p.volume, call);
       const mount = await core.mounts.publish(
         volume.id,
         body.target,
@@ -59,13 +59,13 @@ export const mountRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byPods },
+    access: { instead: podsMount },
     params,
     body: bodies.unmounting,
     success: { status: 204, description: 'It is unmounted' },
     handle: async ({ core, principal, params: p, body, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call).catch((thrown: unknown) => {
-        // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
+      const { id } = await resolvePermitted(core, principal, p.volume, call).catch((thrown: unknown) => {
+        // The volume may be off record because its store has moved. Its remaining mounts can still be unmounted.
         const isGone = stowageError(thrown).reason === 'volume-unknown';
         const { volume } = p;
         if (isGone && isVolumeId(volume)) return { id: volume };
@@ -80,7 +80,7 @@ export const mountRoutes: readonly Route[] = [
     path: '/v1/mounts',
     id: 'listMounts',
     tag,
-    summary: 'What is mounted where, for whom',
+    summary: 'List mounts with their volumes and users',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
@@ -109,20 +109,24 @@ export const mountRoutes: readonly Route[] = [
     path: '/v1/troubles',
     id: 'listTroubles',
     tag,
-    summary: 'The mounts that something is wrong with, or was: they were mounted anew under whoever uses them',
+    summary: 'List mounts that have a problem, and mounts that were repaired by remounting',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
     access: { resource: 'mounts', verb: 'list' },
     query: nodesQuery,
-    success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },
+    success: {
+      status: 200,
+      description: 'The mounts; none if all are healthy',
+      schema: schemas.listOverNodes(schemas.trouble),
+    },
     handle: async ({ core, principal, query: q, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
-      const ill = (await core.mountHealth(call))
+      const troubled = (await core.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
         .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
-      const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
+      const seen = troubled.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },
   }),

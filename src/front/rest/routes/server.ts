@@ -6,7 +6,7 @@ import { quoted } from '#core/names.ts';
 import type { OperationView } from '#core/operations.ts';
 import type { Right } from '../access.ts';
 import { nodeListJson, operationJson, tokenJson } from '../json.ts';
-import { isEverywhere, maySee, type Principal } from '../principal.ts';
+import { isForAllStores, maySee, type Principal } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
@@ -14,8 +14,8 @@ import { mountRoutes, nodesQuery } from './mounts.ts';
 import { storeRoutes } from './stores.ts';
 import { volumeRoutes } from './volumes.ts';
 
-/** What only the program around the API knows. */
-export interface Surroundings {
+/** What the routes need from the program beside core. */
+export interface ServerBackend {
   status(principal: Principal): Promise<schemas.StatusJson>;
   doctor(signal: AbortSignal): Promise<readonly schemas.FindingJson[]>;
   /** The processes that serve mounts of network stores. */
@@ -23,12 +23,12 @@ export interface Surroundings {
     list(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
     upgrade(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
   };
-  /** What an operation that was answered with 202 would have answered. */
+  /** The answer of a request that was answered with 202, once it is known. */
   resultOf(operation: OperationId): unknown;
 }
 
-/** Nobody has tokens of Stowage's own there. */
-const byRules = 'Kubernetes says who may do what there: by service accounts, and rules for the group stowage.dev.';
+/** In a cluster, Stowage's own tokens are not used. */
+const kubernetesRbac = 'Use service accounts, and RBAC rules for the API group stowage.dev.';
 
 const idParams = Type.Object({ id: Type.String({ minLength: 1, maxLength: 64 }) }, { additionalProperties: false });
 const operationQuery = Type.Object(
@@ -39,13 +39,13 @@ const operationQuery = Type.Object(
   { additionalProperties: false },
 );
 
-/** Who may not begin such work may not stop it either. */
-const rightTo = new Map<string, Right>(
+/** Cancelling an operation needs the right to start one of that kind. */
+const rightToStart = new Map<string, Right>(
   [...volumeRoutes, ...mountRoutes, ...storeRoutes].flatMap((route) =>
     [route.operation ?? []].flat().map((kind) => [kind, route] as const),
   ),
 );
-const rightToOther: Right = {
+const rightToStartOther: Right = {
   role: 'admin',
   scope: 'server',
   effect: 'changes volumes',
@@ -62,26 +62,26 @@ function operationOf(core: Core, principal: Principal, id: string): OperationVie
   });
 }
 
-const machineRoutes = (around: Surroundings): readonly Route[] => [
+const machineRoutes = (backend: ServerBackend): readonly Route[] => [
   route({
     method: 'GET',
     path: '/v1/status',
     id: 'getStatus',
     tag: 'server',
-    summary: 'What runs, where, and how much of it',
+    summary: 'Show the status of the server',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
     access: { resource: 'status', verb: 'get' },
     success: { status: 200, description: 'The status', schema: schemas.status },
-    handle: async ({ principal }) => ok(await around.status(principal)),
+    handle: async ({ principal }) => ok(await backend.status(principal)),
   }),
   route({
     method: 'GET',
     path: '/v1/doctor',
     id: 'examine',
     tag: 'server',
-    summary: 'What this machine offers, and how to get what is missing',
+    summary: 'Check what this machine provides, and how to add what is missing',
     role: 'admin',
     scope: 'server',
     effect: 'reads',
@@ -91,7 +91,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     handle: async ({ principal, query, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.FindingJson>('/v1/doctor', query.after, call)));
-      return ok({ items: await around.doctor(call.signal), next: null });
+      return ok({ items: await backend.doctor(call.signal), next: null });
     },
   }),
   route({
@@ -113,7 +113,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     handle: async ({ principal, query, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.DataPathJson>('/v1/client', query.after, call)));
-      return ok({ items: await around.dataPaths.list(call.signal), next: null });
+      return ok({ items: await backend.dataPaths.list(call.signal), next: null });
     },
   }),
   route({
@@ -121,26 +121,26 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     path: '/v1/client/upgrade',
     id: 'upgradeDataPaths',
     tag: 'server',
-    summary: 'Replace those processes by ones of this version, under mounts that are in use',
+    summary: 'Replace these processes with ones of this version while mounts are in use',
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
     access: { instead: 'Roll out the DaemonSet of the keepers: it replaces them one after the other.' },
     deadlineMs: 120_000,
-    success: { status: 200, description: 'They serve', schema: schemas.listOf(schemas.dataPath) },
+    success: { status: 200, description: 'The new processes', schema: schemas.listOf(schemas.dataPath) },
     handle: async ({ call }) => {
-      return ok({ items: await around.dataPaths.upgrade(call.signal), next: null });
+      return ok({ items: await backend.dataPaths.upgrade(call.signal), next: null });
     },
   }),
 ];
 
-const operationRoutes = (around: Surroundings): readonly Route[] => [
+const operationRoutes = (backend: ServerBackend): readonly Route[] => [
   route({
     method: 'GET',
     path: '/v1/operations',
     id: 'listOperations',
     tag: 'operations',
-    summary: 'What is being done, and what was done lately, newest first',
+    summary: 'List running and recent operations, newest first',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',
@@ -149,12 +149,12 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     success: { status: 200, description: 'A page of operations', schema: schemas.listOf(schemas.operation) },
     handle: ({ core, principal, query }) => {
       const { items, next } = core.operations.page({
-        stores: isEverywhere(principal) ? undefined : principal.stores,
+        stores: isForAllStores(principal) ? undefined : principal.stores,
         after: query.after === undefined ? undefined : Number(query.after),
         limit: query.limit ?? 50,
       });
       return ok({
-        items: items.map((view) => operationJson(view, around.resultOf(view.operation.id), principal)),
+        items: items.map((view) => operationJson(view, backend.resultOf(view.operation.id), principal)),
         next: next === undefined ? null : String(next),
       });
     },
@@ -172,14 +172,14 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     params: idParams,
     success: { status: 200, description: 'The operation', schema: schemas.operation },
     handle: ({ core, principal, params }) =>
-      ok(operationJson(operationOf(core, principal, params.id), around.resultOf(params.id as OperationId), principal)),
+      ok(operationJson(operationOf(core, principal, params.id), backend.resultOf(params.id as OperationId), principal)),
   }),
   route({
     method: 'POST',
     path: '/v1/operations/{id}/cancel',
     id: 'cancelOperation',
     tag: 'operations',
-    summary: 'Stop an operation, as who may begin such; what it had done is undone or can be repeated',
+    summary: 'Cancel an operation; needs the right to start one of its kind. Partial work is undone or can be repeated',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -188,9 +188,9 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     success: { status: 200, description: 'The operation, which ends soon', schema: schemas.operation },
     handle: async ({ core, principal, params, permit }) => {
       const view = operationOf(core, principal, params.id);
-      await permit(rightTo.get(view.operation.kind) ?? rightToOther);
+      await permit(rightToStart.get(view.operation.kind) ?? rightToStartOther);
       core.operations.cancel(view.operation.id);
-      return ok(operationJson(view, around.resultOf(view.operation.id), principal));
+      return ok(operationJson(view, backend.resultOf(view.operation.id), principal));
     },
   }),
 ];
@@ -205,7 +205,7 @@ const tokenRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'reads',
-    access: { instead: byRules },
+    access: { instead: kubernetesRbac },
     success: { status: 200, description: 'The tokens', schema: schemas.listOf(schemas.token) },
     handle: ({ core }) => {
       return ok({ items: core.tokens.list().map(tokenJson), next: null });
@@ -221,7 +221,7 @@ const tokenRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: byRules },
+    access: { instead: kubernetesRbac },
     body: bodies.newToken,
     secret: true,
     success: { status: 201, description: 'The token', schema: schemas.createdToken },
@@ -241,7 +241,7 @@ const tokenRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: byRules },
+    access: { instead: kubernetesRbac },
     params: idParams,
     success: { status: 204, description: 'It is revoked' },
     handle: ({ core, params }) => {
@@ -251,8 +251,8 @@ const tokenRoutes: readonly Route[] = [
   }),
 ];
 
-export const serverRoutes = (around: Surroundings): readonly Route[] => [
-  ...machineRoutes(around),
-  ...operationRoutes(around),
+export const serverRoutes = (backend: ServerBackend): readonly Route[] => [
+  ...machineRoutes(backend),
+  ...operationRoutes(backend),
   ...tokenRoutes,
 ];

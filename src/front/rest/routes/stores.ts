@@ -7,14 +7,14 @@ import type { StoreView } from '#core/stores.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, unreachedJson, volumeJson } from '../json.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
+import { redactedAdoption, redactedCheck, redactedOrphan, redactedView } from '../redaction.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { adoptionFor, checkFor, orphanFor, viewFor } from '../told.ts';
-import { byStore } from './volume-refs.ts';
+import { storeEnforcesSize } from './volume-refs.ts';
 
 const tag = 'stores';
-const byObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
+const storesAreObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
 const trashParams = Type.Object(
   { volume: Type.String({ minLength: 1, maxLength: 64, description: 'Volume id' }) },
@@ -52,7 +52,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'All stores', schema: schemas.listOverNodes(schemas.store) },
     handle: async ({ core, principal, nodes, call }) => {
       const visible = core.stores.list().filter((view) => maySee(principal, view.config.name));
-      const seen = visible.map((view) => viewFor(principal, view));
+      const seen = visible.map((view) => redactedView(principal, view));
       const [own, theirs] = await Promise.all([json(core, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
@@ -68,7 +68,7 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     scope: 'server',
     effect: 'acts on the machine',
-    access: { instead: byObjects },
+    access: { instead: storesAreObjects },
     body: bodies.newStore,
     success: { status: 201, description: 'The store', schema: schemas.store },
     handle: async ({ core, body, call }) => {
@@ -95,7 +95,7 @@ export const storeRoutes: readonly Route[] = [
       const isHere = core.stores.list().some(({ config }) => config.name === p.store);
       const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
-      return ok(found ?? (await one(core, viewFor(principal, core.stores.view(p.store)), call)));
+      return ok(found ?? (await one(core, redactedView(principal, core.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -103,13 +103,13 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}',
     id: 'removeStore',
     tag,
-    summary: 'Forget a store that was added here; its volumes stay on it',
+    summary: 'Remove a store that was added here; its volumes stay on it',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
-    access: { instead: byObjects },
+    access: { instead: storesAreObjects },
     params,
-    success: { status: 204, description: 'It is forgotten' },
+    success: { status: 204, description: 'It is removed' },
     handle: async ({ core, params: p, call }) => {
       await core.stores.remove(p.store, call);
       return nothing;
@@ -120,7 +120,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/default',
     id: 'setDefaultStore',
     tag,
-    summary: 'Make it the store for volumes that name none',
+    summary: 'Make it the default store',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
@@ -134,7 +134,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/check',
     id: 'checkStore',
     tag,
-    summary: 'Is it reachable and writable, and how much room is there?',
+    summary: 'Check that it is reachable and writable, and how much space is free',
     role: 'user',
     scope: 'store',
     effect: 'reads',
@@ -142,7 +142,7 @@ export const storeRoutes: readonly Route[] = [
     params,
     body: bodies.checking,
     bodyOptional: true,
-    // Starts containers and enters the networks of others.
+    // A check with `from` starts containers and enters other network namespaces.
     further: {
       when: 'with `from`',
       isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
@@ -163,10 +163,10 @@ export const storeRoutes: readonly Route[] = [
           ? await core.stores.check(p.store, call, body?.from)
           : await checkFromPod({ nodes, permit, call }, p.store, pod);
       const failed = found.steps.find((step) => !step.ok);
-      // What they are not told, for who may know it.
+      // The details that the answer hides, for the administrator.
       if (failed !== undefined && !isAdministrator(principal))
         call.log.warn('store check failed', { store: p.store, ...failed });
-      return ok(storeCheckJson(p.store, checkFor(principal, p.store, found), body?.from));
+      return ok(storeCheckJson(p.store, redactedCheck(principal, p.store, found), body?.from));
     },
   }),
   route({
@@ -184,11 +184,11 @@ export const storeRoutes: readonly Route[] = [
     params,
     body: bodies.adopting,
     bodyOptional: true,
-    success: { status: 200, description: 'What was taken in, and what was not', schema: schemas.adoption },
+    success: { status: 200, description: 'What was adopted, and what was skipped', schema: schemas.adoption },
     handle: async ({ core, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
       const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
-      return ok(adoptionJson(adoptionFor(principal, await core.adoptions.adopt(p.store, how, call))));
+      return ok(adoptionJson(redactedAdoption(principal, await core.adoptions.adopt(p.store, how, call))));
     },
   }),
   route({
@@ -196,7 +196,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/orphans',
     id: 'listOrphans',
     tag,
-    summary: 'What lies on the store and belongs to no volume, or lacks a part',
+    summary: 'List data on the store that belong to no volume, and volumes that lack a part',
     role: 'viewer',
     scope: 'store',
     effect: 'reads',
@@ -206,7 +206,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ core, principal, params: p, call }) => {
       requireStore(principal, p.store);
       const found = await core.adoptions.orphans(p.store, call);
-      return ok({ items: found.map((orphan) => orphanJson(orphanFor(principal, orphan))), next: null });
+      return ok({ items: found.map((orphan) => orphanJson(redactedOrphan(principal, orphan))), next: null });
     },
   }),
   route({
@@ -234,7 +234,7 @@ export const storeRoutes: readonly Route[] = [
         query.store === undefined
           ? await core.deletions.trash(visibleStores(core, principal), call)
           : { entries: await core.deletions.trashOf(query.store, call), unanswered: [] };
-      const items = entries.map((entry) => trashJson(entry, byStore(core, entry.volume.store)));
+      const items = entries.map((entry) => trashJson(entry, storeEnforcesSize(core, entry.volume.store)));
       return ok({ items, next: null, unanswered: [...unanswered] });
     },
   }),
@@ -244,7 +244,7 @@ export const storeRoutes: readonly Route[] = [
     id: 'restoreVolume',
     operation: 'volume.restore',
     tag: 'trash',
-    summary: 'Bring a deleted volume back',
+    summary: 'Restore a deleted volume',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -255,7 +255,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, call }) => {
       const volume = await core.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
-      return ok(volumeJson(volume, byStore(core, volume.store)));
+      return ok(volumeJson(volume, storeEnforcesSize(core, volume.store)));
     },
   }),
   route({
@@ -264,7 +264,7 @@ export const storeRoutes: readonly Route[] = [
     id: 'purgeVolume',
     operation: 'trash.purge',
     tag: 'trash',
-    summary: 'Destroy a deleted volume for good',
+    summary: 'Destroy a deleted volume permanently',
     role: 'admin',
     scope: 'store',
     effect: 'destroys data',

@@ -10,7 +10,7 @@ import { ok, type Route, route } from '../route.ts';
 import { oneOf } from '../schema-parts.ts';
 import * as schemas from '../schemas.ts';
 import { cursorFrom, cursorText, type VolumeCursor } from '../volume-cursor.ts';
-import { json } from './volume-refs.ts';
+import { volumeToJson } from './volume-refs.ts';
 
 const query = Type.Object(
   {
@@ -30,22 +30,22 @@ const query = Type.Object(
   },
   { additionalProperties: false },
 );
-type Query = Static<typeof query>;
+type VolumeListQuery = Static<typeof query>;
 
 function labelsFrom(pairs: readonly string[]): Labels {
   return Object.fromEntries(pairs.map((pair) => [pair.slice(0, pair.indexOf('=')), pair.slice(pair.indexOf('=') + 1)]));
 }
 
-/** Those of one store, or of all that can be reached from there. */
-function storesIn(core: Core, principal: Principal, { store, reach }: Query): readonly string[] {
+/** The stores to list: the named one or all visible ones, filtered by `reach`. */
+function storesIn(core: Core, principal: Principal, { store, reach }: VolumeListQuery): readonly string[] {
   const wanted = store === undefined ? visibleStores(core, principal) : [store];
   return reach === undefined
     ? wanted
     : wanted.filter((name) => isShared(core.stores.view(name).placement) === (reach === 'anywhere'));
 }
 
-interface Wanted {
-  readonly query: Query;
+interface ListRequest {
+  readonly query: VolumeListQuery;
   readonly after: VolumeCursor | undefined;
   readonly limit: number;
 }
@@ -53,7 +53,7 @@ interface Wanted {
 async function ownPage(
   core: Core,
   principal: Principal,
-  { query: q, after, limit }: Wanted,
+  { query: q, after, limit }: ListRequest,
   call: Call,
 ): Promise<VolumePage> {
   const { volumes: found, unanswered } = await core.catalogue.page(
@@ -69,7 +69,7 @@ async function ownPage(
   const items = found.slice(0, limit);
   const last = items.at(-1);
   return {
-    items: items.map((volume) => json(core, volume)),
+    items: items.map((volume) => volumeToJson(core, volume)),
     next: found.length > limit && last ? { node: undefined, store: last.store, name: last.name } : undefined,
     unanswered: [...unanswered],
   };
@@ -86,7 +86,7 @@ export const volumeListRoutes: readonly Route[] = [
     path: '/v1/volumes',
     id: 'listVolumes',
     tag: 'volumes',
-    summary: 'List volumes, by store and name; in a cluster then those that nodes have for themselves, by node',
+    summary: 'List volumes by store and name; in a cluster, then the volumes of node-local stores by node',
     role: 'viewer',
     scope: 'visible',
     effect: 'reads',

@@ -13,11 +13,12 @@ export const params = Type.Object(
   { additionalProperties: false },
 );
 
-export const byStore = (core: Core, store: string): boolean => enforcesSizes(core.stores.view(store));
-export const json = (core: Core, volume: Volume): VolumeJson => volumeJson(volume, byStore(core, volume.store));
+export const storeEnforcesSize = (core: Core, store: string): boolean => enforcesSizes(core.stores.view(store));
+export const volumeToJson = (core: Core, volume: Volume): VolumeJson =>
+  volumeJson(volume, storeEnforcesSize(core, volume.store));
 
-/** A volume the principal may work on. */
-export async function allowed(core: Core, principal: Principal, ref: string, call: Scope): Promise<Volume> {
+/** Resolves a volume among the stores that the principal may see. */
+export async function resolvePermitted(core: Core, principal: Principal, ref: string, call: Scope): Promise<Volume> {
   const store = partsOfQualified(ref)?.store;
   if (store !== undefined) requireStore(principal, store);
   return await core.catalogue.resolve(ref, call, (one) => maySee(principal, one));

@@ -2,23 +2,23 @@ import { Type } from 'typebox';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { time, unreachedJson, usageJson, volumeDetailJson } from '../json.ts';
-import { requireDefault, requireRole, requireStore } from '../principal.ts';
+import { requireDefaultStore, requireRole, requireStore } from '../principal.ts';
+import { redactedInspection } from '../redaction.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
-import { inspectionFor } from '../told.ts';
-import { allowed, byStore, json, params } from './volume-refs.ts';
+import { params, resolvePermitted, storeEnforcesSize, volumeToJson } from './volume-refs.ts';
 
 const tag = 'volumes';
 const useParams = Type.Object(
   { ...params.properties, host: Type.String({ minLength: 1, maxLength: 128, description: 'The id of the host' }) },
   { additionalProperties: false },
 );
-const tagged = (volume: Volume): Record<string, string> => ({ etag: `"${volume.revision}"` });
+const etagOf = (volume: Volume): Record<string, string> => ({ etag: `"${volume.revision}"` });
 
-/** Each is an operation of its own, which may fail without the other. */
+/** Labels and enforcement are separate operations, and one can fail without the other. */
 const oneChange = (): StowageError =>
-  new StowageError('a change is either of the labels or of the enforcement', {
+  new StowageError('a request can change either the labels or the enforcement', {
     code: 'invalid',
     reason: 'request-invalid',
     action: 'Send `labels` or `enforce`, each in a request of its own.',
@@ -40,7 +40,7 @@ export const volumeRoutes: readonly Route[] = [
     success: { status: 201, description: 'The volume', schema: schemas.createdVolume },
     handle: async ({ core, principal, body, call }) => {
       const store = body.store ?? core.stores.defaultName;
-      if (body.store === undefined) requireDefault(principal, store);
+      if (body.store === undefined) requireDefaultStore(principal, store);
       else requireStore(principal, body.store);
       if (body.ownLabels !== undefined) requireRole(principal, 'admin');
       const want = {
@@ -53,8 +53,8 @@ export const volumeRoutes: readonly Route[] = [
         ownLabels: body.ownLabels,
       };
       const { volume, storeIdentity } = await core.volumes.createWithStoreIdentity(want, call);
-      const made = { ...json(core, volume), storeIdentity: storeIdentity ?? null };
-      return created(made, { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
+      const createdVolume = { ...volumeToJson(core, volume), storeIdentity: storeIdentity ?? null };
+      return created(createdVolume, { ...etagOf(volume), location: `/v1/volumes/${volume.id}` });
     },
   }),
   route({
@@ -71,17 +71,17 @@ export const volumeRoutes: readonly Route[] = [
     params,
     success: { status: 200, description: 'The volume', schema: schemas.volumeDetail },
     handle: async ({ core, principal, params: p, nodes, call }) => {
-      const volume = await allowed(core, principal, p.volume, call);
+      const volume = await resolvePermitted(core, principal, p.volume, call);
       const [found, mounts, uses, onNodes] = await Promise.all([
         core.volumes.inspect(volume.id, call),
         core.mounts.of(volume.id, call),
         core.uses.of(volume, call),
         nodes?.mountsOf(volume.id, call),
       ]);
-      const told = inspectionFor(principal, found);
-      const detail = volumeDetailJson(told, byStore(core, volume.store), mounts, uses);
-      const there = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
-      return ok({ ...detail, ...there }, tagged(found.volume));
+      const redacted = redactedInspection(principal, found);
+      const detail = volumeDetailJson(redacted, storeEnforcesSize(core, volume.store), mounts, uses);
+      const nodeMounts = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
+      return ok({ ...detail, ...nodeMounts }, etagOf(found.volume));
     },
   }),
   route({
@@ -98,7 +98,7 @@ export const volumeRoutes: readonly Route[] = [
     params,
     success: { status: 200, description: 'Its usage', schema: schemas.usage },
     handle: async ({ core, principal, params: p, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       return ok(usageJson(await core.volumes.usage(id, call)));
     },
   }),
@@ -119,9 +119,9 @@ export const volumeRoutes: readonly Route[] = [
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, expected, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       const volume = await core.volumes.expand(id, BigInt(body.bytes), expected, call);
-      return ok(json(core, volume), tagged(volume));
+      return ok(volumeToJson(core, volume), etagOf(volume));
     },
   }),
   route({
@@ -141,9 +141,9 @@ export const volumeRoutes: readonly Route[] = [
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, expected, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       const volume = await core.volumes.rename(id, body.name, expected, call);
-      return ok(json(core, volume), tagged(volume));
+      return ok(volumeToJson(core, volume), etagOf(volume));
     },
   }),
   route({
@@ -152,7 +152,7 @@ export const volumeRoutes: readonly Route[] = [
     id: 'labelVolume',
     operation: ['volume.label', 'volume.enforce'],
     tag,
-    summary: 'Change labels, or have the volume held to its size: one of the two',
+    summary: 'Change labels or enforce the size: one of the two',
     role: 'user',
     scope: 'store',
     effect: 'changes volumes',
@@ -164,15 +164,15 @@ export const volumeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ core, principal, params: p, body, expected, call }) => {
       const { labels, ownLabels, enforce } = body;
-      // Before the volume is looked for: where it is on a node, all of this is passed on, and done there as its administrator.
+      // Check this before the lookup: a node-local volume's request is sent on to its node, which runs it as administrator.
       if (ownLabels !== undefined) requireRole(principal, 'admin');
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       if ((labels === undefined && ownLabels === undefined) === (enforce === undefined)) throw oneChange();
       const volume =
         enforce === undefined
           ? await core.volumes.label(id, labels ?? {}, expected, call, ownLabels)
           : await core.volumes.enforce(id, enforce, expected, call);
-      return ok(json(core, volume), tagged(volume));
+      return ok(volumeToJson(core, volume), etagOf(volume));
     },
   }),
   route({
@@ -189,9 +189,9 @@ export const volumeRoutes: readonly Route[] = [
     onNodes: true,
     params,
     conditional: true,
-    success: { status: 200, description: 'What became of it', schema: schemas.deletion },
+    success: { status: 200, description: 'The outcome', schema: schemas.deletion },
     handle: async ({ core, principal, params: p, expected, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       const { outcome, expiresAt } = await core.deletions.delete(id, expected, call);
       return ok({ outcome, expiresAt: expiresAt === undefined ? null : time(expiresAt) });
     },
@@ -211,7 +211,7 @@ export const volumeRoutes: readonly Route[] = [
     params,
     success: { status: 204, description: 'It is gone' },
     handle: async ({ core, principal, params: p, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       await core.deletions.delete(id, undefined, call, { discard: true });
       return nothing;
     },
@@ -222,15 +222,15 @@ export const volumeRoutes: readonly Route[] = [
     id: 'releaseVolume',
     operation: 'volume.release',
     tag,
-    summary: 'Break the record of a host that uses a volume, or may write to it, and is gone for good',
+    summary: 'Break the use record and the writer record of a host that is permanently gone',
     role: 'admin',
     scope: 'store',
     effect: 'changes volumes',
     access: { resource: 'volumes/uses', verb: 'delete' },
     params: useParams,
-    success: { status: 204, description: 'That host has no record of using it any more' },
+    success: { status: 204, description: 'The host no longer has a record of using it' },
     handle: async ({ core, principal, params: p, call }) => {
-      const { id } = await allowed(core, principal, p.volume, call);
+      const { id } = await resolvePermitted(core, principal, p.volume, call);
       await core.uses.release(id, p.host, call);
       return nothing;
     },
