@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import { type Log, silentLog } from '#base/log.ts';
 import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { aCall } from '#testing/calls.ts';
@@ -78,13 +79,19 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('goes without a volume when its handle is a bare name', async () => {
+  test('goes without a volume, with a warning in the log, when its handle is a bare name', async () => {
     await aVolume();
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: 'a' };
     it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
-    it.start(createDeleting);
+    const warnings: unknown[] = [];
+    const log: Log = { ...silentLog(), warn: (...line) => void warnings.push(line), with: () => log };
+    it.start((parts) => {
+      const controller = createDeleting(parts);
+      return { ...controller, run: (scope, stop) => controller.run({ ...scope, log }, stop) };
+    });
     await eventually(left).toEqual([1, 0]);
+    expect(warnings).toEqual([['no volume was deleted: the volumeHandle is not one of Stowage', { handle: 'a' }]]);
   });
 
   test('stays where a Store of its name means another place since', async () => {

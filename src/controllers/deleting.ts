@@ -3,6 +3,7 @@ import { driverNamed } from '#core/csi-drivers.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { StoreName, VolumeName } from '#core/model.ts';
 import { qualified } from '#core/names.ts';
+import { isHandle } from '#core/volume-handles.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { heldBy, topologiesOf } from './handles.ts';
@@ -66,6 +67,8 @@ export function createDeleting(parts: ControllerParts): Controller {
       if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
       throw thrown;
     }
+    const { handle } = heldBy(volume);
+    if (!isHandle(handle)) scope.log.warn('no volume was deleted: the volumeHandle is not one of Stowage', { handle });
   }
 
   /** By whatever they call it: somebody may have given it to a second namespace. */
