@@ -5,7 +5,7 @@ import { components, type HealthGround, long, startHealthGround, wait } from './
 
 const { signal } = new AbortController();
 
-describe.skipIf(needs(...components))('a volume that is ill', () => {
+describe.skipIf(needs(...components))('an unhealthy volume', () => {
   let ground: HealthGround;
   let kubectl: HealthGround['cluster']['kubectl'];
 
@@ -29,7 +29,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   const podOf = (name: string): Promise<string> =>
     kubectl('get', 'pods', `--selector=app=${name}`, '--output=jsonpath={.items[0].metadata.name}');
   test(
-    'is said so on the store, the claim and the pod, and that it is well again',
+    'is reported on the store, the claim and the pod, and so is its recovery',
     async () => {
       await ground.application('quiet', 0);
       await ground.filer.freeze();
@@ -43,21 +43,23 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
         const pod = await podOf('quiet');
         await expect
           .poll(() => ground.told(pod), wait)
-          .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is ill on node-1");
+          .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is unhealthy on node-1");
       } finally {
         ground.filer.thaw();
       }
       await expect.poll(() => ofClaim('quiet'), wait).toBe('True Well');
       await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('True Well');
       expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
-      await expect.poll(() => ground.told('quiet'), wait).toContain('Normal VolumeConditionNormal: The volume is well');
+      await expect
+        .poll(() => ground.told('quiet'), wait)
+        .toContain('Normal VolumeConditionNormal: The volume is healthy');
       expect(await ground.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
     },
     long,
   );
 
   test(
-    'and whose mount was lost is well for a new pod, which is made only where the claim asks for it',
+    'whose mount was lost is healthy for a new pod, and Stowage evicts the old one only if the claim asks for it',
     async () => {
       await ground.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
       await ground.application('silent', 0);

@@ -72,7 +72,7 @@ function tell(events: Events, object: StoreObject, before: StoreObject): void {
     if (now?.status === 'False')
       events.report({ ...about, type: 'Warning', reason: 'StoreIll', note: `${type}: ${now.message || now.reason}` });
     else if (now?.status === 'True')
-      events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: it is well again.` });
+      events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: healthy again.` });
   }
 }
 

@@ -11,18 +11,19 @@ export const reasons = {
   repaired: 'RestartNeeded',
 } as const satisfies Record<MountProblemKind, string>;
 
-const lost: string = 'the mount was lost, and has been made anew; containers that had it before get errors';
+const lost: string = 'the mount was lost, and Stowage has remounted it; containers that started before that get errors';
 
 const actions = {
-  dead: 'It is mended by itself. If that takes longer than a few minutes, ask the administrator to look at the agent of the node.',
+  dead: 'Stowage repairs it. If that takes longer than a few minutes, ask the administrator to check the agent of the node.',
   unmounted: 'Restart the pod.',
   'client-failing':
-    'It is mended by itself. If that takes longer than a few minutes, ask the administrator to look at the agent and the keeper of the node.',
-  'store-silent': 'Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores',
+    'Stowage repairs it. If that takes longer than a few minutes, ask the administrator to check the agent and the keeper of the node.',
+  'store-silent':
+    'Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores',
   repaired: `Restart the pod. With the annotation ${restartConsumers}=true on the claim, pods that have a controller are evicted for that.`,
 } as const satisfies Record<MountProblemKind, string>;
 
-const looking = 'See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
+const looking = 'For details: kubectl stowage mounts, and the log of the agent of that node.';
 
 const shownNodes = 10;
 
@@ -38,14 +39,14 @@ export function messageOf(
   return whom === 'for users' ? `${what} ${actions[worst.kind]}` : `${what} ${looking}`;
 }
 
-export const claimNote = (message: string | undefined): string => message ?? 'The volume is well again.';
+export const claimNote = (message: string | undefined): string => message ?? 'The volume is healthy again.';
 
 export function podNote(problem: MountProblem | undefined, pod: Pod | undefined, claim: string | undefined): string {
   const volume = claim === undefined ? 'A volume of the pod' : `The volume of claim '${claim}'`;
-  if (problem === undefined) return `${volume} is well again.`;
+  if (problem === undefined) return `${volume} is healthy again.`;
   const isAlone = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
   const what = isAlone && problem.kind === 'repaired' ? 'Delete the pod and create it again.' : actions[problem.kind];
-  return `${volume} is ill on ${problem.node}: ${whatIs(problem)}. ${what}`;
+  return `${volume} is unhealthy on ${problem.node}: ${whatIs(problem)}. ${what}`;
 }
 
 const whatIs = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? lost : detail);

@@ -116,11 +116,11 @@ test.each([
     say('node-2');
     await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
     const message =
-      "On node-1: the server of store 'silver' does not answer. Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores";
+      "On node-1: the server of store 'silver' does not answer. Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores";
     expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
     await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
     await eventually(() => told('Pod')).toEqual([
-      `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
+      `web Warning VolumeConditionAbnormal: The volume of claim 'data' is unhealthy on node-1: ${message.replace('On node-1: ', '')}`,
     ]);
     const { length } = agents.asked;
     await eventually(() => agents.asked.length).toBeGreaterThan(length + 5);
@@ -128,10 +128,10 @@ test.each([
     troubles.set('node-1', []);
     await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
     await eventually(() => told('PersistentVolumeClaim')).toContain(
-      'data Normal VolumeConditionNormal: The volume is well again.',
+      'data Normal VolumeConditionNormal: The volume is healthy again.',
     );
     await eventually(() => told('Pod')).toContain(
-      "web Normal VolumeConditionNormal: The volume of claim 'data' is well again.",
+      "web Normal VolumeConditionNormal: The volume of claim 'data' is healthy again.",
     );
     expect(evicted).toEqual([]);
   },
@@ -392,7 +392,7 @@ test('a pod that the controller may not evict gets an Event that says so', async
   start();
   say('node-1', repaired('one'));
   await eventually(async () => (await told('Pod')).join()).toContain(
-    "one Warning RestartForbidden: Not evicted, though the mount of claim 'data' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.",
+    "one Warning RestartForbidden: Not evicted, although the mount of claim 'data' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.",
   );
   expect(evicted).toEqual([]);
 });
@@ -430,7 +430,7 @@ test('a block device, and a volume that lives with its pod, too', async () => {
     'block Warning VolumeConditionAbnormal',
     'inline Warning VolumeConditionAbnormal',
   ]);
-  expect((await told('Pod')).join()).toContain('A volume of the pod is ill on node-1');
+  expect((await told('Pod')).join()).toContain('A volume of the pod is unhealthy on node-1');
 });
 
 test('a store says how its mounts are on nodes, and keeps what was said until somebody knows', async () => {
@@ -456,14 +456,13 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   await eventually(() => stores.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toEqual(said);
   say('node-1', trouble('web', { name: 'gold/a' }), trouble('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
-  const message =
-    'On node-1: y. See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
+  const message = 'On node-1: y. For details: kubectl stowage mounts, and the log of the agent of that node.';
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
   say('node-1', repaired('web'));
   await eventually(() => looks.isKnown('node-1')).toBe(true);
   stores.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
-  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: it is well again.']);
+  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
   say('node-1', trouble('web', { name: 'gold/a', detail: 'z' }));
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'StoreSilent' });
   await eventually(async () => (await told('Store')).join()).toContain(

@@ -50,7 +50,7 @@ test('a directory that nobody claims goes where nothing is in it; otherwise it i
   writeFileSync(join(node.server.folder, 'disks', 'something', 'file'), '');
   expect(await looked(node)).toEqual(['something']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-    'On node node-1, 1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: something.',
+    'On node node-1, 1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: something.',
   );
 });
 
@@ -136,7 +136,7 @@ describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
       await given(await madeOn(node, 'used', { bytes, access }));
       expect(await looked(node)).toEqual(['used']);
       await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-        'and hold data, or may: used.',
+        'contain or may contain data: used.',
       );
     },
   );

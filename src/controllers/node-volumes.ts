@@ -131,7 +131,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (object === undefined) continue;
       const names = those.slice(0, shown).map(({ name }) => name);
       const more = those.length > shown ? `, and ${those.length - shown} more` : '';
-      const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       // Each node's are a matter of their own.
       events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });

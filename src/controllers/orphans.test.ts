@@ -65,7 +65,7 @@ test.each<[string, (name: string) => void]>([
   fill('full');
   expect(await looked()).toEqual(['full']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-    '1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: full.',
+    '1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: full.',
   );
 });
 

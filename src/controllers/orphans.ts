@@ -50,7 +50,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     if (left.length > 0) {
       const names = left.slice(0, shown).map(({ name }) => name);
       const more = left.length > shown ? `, and ${left.length - shown} more` : '';
-      const note = `${left.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them: stowage volume delete.`;
+      const note = `${left.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       events.report({ ...about, regarding: storeReference(object) });
     }

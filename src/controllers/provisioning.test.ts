@@ -44,7 +44,7 @@ describe('a claim', () => {
       paths.claims,
       aClaim('cart', { accessModes: ['ReadWriteMany'] }, { labels: { team: 'red', 'stowage.dev/x': '1' } }),
     );
-    await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Volume 'silver/pvc-uid-of-cart' was made"]);
+    await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Created volume 'silver/pvc-uid-of-cart'"]);
     const [volume] = await it.volumes();
     expect(volume).toMatchObject({
       name: 'pvc-uid-of-cart',
@@ -350,7 +350,7 @@ describe('a claim', () => {
     it.api.put(paths.claims, aClaim('cart', { dataSourceRef }));
     it.start(createProvisioning);
     await eventually(() => it.notes('WaitForPopulator')).toEqual([
-      "The claim waits for whoever makes volumes of a Hello, here of 'greeting': Stowage leaves that to them",
+      "The claim waits for the volume populator of Hello 'greeting': Stowage does not create its volume",
     ]);
     expect([await it.volumes(), await made(), await it.notes('ProvisioningFailed')]).toEqual([[], [], []]);
   });

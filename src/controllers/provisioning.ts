@@ -96,7 +96,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
     making.written();
     written.set(key, { uid, at: clock.elapsed() });
-    const note = `Volume '${made.volume.store}/${made.volume.name}' was made`;
+    const note = `Created volume '${made.volume.store}/${made.volume.name}'`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
     return done;
@@ -130,7 +130,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
 
   function tellFilledByOthers(claim: PersistentVolumeClaim): void {
     const { kind = '', name = '' } = claim.spec.dataSourceRef ?? {};
-    const note = `The claim waits for whoever makes volumes of a ${kind}, here of '${name}': Stowage leaves that to them`;
+    const note = `The claim waits for the volume populator of ${kind} '${name}': Stowage does not create its volume`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'WaitForPopulator', action: 'Provision', note });
   }

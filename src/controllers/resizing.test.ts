@@ -29,7 +29,7 @@ const resizing = { type: 'Resizing', status: 'True' };
 test('a claim that asks for more gets it', async () => {
   await aPair({ conditions: [other, resizing] });
   it.start(createResizing);
-  await eventually(() => it.notes('VolumeResizeSuccessful')).toEqual(['Volume was enlarged to 2Mi']);
+  await eventually(() => it.notes('VolumeResizeSuccessful')).toEqual(['Expanded the volume to 2Mi']);
   expect(await it.volumes()).toMatchObject([{ bytes: 2n * mib }]);
   expect(await it.list(persistentVolumes)).toMatchObject([{ spec: { capacity: { storage: '2Mi' } } }]);
   const [claim] = await it.list(claims);

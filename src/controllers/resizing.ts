@@ -31,7 +31,7 @@ export function createResizing(parts: ControllerParts): Controller {
     const grown = await provisioner.expand(volume, wanted, scope);
     if (has < grown.bytes) await enlarge(volume, grown.bytes, scope);
     await tell(claim, grown.bytes, grown.onNodes, scope);
-    const note = `Volume was enlarged to ${quantityOf(grown.bytes)}`;
+    const note = `Expanded the volume to ${quantityOf(grown.bytes)}`;
     const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
     events.report({ ...about, regarding: claimReference(claim) });
     return done;
@@ -50,7 +50,7 @@ export function createResizing(parts: ControllerParts): Controller {
     const pending: Condition = {
       type: 'FileSystemResizePending',
       status: 'True',
-      message: 'Waiting for the nodes that have it mounted.',
+      message: 'Waiting for the nodes that have the volume mounted.',
       lastTransitionTime: new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z'),
     };
     const size = { [storage]: quantityOf(bytes) };

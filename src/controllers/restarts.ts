@@ -58,7 +58,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     if (outcome === 'forbidden') {
       // Others need not wait for a pod that stays.
       nextAt = clock.elapsed();
-      const note = `Not evicted, though the mount of claim '${name}' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.`;
+      const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
       const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
       events.report({ ...about, regarding: podReference(problem.pod) });
       return again(mostRetryMs);
@@ -66,7 +66,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     scope.log.warn('a pod was evicted, since a mount of it was made anew', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
-    const note = `Evicted: the mount of claim '${name}' was lost and made anew, which only a new pod sees. The claim asks for that by ${restartConsumers}.`;
+    const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumers}.`;
     const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
     events.report({ ...about, regarding: podReference(problem.pod) });
     return over(key);

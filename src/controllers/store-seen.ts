@@ -44,7 +44,7 @@ export function seenOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): 
   const open = known.filter(({ isOpen }) => isOpen);
   if (all.length === 0) return nothing({ status: 'Unknown', reason: 'NoAgents', message: 'No agent is connected.' });
   const ill = all.flatMap(({ node, store }) =>
-    store?.isOpen === true ? [] : `${node}: ${store?.problem ?? 'its agent does not have it yet'}`,
+    store?.isOpen === true ? [] : `${node}: ${store?.problem ?? 'its agent does not have the store yet'}`,
   );
   const more = ill.length > shown ? [`and ${ill.length - shown} more`] : [];
   const message = [`Open on ${open.length} of ${all.length} nodes`, ...ill.slice(0, shown).toSorted(), ...more];

@@ -79,8 +79,8 @@ export function createStoresController(options: StoresOptions): StoresController
     const { store, problem, pending } = core.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
     const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
-    const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
-    const open = yes('Open', pending === undefined ? '' : `A change waits: ${pending}`);
+    const closed = problem === undefined ? no('NotOpen', 'the store is not open yet', '') : saying(problem);
+    const open = yes('Open', pending === undefined ? '' : `A change is pending: ${pending}`);
     return {
       ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
@@ -108,7 +108,7 @@ export function createStoresController(options: StoresOptions): StoresController
   }
 
   function tellTaken(object: StoreObject, name: string): void {
-    const note = `There is a StorageClass '${name}' already, which was not made for this store. Choose another name in spec.storageClass.`;
+    const note = `StorageClass '${name}' already exists, and was not created for this store. Choose another name in spec.storageClass.`;
     const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
     events.report({ ...about, regarding: storeReference(object) });
   }
@@ -210,7 +210,13 @@ const present = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 
 const classVerdict = (kept: NonNullable<ClassState>): Verdict =>
-  kept.ready ? yes('Made', '') : no('Taken', `StorageClass '${kept.taken}' is another's`, 'Choose another name.');
+  kept.ready
+    ? yes('Made', '')
+    : no(
+        'Taken',
+        `StorageClass '${kept.taken}' already exists, and was not created for this store`,
+        'Choose another name.',
+      );
 
 /** What others write there changes it all the time: less than a hundredth is not worth telling. */
 function capacityOf(
