@@ -127,7 +127,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const state = ['--state', join(folder, 'c')];
   const env = { POD_NAME: pod, POD_IP: addresses.controlPlane };
   const controller = start('controller', env, 'controller', ...common, ...state, '--listen', listen);
-  await saying('controller', controller, 'the service leads here');
+  await saying('controller', controller, 'the Service points to this process');
   const forward = ground.use(
     await startForward(cluster.network.inside, { host: addresses.controlPlane, port: doorPort }, 'door'),
   );

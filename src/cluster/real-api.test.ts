@@ -147,7 +147,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
             ),
           aBitLonger,
         )
-        .toBe('Kubernetes does not vouch for the token');
+        .toBe('Kubernetes does not accept the token');
     });
   });
 
@@ -282,7 +282,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('goes to the next leader when the first is killed, and comes back after its node was cut off', async () => {
       const first = await controller(8443);
-      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
       const link = await agent();
       await isConnected(link, 8443);
@@ -313,7 +313,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('notices a leader that stands still, and goes to the next', async () => {
       const first = await controller(8443);
-      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
       const link = await agent();
       await isConnected(link, 8443);

@@ -60,7 +60,7 @@ export function createAbandonedClaims(
     if (isStill(claim, uid)) return false;
     const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
     if (volume === undefined) {
-      scope.log.info('nobody claims it any more: what was made is taken away, unless somebody has it', { uid });
+      scope.log.info('deleting the volume of an abandoned claim, unless a PersistentVolume refers to it', { uid });
       await provisioner.takeBack(uid, isHad, scope);
     }
     return true;

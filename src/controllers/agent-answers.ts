@@ -58,10 +58,10 @@ const identityIn = (value: unknown): string | undefined =>
 const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
 
 export const garbled = (): StowageError =>
-  new StowageError("the agent's answer is not what was asked for", {
+  new StowageError("the agent's answer does not have the expected form", {
     code: 'internal',
     reason: 'agent-answer',
-    action: 'Look whether agents and controller are of the same version.',
+    action: 'Check that the agents and the controller have the same version.',
   });
 
 export function volumeFrom(value: unknown): AgentVolume {

@@ -65,7 +65,7 @@ describe('a PersistentVolume', () => {
     it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, ...other });
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "PersistentVolume 'by-hand' has the same volume. Delete that one first",
+      "PersistentVolume 'by-hand' refers to the same volume. Delete that PersistentVolume and its claim first",
     );
     expect(await left()).toEqual([1, 2]);
     it.api.remove(paths.volumes, 'by-hand');
@@ -100,7 +100,7 @@ describe('a PersistentVolume', () => {
     await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "store 'silver' is another one than when the volume was made, and the volume may still be on that. Make a Store for the place",
+      "store 'silver' is at another location than when the volume was created, and the volume may still be at the old one. Create a Store for the old location",
     );
     expect(await left()).toEqual([0, 1]);
   });
@@ -218,7 +218,7 @@ describe('a PersistentVolume', () => {
     await uses?.put({ id, name }, use, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      'the volume is still in use on a node. It is deleted as soon as it is not.',
+      'the volume is still in use on a node. Stowage deletes it when no node uses it any more.',
     );
     expect(await left()).toEqual([1, 1]);
     await uses?.remove(id, 'host-1', aCall());
@@ -232,7 +232,7 @@ describe('a PersistentVolume', () => {
     it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "store 'gold' is not configured any more, and the volume may still be on it. Make its Store object again",
+      "store 'gold' is not configured any more, and the volume may still be on it. Recreate its Store object",
     );
     expect(await left()).toEqual([1, 1]);
   });

@@ -90,7 +90,7 @@ export function createDeleting(parts: ControllerParts): Controller {
       // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
       const isStoreGone = reason === 'store-unknown' && caches.stores.get(heldBy(volume).store ?? '') === undefined;
       if (!isStoreGone && !cannotBeSaid.has(reason)) throw error;
-      scope.log.warn('a volume that was kept could not be labelled so', { error });
+      scope.log.warn('a retained volume could not be labelled', { error });
     }
   }
 
@@ -145,13 +145,13 @@ const stillUsed = (cause: unknown): StowageError =>
     code: 'busy',
     reason: 'volume-still-used',
     action:
-      'It is deleted as soon as it is not. A node that is gone for good has to be declared so: delete it, or taint it node.kubernetes.io/out-of-service.',
+      'Stowage deletes it when no node uses it any more. If a node is gone for good, delete its Node object, or taint it with node.kubernetes.io/out-of-service.',
     cause,
   });
 
 const hasAnother = (name: string): StowageError =>
-  new StowageError(`PersistentVolume '${name}' has the same volume`, {
+  new StowageError(`PersistentVolume '${name}' refers to the same volume`, {
     code: 'busy',
     reason: 'volume-has-another-pv',
-    action: `Delete that one first, with its claim, and the data go with this one. To keep the data: kubectl patch pv NAME --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}', for this one.`,
+    action: `Delete that PersistentVolume and its claim first; Stowage then deletes the data with this one. To keep the data, retain this PersistentVolume: kubectl patch pv NAME --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'`,
   });

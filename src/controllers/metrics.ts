@@ -54,14 +54,14 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
       this.set({ version }, 1);
     },
   });
-  gauge('stowage_controller_leading', '1: this one leads, 0: another does', () => (isLeading() ? 1 : 0));
-  gauge('stowage_controller_agents', 'Agents of nodes that are connected', () => parts?.agents.nodes().length ?? 0);
-  gauge('stowage_controller_events_waiting', 'Events that are not written yet', () => parts?.events.waiting ?? 0);
-  gauge('stowage_controller_events_dropped', 'Events that were thrown away', () => parts?.events.dropped ?? 0);
+  gauge('stowage_controller_leading', '1 if this process is the leader, 0 otherwise', () => (isLeading() ? 1 : 0));
+  gauge('stowage_controller_agents', 'Agents that are connected', () => parts?.agents.nodes().length ?? 0);
+  gauge('stowage_controller_events_waiting', 'Events that wait to be written', () => parts?.events.waiting ?? 0);
+  gauge('stowage_controller_events_dropped', 'Events that were dropped', () => parts?.events.dropped ?? 0);
   countKeys(registers, () => parts);
   const seconds = new Histogram({
     name: 'stowage_controller_reconcile_seconds',
-    help: 'How long one look at a key took',
+    help: 'How long one reconcile of a key took',
     labelNames: ['controller'],
     buckets,
     registers,
@@ -74,7 +74,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
   });
   const said = new Counter({
     name: 'stowage_controller_events_total',
-    help: 'What was said on objects. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: it did not this time',
+    help: 'Events that were reported. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: an attempt failed',
     labelNames: ['type', 'reason'],
     registers,
   });
@@ -110,7 +110,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
 function countKeys(registers: Registry[], parts: () => Working | undefined): void {
   new Gauge({
     name: 'stowage_controller_keys',
-    help: 'What a controller has to look at. waiting: now; running: it does; delayed: later',
+    help: 'Keys in the work queue of a controller. waiting: ready to be reconciled; running: being reconciled; delayed: to be reconciled later',
     labelNames: ['controller', 'state'],
     registers,
     collect() {
@@ -120,7 +120,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Counter({
     name: 'stowage_controller_reconciles_total',
-    help: 'Looks at keys, and what they came to. retried: it failed and is tried again; terminal: somebody has to change something first',
+    help: 'Reconciles, by outcome. retried: it failed, and the controller retries soon; terminal: it failed, and somebody has to change something first',
     labelNames: ['controller', 'outcome'],
     registers,
     collect() {
@@ -131,7 +131,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Gauge({
     name: 'stowage_controller_cache_objects',
-    help: 'Objects of Kubernetes that are kept in memory',
+    help: 'Kubernetes objects in the cache',
     labelNames: ['resource'],
     registers,
     collect() {
@@ -140,7 +140,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Gauge({
     name: 'stowage_controller_cache_synced',
-    help: '1: everything was seen once, 0: not yet',
+    help: '1 if the cache has listed all objects, 0 if not yet',
     labelNames: ['resource'],
     registers,
     collect() {

@@ -126,7 +126,7 @@ describe('a claim whose node the scheduler chose', () => {
       (node) => Object.assign(node, { intercept: notSeen }),
       /cannot use its configured location/,
     ],
-    ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
+    ['is no longer in the cluster', () => it.api.remove(paths.nodes, 'node-1'), /no longer in the cluster/],
   ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {
     const [one, two] = await twoNodes('?maxBytes=1M');
     prepare(one);
@@ -180,7 +180,7 @@ describe('a claim that does not wait for a pod', () => {
       paths.claims,
       aClaim('large', { storageClassName: 'first', resources: { requests: { storage: '5Gi' } } }),
     );
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 1/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/does not have enough free space on any of 1/);
     expect(await wellMade()).toHaveLength(2);
   });
 
@@ -312,7 +312,7 @@ describe('a claim that does not wait for a pod', () => {
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.claims, aLocalClaim('data'));
     const { provisioning } = lead();
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 2/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/does not have enough free space on any of 2/);
     const seen = (): unknown => [...it.parts.nodeStores.all()].map(({ stores }) => stores.get('disks')?.freeBytes);
     const look = async (bytes: bigint): Promise<void> => {
       free = bytes;

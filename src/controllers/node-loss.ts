@@ -92,7 +92,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
         return;
       }
       for (const { host } of uses) await breakUse(volume, host, name, scope);
-      scope.log.info('deleting a volume that lived with a pod of a node that is gone', { volume: id, node: name });
+      scope.log.info('deleting an ephemeral volume of a node that is gone', { volume: id, node: name });
       await core.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
     });
     return isOver;
@@ -114,7 +114,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     const all = await hosts.read(scope.signal);
     const other = all.find((one) => one.host === host && one.node !== name);
     if (other !== undefined && caches.nodes.get(other.node) !== undefined) {
-      scope.log.warn('two nodes say that they are the same machine', { node: name, other: other.node, host });
+      scope.log.warn('two nodes report the same machine', { node: name, other: other.node, host });
       return done;
     }
     // The node of this name was deleted, and another machine has the name now.
@@ -165,7 +165,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   }
 
   function tell(name: string, released: number, { log }: Scope): void {
-    log.warn('a node is gone: its volumes are free for others', { node: name, volumes: released });
+    log.warn('a node is gone: released its volumes', { node: name, volumes: released });
     const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
     const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
     events.report({ ...about, regarding: nodeReference(name) });

@@ -127,7 +127,7 @@ describe('a volume of a node', () => {
     if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
     else
       await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-        "PersistentVolume 'by-hand' has the same volume",
+        "PersistentVolume 'by-hand' refers to the same volume",
       );
     expect(await counted(one)).toEqual([left]);
   });
@@ -165,7 +165,7 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /'disks' is another one than when the volume was made/,
+      /'disks' is at another location than when the volume was created/,
     );
     expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
   });
@@ -182,7 +182,7 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /'disks' is another one than when the volume was made/,
+      /'disks' is at another location than when the volume was created/,
     );
     await moveStore(one, 'elsewhere');
     expect([await wellMade(), await counted(one)]).toEqual([['pvc-uid-of-data'], [1]]);
@@ -224,7 +224,7 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /on node 'node-1', which is not in the cluster any more.*Retain/,
+      /on node 'node-1', which is no longer in the cluster.*Retain/,
     );
     expect(await volumes()).toHaveLength(1);
   });

@@ -174,7 +174,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
         return await createOn(node, store, want, scope);
       } catch (thrown) {
         if (!isForAnother(thrown)) throw thrown;
-        scope.log.info('another node is chosen', { node, why: stowageError(thrown).message });
+        scope.log.info('choosing another node', { node, why: stowageError(thrown).message });
         choosing.refused(want.claim.uid, node);
       }
     }

@@ -115,7 +115,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);
-      scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
+      scope.log.info('deleted an empty orphan volume', { node, volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
       const failure = stowageError(thrown);

@@ -101,7 +101,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
       await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
-      scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
+      scope.log.info('deleted an empty orphan volume', { volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
       const failure = stowageError(thrown);

@@ -16,8 +16,8 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   const { nameTemplate } = read;
   if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
     throw invalid(
-      `class '${name}': ${quoted(nameTemplate)} is not a template of names`,
-      'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
+      `class '${name}': ${quoted(nameTemplate)} is not a valid name template`,
+      'Use {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
     );
   return read;
 }
@@ -25,10 +25,10 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
 /** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
 export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
   if (areMountFlags(splitMountFlags(mountOptions))) return;
-  throw new StowageError(`class '${name}' has mountOptions that are not known here`, {
+  throw new StowageError(`class '${name}' has mountOptions that Stowage does not support`, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `Allowed are: ${mountFlags.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
+    action: `Allowed are: ${mountFlags.join(', ')}. Options of the connection to a store belong in the Store object: ask the administrator to remove them from the class.`,
   });
 }
 
@@ -36,7 +36,7 @@ function invalid(message: string, action: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `${action}. Parameters of a class cannot be changed: ask the administrator to delete it and make it anew.`,
+    action: `${action}. Parameters of a class cannot be changed: ask the administrator to delete the class and recreate it.`,
   });
 }
 

@@ -176,13 +176,13 @@ export const notYet = (store: string): StowageError =>
   new StowageError(`store '${store}' is not open yet`, {
     code: 'unavailable',
     reason: 'store-not-open',
-    action: 'Wait a moment. If it persists, ask the administrator to look at it: kubectl get stores',
+    action: 'Wait a moment. If the problem persists, ask the administrator to check the store: kubectl get stores',
   });
 
 export const gone = (store: string): StowageError =>
   storeGone(
     store,
-    'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+    'Recreate its Store object; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   );
 
 /** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
@@ -192,12 +192,12 @@ export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, 
   // Closed at this moment, or of an agent that does not say it.
   if (now === undefined) throw notYet(store);
   throw new StowageError(
-    `store '${store}' is another one than when the volume was made, and the volume may still be on that`,
+    `store '${store}' is at another location than when the volume was created, and the volume may still be at the old one`,
     {
       code: 'conflict',
       reason: 'volume-store-moved',
       action:
-        'Make a Store for the place that it was on, under any name; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+        'Create a Store for the old location, under any name; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
     },
   );
 }
@@ -206,5 +206,5 @@ export const noSuchMode = (store: string, access: Access): StowageError =>
   new StowageError(`store '${store}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'claim-unsupported',
-    action: `Ask for a claim with another volumeMode, or for a class of another store.`,
+    action: 'Use another volumeMode in the claim, or a class of another store.',
   });

@@ -36,7 +36,7 @@ test.each<[string, readonly string[], string]>([
   async (mode, all, volumeMode) => {
     const node = await claimed(all, volumeMode);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(
-      `the claim asks for ${mode}, and volumes of its class can be used on one node only. Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of file.stowage.dev`,
+      `the claim requests ${mode}, but volumes of its class can be used on one node only. Use ReadWriteOnce or ReadWriteOncePod; or a class of file.stowage.dev`,
     );
     expect([await it.list(persistentVolumes), await node.volumes()]).toEqual([[], []]);
   },

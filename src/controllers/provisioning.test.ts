@@ -289,7 +289,7 @@ describe('a claim', () => {
       'with mount options that no mount is given',
       { mountOptions: ['nosuid', 'nodev,vers=4.1'] },
       {},
-      "class 'fast' has mountOptions that are not known here. Allowed are: defaults, rw, ro, nosuid, nodev. How a store is reached is said on the Store",
+      "class 'fast' has mountOptions that Stowage does not support. Allowed are: defaults, rw, ro, nosuid, nodev. Options of the connection to a store belong in the Store object",
     ],
     [
       'with an unknown parameter',
@@ -299,8 +299,8 @@ describe('a claim', () => {
     ],
     ['with a wrong value', { parameters: { store: 'silver', enforce: 'yes' } }, {}, "'yes' is not a value for enforce"],
     ['of a store that is not there', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
-    ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a template of names"],
-    ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a template of names"],
+    ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a valid name template"],
+    ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a valid name template"],
     [
       'without what the template wants',
       { parameters: { nameTemplate: '{label:team}' } },

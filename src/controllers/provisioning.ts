@@ -199,18 +199,15 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   const { namespace = '', name = '', uid = '' } = metadata;
   const { store, enforce = false, nameTemplate } = parametersOf(kind);
   if (spec.dataSource !== undefined || spec.dataSourceRef !== undefined)
-    throw unsupported(
-      'has a dataSource: volumes cannot be made of others or of snapshots yet',
-      'Leave out dataSource.',
-    );
+    throw unsupported('has a dataSource: Stowage cannot clone volumes or restore snapshots yet', 'Remove dataSource.');
   if (spec.selector !== undefined)
     throw unsupported(
-      'has a selector, which only fits volumes that are there already',
-      'Leave out the selector, or make such a PersistentVolume.',
+      'has a selector, which only matches existing PersistentVolumes',
+      'Remove the selector, or create a matching PersistentVolume.',
     );
   const bytes = bytesOf(spec.resources?.requests?.['storage']);
   if (bytes === undefined || bytes === 0n)
-    throw unsupported('asks for no size', 'Set spec.resources.requests.storage.');
+    throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
   // What no kubelet could mount: better no volume than one whose pods wait for ever.
   const onMany =
@@ -219,8 +216,8 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
       : undefined;
   if (onMany !== undefined)
     throw unsupported(
-      `asks for ${onMany}, and volumes of its class can be used on one node only`,
-      `Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of ${fileDriver.name}, whose stores all nodes reach.`,
+      `requests ${onMany}, but volumes of its class can be used on one node only`,
+      `Use ReadWriteOnce or ReadWriteOncePod; or a class of ${fileDriver.name}, whose stores all nodes can reach.`,
     );
   if (access === 'filesystem') refuseMountOptions(kind);
   return {

@@ -63,7 +63,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
       events.report({ ...about, regarding: podReference(problem.pod) });
       return again(mostRetryMs);
     }
-    scope.log.warn('a pod was evicted, since a mount of it was made anew', {
+    scope.log.warn('evicted a pod whose mount was remounted', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
     const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumers}.`;
@@ -93,7 +93,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
       // It went by itself, or another has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
       if (reason !== 'Forbidden') throw thrown;
-      log.warn('a pod may not be evicted', { pod: `${namespace}/${name}`, error: thrown });
+      log.warn('the API server does not allow to evict a pod', { pod: `${namespace}/${name}`, error: thrown });
       return 'forbidden';
     }
   }

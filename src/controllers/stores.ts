@@ -142,7 +142,7 @@ export function createStoresController(options: StoresOptions): StoresController
       // With no object at all no key is ever looked at.
       const began = caches.stores.whenSynced(either).then(() => configure(scope));
       began.catch((error: unknown) => {
-        if (!either.aborted) scope.log.warn('stores could not be configured', { error });
+        if (!either.aborted) scope.log.warn('could not configure the stores', { error });
       });
       await controller.run(scope, stop);
     },

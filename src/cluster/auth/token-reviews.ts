@@ -66,7 +66,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
       .create(tokenReviews, { metadata: {}, spec }, limit.signal)
       .catch((cause: unknown) => {
         scope.signal.throwIfAborted();
-        scope.log.warn('Kubernetes could not be asked whose token it is', { error: cause });
+        scope.log.warn('Kubernetes could not review a token', { error: cause });
         throw unasked(cause);
       });
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
@@ -126,7 +126,7 @@ export function nodeOfAgent({ username, extra }: Reviewed, namespace: string): s
     code: 'denied',
     reason: 'agent-node-unknown',
     action:
-      'Kubernetes says it from version 1.30 on, of tokens that are bound to a pod: the agent must use the token that is ' +
+      'Tokens that are bound to a pod name its node from Kubernetes 1.30 on: the agent must use the token that is ' +
       'projected into its own pod.',
   });
 }
@@ -139,17 +139,17 @@ const missing = (audience: string): StowageError =>
   });
 
 const refused = (audience: string): StowageError =>
-  new StowageError('Kubernetes does not vouch for the token', {
+  new StowageError('Kubernetes does not accept the token', {
     code: 'unauthenticated',
     reason: 'token-refused',
-    action: `Send a token that is valid, and meant for the audience ${audience}.`,
+    action: `Send a valid token for the audience ${audience}.`,
   });
 
 const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked whose token it is', {
+  new StowageError('Kubernetes could not review the token', {
     code: 'unavailable',
     reason: 'review-failed',
     cause,
     action:
-      "Try again in a moment. If it persists, look at the controller's log, and whether it may create TokenReviews.",
+      "Try again in a moment. If the problem persists, check the controller's log, and whether it may create TokenReviews.",
   });

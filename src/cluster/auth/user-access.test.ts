@@ -165,7 +165,7 @@ test('what cannot be asked is no refusal, is in the log, and is not remembered',
     return true;
   };
   expect(await refusal(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
-  expect(warned).toContain('Kubernetes could not be asked what a user may do');
+  expect(warned).toContain('Kubernetes could not check what a user may do');
   api.intercept = answer;
   expect(await admit()).toMatchObject({ role: 'user' });
 });

@@ -71,7 +71,7 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
       return review.status?.allowed === true && review.status.denied !== true;
     } catch (cause) {
       signal.throwIfAborted();
-      log.warn('Kubernetes could not be asked what a user may do', { error: cause });
+      log.warn('Kubernetes could not check what a user may do', { error: cause });
       throw unasked(cause);
     }
   }
@@ -161,10 +161,10 @@ function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: 
 }
 
 const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked whether this is allowed', {
+  new StowageError('Kubernetes could not check whether this is allowed', {
     code: 'unavailable',
     reason: 'review-failed',
     cause,
     action:
-      "Try again in a moment. If it persists, look at the controller's log, and whether it may create SubjectAccessReviews.",
+      "Try again in a moment. If the problem persists, check the controller's log, and whether it may create SubjectAccessReviews.",
   });

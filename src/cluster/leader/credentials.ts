@@ -41,7 +41,7 @@ export async function keepCredentials(options: CredentialsOptions, scope: Scope)
   function usable(found: Secret | undefined): Kept {
     const kept = readCredential(textOf(found, 'tls.crt'), textOf(found, 'tls.key'));
     if (!kept.isFor(names[0])) throw new Error(`the certificate is not for ${names[0]}`);
-    if (kept.endsAt <= clock.now()) throw new Error('the certificate has run out');
+    if (kept.endsAt <= clock.now()) throw new Error('the certificate has expired');
     return kept;
   }
 
@@ -52,7 +52,7 @@ export async function keepCredentials(options: CredentialsOptions, scope: Scope)
       const credential = usable(found);
       return clock.now() < credential.renewAt ? credential : undefined;
     } catch (error) {
-      log.warn('the certificate of the door cannot be used: it is made anew', { secret: doorNames.secret, error });
+      log.warn('the certificate cannot be used: creating a new one', { secret: doorNames.secret, error });
       return undefined;
     }
   }
@@ -79,7 +79,7 @@ export async function keepCredentials(options: CredentialsOptions, scope: Scope)
         scope.signal,
       );
     else await client.update(secrets, { ...found, data }, scope.signal);
-    scope.log.info('the door has a new certificate', { secret: doorNames.secret, names });
+    scope.log.info('created a new certificate', { secret: doorNames.secret, names });
     return made;
   }
 

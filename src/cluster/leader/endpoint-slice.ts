@@ -74,7 +74,7 @@ export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope)
     if (found !== undefined && said(found) === said(wanted)) return lookMs;
     try {
       await put(found, signal);
-      log.info('the service leads here', { address: options.address, port: options.port });
+      log.info('the Service points to this process', { address: options.address, port: options.port });
       return lookMs;
     } catch (thrown) {
       // What was changed meanwhile comes by the watch, and wakes us.
@@ -97,6 +97,6 @@ export async function removeLeaderSlice(options: LeaderSliceOptions, { signal, l
     const { uid, resourceVersion } = found.metadata;
     await client.delete(endpointSlices, at, { uid, resourceVersion }, limit.signal);
   } catch (error) {
-    if (reasonOf(error) !== 'NotFound') log.warn('the service still leads here', { error });
+    if (reasonOf(error) !== 'NotFound') log.warn('the Service still points to this process', { error });
   }
 }

@@ -83,6 +83,6 @@ export async function removeLeaderEndpoints(options: LeaderEndpointsOptions, { s
     const { uid, resourceVersion } = found.metadata;
     await client.delete(endpoints, at, { uid, resourceVersion }, limit.signal);
   } catch (error) {
-    if (reasonOf(error) !== 'NotFound') log.warn('the proxy of the API server still leads here', { error });
+    if (reasonOf(error) !== 'NotFound') log.warn("the API server's proxy still points to this process", { error });
   }
 }

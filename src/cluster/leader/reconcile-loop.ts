@@ -37,7 +37,7 @@ export async function runReconcileLoop(keeping: ReconcileLoop, scope: Scope): Pr
       backOff.reset();
       return ms;
     } catch (error) {
-      if (!signal.aborted) log.warn('something of the door cannot be put right', { what, error });
+      if (!signal.aborted) log.warn('reconcile failed, retrying', { what, error });
       return backOff.next();
     }
   }

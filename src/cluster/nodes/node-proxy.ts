@@ -54,11 +54,10 @@ export async function retryOnNode(
 async function ofNodes(apis: NodeApis, name: string | undefined, scope: Scope): Promise<StowageError | undefined> {
   const { stores } = await storesOfNodes(apis, scope);
   if (name === undefined || !stores.some((store) => store.name === name)) return undefined;
-  return new StowageError(`each node has a store ${quoted(name)} of its own, and this is done by its agent only`, {
+  return new StowageError(`each node has its own store ${quoted(name)}, and only the node's agent can do this`, {
     code: 'unsupported',
     reason: 'store-of-nodes',
-    action:
-      'Volumes are made on it by claims. For the rest, run the command line in the pod of that node’s agent: kubectl exec',
+    action: 'Claims create volumes on it. For anything else, run stowage in the agent pod of that node: kubectl exec',
   });
 }
 
@@ -83,7 +82,7 @@ const incomplete = (ref: string, silent: readonly string[]): StowageError =>
   );
 
 const unconditional = ({ node }: Held): StowageError =>
-  new StowageError(`the volume is on node ${quoted(node)}, which is not asked for its revision from here`, {
+  new StowageError(`the volume is on node ${quoted(node)}, and the controller cannot check its revision`, {
     code: 'unsupported',
     reason: 'condition-unsupported',
     action: 'Leave out If-Match (--if-revision).',

@@ -62,7 +62,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
       return answer;
     } catch (error) {
       if (!(error instanceof Refusal)) unreached(to);
-      log.info('the controller did not say what pod it is', { namespace: pod.namespace, name: pod.name, error });
+      log.info('could not ask the controller about a pod', { namespace: pod.namespace, name: pod.name, error });
       return undefined;
     } finally {
       asking.delete(pod.uid);

@@ -41,7 +41,7 @@ export function createPodHandler(options: PodHandlerOptions, next: Handle): Hand
       return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
-      log.warn('Kubernetes could not be asked about a pod', { error: thrown });
+      log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
       throw unasked(thrown);
     }
   }
@@ -86,13 +86,13 @@ const unknown = ({ namespace, name }: Wanted): StowageError =>
   new StowageError(`there is no pod '${namespace}/${name}' on this node`, {
     code: 'not-found',
     reason: 'pod-unknown',
-    action: 'Look at the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
+    action: 'Check the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
   });
 
 const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked about the pod', {
+  new StowageError('the controller could not ask Kubernetes about the pod', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,
-    action: "Try again in a moment. If it persists, look at the controller's log.",
+    action: "Try again in a moment. If the problem persists, check the controller's log.",
   });

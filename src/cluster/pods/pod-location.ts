@@ -52,21 +52,21 @@ const notYet = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
     code: 'conflict',
     reason: 'pod-without-address',
-    action: `Wait until it runs, or look at why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
+    action: `Wait until it runs, or find out why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
   });
 
 const ended = ({ namespace, name }: PodName): StowageError =>
-  new StowageError(`pod '${namespace}/${name}' has ended, and has no network any more`, {
+  new StowageError(`pod '${namespace}/${name}' has ended and no longer has a network`, {
     code: 'conflict',
     reason: 'pod-ended',
-    action: 'Name a pod that runs.',
+    action: 'Name a running pod.',
   });
 
 const ending = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' is being deleted`, {
     code: 'conflict',
     reason: 'pod-ending',
-    action: 'Name a pod that runs and stays.',
+    action: 'Name a running pod that is not being deleted.',
   });
 
 const unasked = (cause: unknown): StowageError =>
@@ -74,5 +74,5 @@ const unasked = (cause: unknown): StowageError =>
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,
-    action: "Try again in a moment. If it persists, look at the controller's log.",
+    action: "Try again in a moment. If the problem persists, check the controller's log.",
   });

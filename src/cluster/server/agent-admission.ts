@@ -42,7 +42,7 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
   async function turn(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
     const order = asked++;
     const gone = new AbortController();
-    const hungUp = (): void => gone.abort(new Error('it hung up'));
+    const hungUp = (): void => gone.abort(new Error('the agent hung up'));
     socket.on('error', () => undefined).once('close', hungUp);
     using limit = clock.deadline(admissionMs, AbortSignal.any([options.signal, gone.signal]));
     try {
@@ -53,7 +53,7 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
       agents.take(node, order, streamOver(socket, { head }));
     } catch (thrown) {
       const { remoteAddress } = request.socket;
-      if (!gone.signal.aborted) options.log.warn('an agent was not let in', { from: remoteAddress, error: thrown });
+      if (!gone.signal.aborted) options.log.warn('rejected an agent', { from: remoteAddress, error: thrown });
       if (socket.writable) refuseBare(socket, thrown);
       // Who does not take the answer, or does not hang up after it, keeps nothing of ours.
       clock.after(admissionMs, () => socket.destroy());
@@ -64,7 +64,7 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
 }
 
 const otherProtocol = (): StowageError =>
-  new StowageError(`this is only for agents that speak ${upgrade.protocol}`, {
+  new StowageError(`only agents that speak ${upgrade.protocol} can connect here`, {
     code: 'unsupported',
     reason: 'agent-protocol-other',
     action: 'Run agents and controller of versions that are at most one apart.',

@@ -8,7 +8,7 @@ export const absent = (node: string): StowageError =>
   new StowageError(`the agent of node ${node} is not connected`, {
     code: 'unavailable',
     reason: 'agent-absent',
-    action: `See how Stowage's pod on that node is: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
+    action: `Check Stowage's pod on that node: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
   });
 
 /** What kept an answer from coming. Of a change nobody knows then whether it happened; asked for again as the same, it happens once. */
@@ -18,16 +18,16 @@ export function lost(node: string, thrown: unknown): unknown {
       code: 'deadline',
       reason: 'agent-no-answer',
       cause: thrown,
-      action: "What was begun goes on there. Try again; if it persists, look at that agent's log.",
+      action: "The agent continues what it has started. Try again; if the problem persists, check that agent's log.",
     });
   }
   if (thrown instanceof TooLong) return unreadable(node, thrown.message, thrown);
   if (!(thrown instanceof Unanswered)) return thrown;
-  return new StowageError(`the agent of node ${node} was lost before it had answered`, {
+  return new StowageError(`the connection to the agent of node ${node} was lost before it answered`, {
     code: 'unavailable',
     reason: 'agent-lost',
     cause: thrown,
-    action: 'Try again: it connects by itself. Whether it did what it was asked to is found out by that.',
+    action: 'Try again: the agent reconnects. The retry also finds out whether the first request was carried out.',
   });
 }
 

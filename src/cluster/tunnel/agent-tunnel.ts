@@ -64,7 +64,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
       const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);
       const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
       if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
-      throw new Refusal('it does not say what was asked');
+      throw new Refusal('the answer does not have the expected form');
     },
   });
 
@@ -94,7 +94,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
       await connected(to);
       if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
     } catch (error) {
-      if (!signal.aborted) log.warn('the controller was not reached', { host: to.host, port: to.port, error });
+      if (!signal.aborted) log.warn('could not connect to the controller', { host: to.host, port: to.port, error });
       if (!(error instanceof Refusal)) pods.unreached(to);
     }
     if (clock.elapsed() - began >= settledMs) backOff.reset();

@@ -46,7 +46,7 @@ export function createConnectedAgents({
       try {
         changed(node);
       } catch (error) {
-        log.error('whoever follows agents failed', { node, error });
+        log.error('a handler of agent changes failed', { node, error });
       }
     }
   }
@@ -89,7 +89,7 @@ export function createConnectedAgents({
   function forget(node: string, line: Line): void {
     if (lines.get(node) !== line) return;
     lines.delete(node);
-    log.info('an agent is gone', { node });
+    log.info('an agent is disconnected', { node });
     tell(node);
   }
 

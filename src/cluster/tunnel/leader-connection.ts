@@ -91,7 +91,7 @@ async function turned(socket: TLSSocket, token: string, host: string): Promise<D
   const request = httpRequest({ createConnection: () => socket, method: 'GET', path: upgrade.path, headers });
   request.on('upgrade', ({ headers: answer }, stream, head) => {
     if (answer.upgrade === upgrade.protocol) resolve(streamOver(stream, { head }));
-    else reject(new Error('it turned to another protocol'));
+    else reject(new Error('the controller switched to another protocol'));
   });
   request.on('response', (answer) => void refusalOf(answer).then(reject, reject));
   request.on('error', reject);
@@ -125,7 +125,7 @@ async function textOf(answer: IncomingMessage): Promise<string> {
 
 async function refusalOf(answer: IncomingMessage): Promise<Error> {
   const text = await textOf(answer);
-  return new Refusal(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
+  return new Refusal(`the controller rejected this agent: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
 }
 
 function said(text: string): string | undefined {

@@ -41,7 +41,7 @@ const maxBody = 64 * 1024;
 const bodyMs = 30_000;
 const piece = 16 * 1024;
 /** Made once: with its stack, each would cost more than most calls. */
-const gone = new Error('nobody waits for the answer any more');
+const gone = new Error('the caller no longer waits for the answer');
 
 /** Passes on what the controller asks, until the connection is lost or the signal ends it. Never throws. */
 export async function serveLeader({ stream, clock, log, api }: Serving, signal: AbortSignal): Promise<void> {
@@ -86,8 +86,7 @@ async function passOn(
     const about = { method: known.method, url: path, headers: passed };
     await answer(call, isBare ? about : { ...about, payload }, api);
   } catch (cause) {
-    if (!call.closed)
-      log.warn('a call of the controller was not answered', { call: `${method} ${path}`, error: cause });
+    if (!call.closed) log.warn('a request of the controller failed', { call: `${method} ${path}`, error: cause });
     refuse(call, unserved(cause));
   }
 }
@@ -162,5 +161,5 @@ const unserved = (cause: unknown): StowageError =>
     code: 'unavailable',
     reason: 'agent-not-serving',
     cause,
-    action: "Try again in a moment. If it persists, look at that agent's log.",
+    action: "Try again in a moment. If the problem persists, check that agent's log.",
   });

@@ -76,7 +76,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
       try {
         call(handlers);
       } catch (error) {
-        scope.log.error('a handler of changes failed', { resource: resource.plural, error });
+        scope.log.error('a cache handler failed', { resource: resource.plural, error });
       }
     }
   }
@@ -115,7 +115,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     }
     // Deleted while nobody watched.
     for (const key of objects.keys()) if (!seen.has(key)) remove(key, scope);
-    if (!isSynced) scope.log.debug('cache has seen everything', { resource: resource.plural, objects: objects.size });
+    if (!isSynced) scope.log.debug('the cache is synced', { resource: resource.plural, objects: objects.size });
     isSynced = true;
     firstList.resolve();
     return resourceVersion;
@@ -157,10 +157,10 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
         let askedMs = 0;
         try {
           await follow(await list(scope), scope);
-          log.debug('listing anew', { resource: resource.plural });
+          log.debug('listing again', { resource: resource.plural });
         } catch (error) {
           if (signal.aborted) return;
-          log.warn('cache is not up to date', { resource: resource.plural, error });
+          log.warn('the cache is out of date', { resource: resource.plural, error });
           askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
         await pause(clock, Math.max(askedMs, backOff.next()), signal);

@@ -91,12 +91,15 @@ export function createController(options: ControllerOptions): Controller {
       case 'retry':
         counts.retried++;
         queue.retry(key, verdict.leastMs, groupOf(key));
-        return scope.log.warn('trying again', { failures: queue.failures(key), ...factsOf(verdict.error) });
+        return scope.log.warn('reconcile failed, retrying', {
+          failures: queue.failures(key),
+          ...factsOf(verdict.error),
+        });
       case 'terminal':
         counts.terminal++;
         queue.forget(key);
         queue.addAfter(key, terminalMs * (0.5 + random()));
-        return scope.log.warn('not trying again for long', factsOf(verdict.error));
+        return scope.log.warn('reconcile failed, not retrying soon', factsOf(verdict.error));
       case 'stopped':
         return;
       default:

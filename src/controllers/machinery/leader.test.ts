@@ -458,7 +458,7 @@ describe('a note on the Lease', () => {
     const whenAcquiring = async (): Promise<string> => (isBroken ? Promise.reject(new Error('a fault')) : 'a');
     const a = candidate('a', undefined, { ...adding('a'), whenAcquiring });
     await asleep(a);
-    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot ask who leads']]);
+    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot read or acquire the Lease']]);
     isBroken = false;
     await tick(a);
     await leads(a);

@@ -126,7 +126,8 @@ export function createLeader(options: LeaderOptions): Leader {
       } catch (error) {
         signal.throwIfAborted();
         // Another was quicker, or the API server is not there.
-        if (!['Conflict', 'AlreadyExists'].includes(reasonOf(error))) log.warn('cannot ask who leads', { error });
+        if (!['Conflict', 'AlreadyExists'].includes(reasonOf(error)))
+          log.warn('cannot read or acquire the Lease', { error });
       }
       await clock.sleep(renewMs * (0.75 + random() / 2), signal);
     }
@@ -188,7 +189,7 @@ export function createLeader(options: LeaderOptions): Leader {
         await client.update(leases, { ...found, spec }, signal);
       });
     } catch (error) {
-      log.warn('the Lease was not given back: others wait until it has run out', { error });
+      log.warn('the Lease was not released: other processes wait until it expires', { error });
     }
   }
 
