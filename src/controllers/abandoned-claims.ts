@@ -1,11 +1,11 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
 import { createIsHad } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Done, done } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** A volume that is being made; disposed of when that is over, however it went. */

@@ -8,11 +8,11 @@ import { placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { StoreObject } from './store-object.ts';
 
 export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {

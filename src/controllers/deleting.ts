@@ -6,13 +6,13 @@ import { qualified } from '#core/names.ts';
 import { isHandle } from '#core/volume-handles.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
 import { heldBy, topologiesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
 import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
-import { reportFailure } from './reporting.ts';
+import { reportFailure } from './report-failure.ts';
 
 /** What keeps a PersistentVolume that a claim has; Kubernetes takes it away when no claim does. */
 const protection = 'kubernetes.io/pv-protection';

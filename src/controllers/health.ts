@@ -2,13 +2,13 @@ import type { Scope } from '#base/log.ts';
 import { isVolumeId } from '#core/names.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { Condition, ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type Looks, type MountProblem, mountProblemKinds } from './health-looks.ts';
-import { type AffectedPod, createPodReader, podReference } from './health-pods.ts';
-import { claimNote, messageOf, podNote, reasons } from './health-words.ts';
+import { type AffectedPod, createPodReader, podReference } from './affected-pods.ts';
+import type { ControllerParts } from './controller-parts.ts';
+import { claimNote, messageOf, podNote, reasons } from './health-messages.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { type Looks, type MountProblem, mountProblemKinds } from './mount-problems.ts';
 import { claimReference, unhealthyNodes } from './names.ts';
-import type { ControllerParts } from './parts.ts';
 import type { Restarts } from './restarts.ts';
 import { keptNodes, nodesIn, notReported, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
 

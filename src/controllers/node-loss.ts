@@ -10,11 +10,11 @@ import { isShared } from '#core/placement.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, outOfService } from './names.ts';
-import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
-import { type ControllerParts, found } from './parts.ts';
+import { createNodeHosts, isHost, type NodeHost } from './node-hosts.ts';
 
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly core: Core;

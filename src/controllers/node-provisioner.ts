@@ -11,14 +11,14 @@ import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { unlessLeft } from './delete-if-empty.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
+import { unlessLeft } from './discard.ts';
 import { handleOf, heldBy, topologiesOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
-import { createChoosing, lookMs } from './node-choosing.ts';
+import { createChoosing, lookMs } from './node-chooser.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import { isBetter, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
-import { type ControllerParts, found } from './parts.ts';
 import {
   createWhyNotOpen,
   gone,

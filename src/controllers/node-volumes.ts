@@ -7,12 +7,12 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { isLeft } from './delete-if-empty.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
+import { isLeft } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
-import { type ControllerParts, found } from './parts.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 

@@ -7,11 +7,11 @@ import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import { isLeft } from './delete-if-empty.ts';
+import type { ControllerParts } from './controller-parts.ts';
+import { isLeft } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
-import type { ControllerParts } from './parts.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 

@@ -11,7 +11,7 @@ import { storeGone } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import { unlessLeft } from './delete-if-empty.ts';
+import { unlessLeft } from './discard.ts';
 import { handleOf, heldBy, type IsHad } from './handles.ts';
 import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';

@@ -8,6 +8,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { createAbandonedClaims } from './abandoned-claims.ts';
+import { type ControllerParts, found } from './controller-parts.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -21,9 +22,8 @@ import {
   volumeNameFor,
 } from './names.ts';
 import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { Made, Provisioner, Wanted } from './provisioner.ts';
-import { reportFailure } from './reporting.ts';
+import { reportFailure } from './report-failure.ts';
 
 /** A watch that is so far behind is looked past. */
 const untoldMs = 10_000;

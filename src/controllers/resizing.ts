@@ -2,12 +2,12 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import type { ControllerParts } from './controller-parts.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
 import { claimReference } from './names.ts';
-import type { ControllerParts } from './parts.ts';
-import { reportFailure } from './reporting.ts';
+import { reportFailure } from './report-failure.ts';
 
 /** Of a claim that grows; those that Kubernetes knows. */
 const resizing = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);

@@ -4,13 +4,13 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
-import type { MountProblem } from './health-looks.ts';
-import { createPodReader, podReference } from './health-pods.ts';
+import { createPodReader, podReference } from './affected-pods.ts';
+import { found } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import type { MountProblem } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
-import { found } from './parts.ts';
 
 /**
  * Evicts pods that only a restart helps, where the user of the claim wants that: by the annotation `stowage.dev/restart-consumers` on

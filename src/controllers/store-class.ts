@@ -7,8 +7,8 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { StorageClass } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
+import { found } from './controller-parts.ts';
 import { storeLabel } from './names.ts';
-import { found } from './parts.ts';
 import type { StoreObject } from './store-object.ts';
 
 const defaultClass = 'storageclass.kubernetes.io/is-default-class';

@@ -9,15 +9,15 @@ import type { StoreKind } from '#core/ports.ts';
 import { isAccessDenied } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
-import type { MountsSeen, StoreHealth } from './health-stores.ts';
+import type { ControllerParts } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
-import type { ControllerParts } from './parts.ts';
 import { type ClassState, keepClass } from './store-class.ts';
+import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-conditions.ts';
+import type { MountsSeen, StoreHealth } from './store-health.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
-import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';
 import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoresController extends Controller {

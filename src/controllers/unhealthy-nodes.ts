@@ -1,6 +1,6 @@
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Caches } from './caches.ts';
-import type { Looks } from './health-looks.ts';
+import type { Looks } from './mount-problems.ts';
 
 /**
  * The nodes on which a volume, or a store, is unhealthy. They are kept on the object, since the next leader has to know them: it

@@ -2,7 +2,7 @@ import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Followed } from '#wire/kube/followed.ts';
-import { sleptOrWoken } from '../slept-or-woken.ts';
+import { sleptOrWoken } from '../sleep-or-wake.ts';
 
 export interface ReconcileLoop {
   /** For the log. */

@@ -9,7 +9,7 @@ import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { doorNames, podPath, serverNames } from '../names.ts';
 import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
-import { sleptOrWoken } from '../slept-or-woken.ts';
+import { sleptOrWoken } from '../sleep-or-wake.ts';
 import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 

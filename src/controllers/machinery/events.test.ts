@@ -7,8 +7,8 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { events as resource } from '#wire/kube/resources.ts';
 import type { KubeEvent } from '#wire/kube/types.ts';
+import { noteOf } from './error-note.ts';
 import { createEvents, type Events, type EventsOptions, type Report } from './events.ts';
-import { noteOf } from './note.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;

@@ -1,7 +1,7 @@
 import { KubeError } from '#wire/kube/errors.ts';
 import type { ObjectReference } from '#wire/kube/types.ts';
+import { noteOf } from './machinery/error-note.ts';
 import type { Events } from './machinery/events.ts';
-import { noteOf } from './machinery/note.ts';
 import { setbackOf } from './machinery/outcome.ts';
 
 const unending = new AbortController().signal;

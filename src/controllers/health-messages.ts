@@ -1,5 +1,5 @@
 import type { Pod } from '#wire/kube/types.ts';
-import type { MountProblem, MountProblemKind } from './health-looks.ts';
+import type { MountProblem, MountProblemKind } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
 
 /** What stands in the condition of a claim. */

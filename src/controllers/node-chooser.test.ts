@@ -180,7 +180,9 @@ describe('a claim that does not wait for a pod', () => {
       paths.claims,
       aClaim('large', { storageClassName: 'first', resources: { requests: { storage: '5Gi' } } }),
     );
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/does not have enough free space on any of 1/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
+      /does not have enough free space on any of 1/,
+    );
     expect(await wellMade()).toHaveLength(2);
   });
 
@@ -312,7 +314,9 @@ describe('a claim that does not wait for a pod', () => {
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.claims, aLocalClaim('data'));
     const { provisioning } = lead();
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/does not have enough free space on any of 2/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
+      /does not have enough free space on any of 2/,
+    );
     const seen = (): unknown => [...it.parts.nodeStores.all()].map(({ stores }) => stores.get('disks')?.freeBytes);
     const look = async (bytes: bigint): Promise<void> => {
       free = bytes;

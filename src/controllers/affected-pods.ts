@@ -2,8 +2,8 @@ import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { ObjectReference, Pod } from '#wire/kube/types.ts';
-import type { MountProblem } from './health-looks.ts';
-import { found } from './parts.ts';
+import { found } from './controller-parts.ts';
+import type { MountProblem } from './mount-problems.ts';
 
 export const podReference = ({ namespace, name, uid }: MountProblem['pod']): ObjectReference => ({
   apiVersion: 'v1',

@@ -1,10 +1,10 @@
 import type { Condition } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { type Looks, mountProblemKinds } from './health-looks.ts';
-import { messageOf, reasons } from './health-words.ts';
+import { messageOf, reasons } from './health-messages.ts';
 import type { Events } from './machinery/events.ts';
+import { type Looks, mountProblemKinds } from './mount-problems.ts';
+import { type Verdict, yes } from './store-conditions.ts';
 import { type StoreObject, type StoreStatus, storeReference } from './store-object.ts';
-import { type Verdict, yes } from './store-seen.ts';
 import { anyNode, keptNodes, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoreHealthOptions {

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { relayed } from '#core/errors.ts';
-import { saying } from './store-seen.ts';
+import { saying } from './store-conditions.ts';
 
 test.each([
   ['denied', 'nfs-export-denied', 'Denied'],
