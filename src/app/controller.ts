@@ -16,7 +16,7 @@ import type { Controller } from '#controllers/machinery/controller.ts';
 import { createEvents, type Events } from '#controllers/machinery/events.ts';
 import { createLeader, LeadershipLost } from '#controllers/machinery/leader.ts';
 import { type ControllerMetrics, createControllerMetrics } from '#controllers/metrics.ts';
-import { createLooks } from '#controllers/mount-problems.ts';
+import { createMountProblems } from '#controllers/mount-problems.ts';
 import { createNodeLoss } from '#controllers/node-loss.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeStores } from '#controllers/node-stores.ts';
@@ -158,9 +158,9 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const provisioners = new Map([file, local].map((one) => [one.driver, one]));
   const common = { ...base, nodeStores, provisioners };
   const capacity = createCapacity({ ...base, stores: nodeStores });
-  const looks = createLooks(base);
+  const mountProblems = createMountProblems(base);
   const restarts = createRestarts(base);
-  const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, looks }) });
+  const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, mountProblems }) });
   const others = [
     createProvisioning(common),
     createDeleting(common),
@@ -170,9 +170,9 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
     nodeStores,
     nodeVolumes,
     capacity,
-    looks,
+    mountProblems,
     restarts,
-    createHealth({ ...base, looks, restarts }),
+    createHealth({ ...base, mountProblems, restarts }),
   ];
   parts.metrics.working({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();

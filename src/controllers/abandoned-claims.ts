@@ -1,8 +1,8 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
-import { createIsHad } from './handles.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { createHasPersistentVolume } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Done, done } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
@@ -43,7 +43,7 @@ export function createAbandonedClaims(
   { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
   add: (key: string) => void,
 ): AbandonedClaims {
-  const isHad = createIsHad(client, caches);
+  const isHad = createHasPersistentVolume(client, caches);
   /** By the UID of the claim. */
   const begun = new Map<string, Begun>();
 
@@ -56,12 +56,12 @@ export function createAbandonedClaims(
   /** What the cache says of a claim is not enough to destroy something for. Gives whether it is over. */
   async function takeBack(key: string, uid: string, { provisioner }: Begun, scope: Scope): Promise<boolean> {
     const [namespace = '', name = ''] = key.split('/');
-    const claim = await found(client.get(claims, { namespace, name }, scope.signal));
+    const claim = await ignoreNotFound(client.get(claims, { namespace, name }, scope.signal));
     if (isStill(claim, uid)) return false;
-    const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
+    const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
     if (volume === undefined) {
       scope.log.info('deleting the volume of an abandoned claim, unless a PersistentVolume refers to it', { uid });
-      await provisioner.takeBack(uid, isHad, scope);
+      await provisioner.deleteAbandoned(uid, isHad, scope);
     }
     return true;
   }

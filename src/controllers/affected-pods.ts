@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { ObjectReference, Pod } from '#wire/kube/types.ts';
-import { found } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 import type { MountProblem } from './mount-problems.ts';
 
 export const podReference = ({ namespace, name, uid }: MountProblem['pod']): ObjectReference => ({
@@ -32,21 +32,21 @@ export function createPodReader(client: KubeClient): PodReader {
   return {
     affectedPod: async (problem, claim, scope) => {
       const { namespace, name, uid } = problem.pod;
-      const pod = await found(client.get(pods, { namespace, name }, scope.signal));
+      const pod = await ignoreNotFound(client.get(pods, { namespace, name }, scope.signal));
       if (pod === undefined || pod.metadata.uid !== uid || pod.metadata.deletionTimestamp !== undefined)
         return undefined;
       if (pod.spec?.nodeName !== problem.node || pod.status?.phase === 'Succeeded' || pod.status?.phase === 'Failed')
         return undefined;
-      const names = volumesOf(pod, claim);
+      const names = podVolumeNames(pod, claim);
       if (names.size === 0) return undefined;
-      if (problem.kind === 'repaired' && isStartedSince(pod, names, problem.repairedAt)) return undefined;
+      if (problem.kind === 'repaired' && wasStartedSince(pod, names, problem.repairedAt)) return undefined;
       return { problem, pod };
     },
   };
 }
 
 /** What the pod calls those that may be meant. */
-function volumesOf({ metadata, spec }: Pod, claim: string | undefined): ReadonlySet<string> {
+function podVolumeNames({ metadata, spec }: Pod, claim: string | undefined): ReadonlySet<string> {
   const meant = (spec?.volumes ?? []).filter(({ name, csi, persistentVolumeClaim, ephemeral }) => {
     if (claim === undefined) return csi !== undefined;
     return persistentVolumeClaim?.claimName === claim || (ephemeral && claim === `${metadata.name}-${name}`);
@@ -58,7 +58,7 @@ function volumesOf({ metadata, spec }: Pod, claim: string | undefined): Readonly
  * A container has the mount that was there when it was started, for as long as it runs. Times are the node's own, as are those of the
  * agent; Kubernetes leaves out the parts of a second, so within that second it counts as started before.
  */
-function isStartedSince({ spec, status }: Pod, volumes: ReadonlySet<string>, atMs: number): boolean {
+function wasStartedSince({ spec, status }: Pod, volumes: ReadonlySet<string>, atMs: number): boolean {
   const all = [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])];
   const having = all.filter(({ volumeMounts = [], volumeDevices = [] }) =>
     [...volumeMounts, ...volumeDevices].some(({ name }) => volumes.has(name)),

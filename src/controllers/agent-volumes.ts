@@ -5,7 +5,7 @@ import { stowageError } from '#core/errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
-import { labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
+import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from './provisioner.ts';
 
 /**
  * What agents are asked about the volumes of their nodes. Every call can be repeated when its answer was lost.
@@ -17,7 +17,7 @@ import { labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts'
  */
 export interface AgentVolumes {
   /** At most one for a claim, whatever the claim says by now. */
-  make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade>;
+  make(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<AgentMade>;
   madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
   /** Unknown: no store that the node has open has it, any more perhaps. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
@@ -42,7 +42,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     return volumesFrom(answer).volumes[0];
   }
 
-  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade> {
+  async function make(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<AgentMade> {
     const { uid } = want.claim;
     const { name, access, labels, enforce } = want;
     const body = {
@@ -51,7 +51,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       access,
       labels,
       bytes: String(want.bytes),
-      ownLabels: labelsFor(want, cluster),
+      ownLabels: claimLabelsFor(want, cluster),
       ...(enforce ? { enforce } : {}),
     };
     const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
@@ -59,7 +59,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       return madeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
     } catch (thrown) {
       const { reason } = stowageError(thrown);
-      if (reason === 'store-unknown') throw notYet(store);
+      if (reason === 'store-unknown') throw storeNotOpen(store);
       // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;

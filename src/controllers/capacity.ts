@@ -8,7 +8,7 @@ import { placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -134,14 +134,14 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   }
 
   async function remove(name: string, { signal }: Scope): Promise<void> {
-    await found(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
+    await ignoreNotFound(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
     written.delete(name);
     seenAt.delete(name);
   }
 
   /** As it is now: one that was deleted and made anew is another, and what belongs to the one before is taken away at once. */
   async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
-    const driver = await found(client.get(csiDrivers, { name }, signal));
+    const driver = await ignoreNotFound(client.get(csiDrivers, { name }, signal));
     if (driver === undefined) return undefined;
     const { uid = '' } = driver.metadata;
     return { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };

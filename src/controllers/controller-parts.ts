@@ -16,9 +16,9 @@ export interface ControllerParts {
 }
 
 /** Undefined: there is none. */
-export async function found<T>(asking: Promise<T>): Promise<T | undefined> {
+export async function ignoreNotFound<T>(request: Promise<T>): Promise<T | undefined> {
   try {
-    return await asking;
+    return await request;
   } catch (thrown) {
     if (reasonOf(thrown) === 'NotFound') return undefined;
     throw thrown;

@@ -6,8 +6,8 @@ import { qualified } from '#core/names.ts';
 import { isHandle } from '#core/volume-handles.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
-import { heldBy, topologiesOf } from './handles.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
 import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
@@ -47,7 +47,7 @@ export function createDeleting(parts: ControllerParts): Controller {
     const cached = caches.volumes.get(key);
     if (cached === undefined || fateOf(cached) === undefined) return done;
     // Somebody may have changed their mind since; what is destroyed does not come back.
-    const volume = await found(client.get(persistentVolumes, { name: key }, scope.signal));
+    const volume = await ignoreNotFound(client.get(persistentVolumes, { name: key }, scope.signal));
     if (volume === undefined || volume.metadata.uid !== cached.metadata.uid) return done;
     const fate = fateOf(volume);
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
@@ -67,7 +67,7 @@ export function createDeleting(parts: ControllerParts): Controller {
       if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
       throw thrown;
     }
-    const { handle } = heldBy(volume);
+    const { handle } = handleAndStoreOf(volume);
     if (!isHandle(handle)) scope.log.warn('no volume was deleted: the volumeHandle is not one of Stowage', { handle });
   }
 
@@ -75,7 +75,7 @@ export function createDeleting(parts: ControllerParts): Controller {
   function othersOf(volume: PersistentVolume): readonly string[] {
     const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
     const byName = store === '' || name === '' ? [] : calledBy(qualified(store as StoreName, name as VolumeName));
-    const all = [...calledBy(heldBy(volume).handle), ...byName.filter((one) => mayBeOnSame(volume, one))];
+    const all = [...calledBy(handleAndStoreOf(volume).handle), ...byName.filter((one) => mayBeOnSame(volume, one))];
     return all.flatMap((one) => (one.metadata.uid === volume.metadata.uid ? [] : (one.metadata.name ?? '')));
   }
 
@@ -88,7 +88,8 @@ export function createDeleting(parts: ControllerParts): Controller {
     } catch (error) {
       const { reason } = stowageError(error);
       // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
-      const isStoreGone = reason === 'store-unknown' && caches.stores.get(heldBy(volume).store ?? '') === undefined;
+      const isStoreGone =
+        reason === 'store-unknown' && caches.stores.get(handleAndStoreOf(volume).store ?? '') === undefined;
       if (!isStoreGone && !cannotBeSaid.has(reason)) throw error;
       scope.log.warn('a retained volume could not be labelled', { error });
     }
@@ -101,9 +102,10 @@ export function createDeleting(parts: ControllerParts): Controller {
       const left = finalizers.filter((one) => one !== volumeFinalizer);
       // Only the one that was read: what others have put there since stays.
       const body = { metadata: { uid, resourceVersion, finalizers: left } };
-      await found(client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal));
+      await ignoreNotFound(client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal));
     }
-    if (deletionTimestamp === undefined) await found(client.delete(persistentVolumes, { name }, { uid }, signal));
+    if (deletionTimestamp === undefined)
+      await ignoreNotFound(client.delete(persistentVolumes, { name }, { uid }, signal));
   }
 
   const controller = createController({

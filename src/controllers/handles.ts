@@ -9,7 +9,7 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
 
 /** What a PersistentVolume says of its volume. */
-export const heldBy = ({
+export const handleAndStoreOf = ({
   spec: { csi },
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
   handle: csi?.volumeHandle ?? '',
@@ -21,7 +21,7 @@ export const heldBy = ({
  * has that name today.
  */
 export function handleOf(volume: PersistentVolume): string {
-  const { handle } = heldBy(volume);
+  const { handle } = handleAndStoreOf(volume);
   if (!isHandle(handle)) throw unknownVolume(handle);
   return handle;
 }
@@ -39,13 +39,19 @@ export const persistentVolumesOf = (
 ): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.by('handle', handle));
 
 /** Whether any PersistentVolume has it, by whatever handle. */
-export type IsHad = (volume: Pick<Volume, 'id' | 'store' | 'name'>, signal: AbortSignal) => Promise<boolean>;
+export type HasPersistentVolume = (
+  volume: Pick<Volume, 'id' | 'store' | 'name'>,
+  signal: AbortSignal,
+) => Promise<boolean>;
 
 /**
  * As the API server itself knows, which may be newer than what was told to us: somebody may have written one by hand. All of them are
  * listed, since they cannot be asked for by their handles; those who ask at the same time share a list.
  */
-export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Caches, 'volumes'>): IsHad {
+export function createHasPersistentVolume(
+  client: Pick<KubeClient, 'list'>,
+  caches: Pick<Caches, 'volumes'>,
+): HasPersistentVolume {
   let handles: ReadonlySet<string> = new Set();
   let ending: AbortSignal;
   const read = coalesced(async () => {

@@ -11,7 +11,8 @@ export const reasons = {
   repaired: 'RestartNeeded',
 } as const satisfies Record<MountProblemKind, string>;
 
-const lost: string = 'the mount was lost, and Stowage has remounted it; containers that started before that get errors';
+const remountedMessage: string =
+  'the mount was lost, and Stowage has remounted it; containers that started before that get errors';
 
 const actions = {
   dead: 'Stowage repairs it. If that takes longer than a few minutes, ask the administrator to check the agent of the node.',
@@ -23,20 +24,20 @@ const actions = {
   repaired: `Restart the pod. With the annotation ${restartConsumers}=true on the claim, pods that have a controller are evicted for that.`,
 } as const satisfies Record<MountProblemKind, string>;
 
-const looking = 'For details: kubectl stowage mounts, and the log of the agent of that node.';
+const adminHint = 'For details: kubectl stowage mounts, and the log of the agent of that node.';
 
-const shownNodes = 10;
+const maxShownNodes = 10;
 
 export function messageOf(
   all: readonly MountProblem[],
-  whom: 'for users' | 'for administrators' = 'for users',
+  audience: 'for users' | 'for administrators' = 'for users',
 ): string {
   const [worst] = all;
   if (worst === undefined) return '';
   const nodes = [...new Set(all.filter(({ kind }) => kind === worst.kind).map(({ node }) => node))].sort();
-  const more = nodes.length > shownNodes ? ` and ${nodes.length - shownNodes} more` : '';
-  const what = `On ${nodes.slice(0, shownNodes).join(', ')}${more}: ${whatIs(worst)}.`;
-  return whom === 'for users' ? `${what} ${actions[worst.kind]}` : `${what} ${looking}`;
+  const more = nodes.length > maxShownNodes ? ` and ${nodes.length - maxShownNodes} more` : '';
+  const what = `On ${nodes.slice(0, maxShownNodes).join(', ')}${more}: ${descriptionOf(worst)}.`;
+  return audience === 'for users' ? `${what} ${actions[worst.kind]}` : `${what} ${adminHint}`;
 }
 
 export const claimNote = (message: string | undefined): string => message ?? 'The volume is healthy again.';
@@ -46,7 +47,7 @@ export function podNote(problem: MountProblem | undefined, pod: Pod | undefined,
   if (problem === undefined) return `${volume} is healthy again.`;
   const isAlone = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
   const what = isAlone && problem.kind === 'repaired' ? 'Delete the pod and create it again.' : actions[problem.kind];
-  return `${volume} is unhealthy on ${problem.node}: ${whatIs(problem)}. ${what}`;
+  return `${volume} is unhealthy on ${problem.node}: ${descriptionOf(problem)}. ${what}`;
 }
 
-const whatIs = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? lost : detail);
+const descriptionOf = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? remountedMessage : detail);

@@ -6,19 +6,19 @@ import { claims, events } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { createHealth } from './health.ts';
 import type { Controller } from './machinery/controller.ts';
-import { createLooks, type Looks } from './mount-problems.ts';
+import { createMountProblems, type MountProblems } from './mount-problems.ts';
 import { createRestarts } from './restarts.ts';
 import { createStoreHealth } from './store-health.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
-import { keptNodes, notReported } from './unhealthy-nodes.ts';
+import { nodesNotReported, nodesToKeep } from './unhealthy-nodes.ts';
 
 const it = controlled();
 const podsAt = '/api/v1/namespaces/shop/pods';
 const volume = 'sv1-00000000-0000-4000-8000-000000000001';
 const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;
 let agents: FakeAgents;
-let looks: Looks;
+let mountProblems: MountProblems;
 let health: Controller;
 /** What each node's agent says. */
 let troubles: Map<string, object[]>;
@@ -74,9 +74,9 @@ const told = async (kind: string): Promise<readonly string[]> =>
 function start(): void {
   const { clock } = it.parts;
   const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
-  looks = it.start((parts) => createLooks({ ...parts, agents, clock: quick }));
+  mountProblems = it.start((parts) => createMountProblems({ ...parts, agents, clock: quick }));
   const restarts = it.start((parts) => createRestarts({ ...parts, clock: { ...quick, elapsed: () => now } }));
-  health = it.start((parts) => createHealth({ ...parts, looks, restarts, clock: quick }));
+  health = it.start((parts) => createHealth({ ...parts, mountProblems, restarts, clock: quick }));
 }
 
 beforeEach(() => {
@@ -216,7 +216,7 @@ async function leadAnew(connected: readonly string[]): Promise<void> {
   for (const node of agents.nodes()) agents.lose(node);
   start();
   for (const node of connected) say(node);
-  await eventually(() => connected.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => connected.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   await reconciledAgain();
 }
 
@@ -238,7 +238,7 @@ test('a claim that an earlier version called unhealthy, without its nodes, is he
   calledIll(undefined);
   start();
   say('node-1');
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   await reconciledAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');
@@ -282,7 +282,7 @@ test('a leader that first hears of another node does not forget those that it ha
   say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
   await eventually(condition).toMatchObject({ reason: 'MountDead' });
   say('node-1');
-  await eventually(() => looks.isKnown('node-1') && looks.of(volume).length === 0).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.of(volume).length === 0).toBe(true);
   await reconciledAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');
@@ -293,12 +293,12 @@ test('with more unhealthy nodes than names fit on a claim, all nodes with agents
   const nodes = nodeNames(501);
   for (const name of nodes) putNode(name);
   it.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
-  const known = { looks: { isKnown: (node: string) => node !== 'node-7' }, caches: it.caches };
+  const known = { mountProblems: { isConfirmed: (node: string) => node !== 'node-7' }, caches: it.caches };
   start();
   await eventually(() => [...it.caches.nodes.all()].length).toBe(502);
-  expect(keptNodes(nodes, [], known)).toEqual(['*']);
-  expect(notReported(['*'], known)).toEqual(['node-7']);
-  expect(keptNodes(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
+  expect(nodesToKeep(nodes, [], known)).toEqual(['*']);
+  expect(nodesNotReported(['*'], known)).toEqual(['node-7']);
+  expect(nodesToKeep(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
 test('an agent that is lost leaves everything as it said', async () => {
@@ -444,13 +444,13 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   const mounts = async (): Promise<Condition | undefined> =>
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   start();
-  const mountsOf = createStoreHealth({ ...it.parts, looks });
+  const mountsOf = createStoreHealth({ ...it.parts, mountProblems });
   const nodeStores = { all: () => [], on: () => undefined };
   const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
   await eventually(() => stores.counts().again).toBeGreaterThan(0);
   expect(await mounts()).toEqual(said);
   say('node-2');
-  await eventually(() => looks.isKnown('node-2')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-2')).toBe(true);
   const { again } = stores.counts();
   stores.add('gold');
   await eventually(() => stores.counts().again).toBeGreaterThan(again);
@@ -459,7 +459,7 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   const message = 'On node-1: y. For details: kubectl stowage mounts, and the log of the agent of that node.';
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
   say('node-1', repaired('web'));
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   stores.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
   await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
@@ -478,7 +478,7 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   const startStores = (): Controller => {
     start();
-    const mountsOf = createStoreHealth({ ...it.parts, looks });
+    const mountsOf = createStoreHealth({ ...it.parts, mountProblems });
     const nodeStores = { all: () => [], on: () => undefined };
     return it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
   };
@@ -490,13 +490,13 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
   for (const node of nodes) agents.lose(node);
   const next = startStores();
   for (const node of shown) say(node);
-  await eventually(() => shown.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => shown.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   const { again } = next.counts();
   next.add('gold');
   await eventually(() => next.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toMatchObject({ status: 'False' });
   for (const node of nodes) say(node);
-  await eventually(() => nodes.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => nodes.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   next.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True' });
   expect((await it.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
@@ -504,7 +504,7 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
 
 test('that a store is ill is told of each of its conditions, also at the same moment', async () => {
   start();
-  createStoreHealth({ ...it.parts, looks });
+  createStoreHealth({ ...it.parts, mountProblems });
   const put = (status: string): void => {
     const conditions = ['Ready', 'MountsHealthy'].map((type) => ({ type, status, reason: 'x', message: `${type} x` }));
     it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: 'x' }, status: { conditions } });
@@ -534,6 +534,6 @@ test('nonsense from an agent is ignored', async () => {
     await eventually(() => agents.asked.length).toBeGreaterThan(3 * (index + 1));
   }
   agents.connect('node-1', () => 'x');
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
-  expect([...looks.all()]).toEqual([]);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
+  expect([...mountProblems.all()]).toEqual([]);
 });

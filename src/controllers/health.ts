@@ -7,29 +7,29 @@ import type { ControllerParts } from './controller-parts.ts';
 import { claimNote, messageOf, podNote, reasons } from './health-messages.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
-import { type Looks, type MountProblem, mountProblemKinds } from './mount-problems.ts';
+import { type MountProblem, type MountProblems, mountProblemKinds } from './mount-problems.ts';
 import { claimReference, unhealthyNodes } from './names.ts';
 import type { Restarts } from './restarts.ts';
-import { keptNodes, nodesIn, notReported, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
+import { nodesIn, nodesNotReported, nodesToKeep, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
-  readonly looks: Looks;
+  readonly mountProblems: MountProblems;
   readonly restarts: Pick<Restarts, 'consider'>;
 }
 
 /** On a claim whose volume was ill at some time; those that never were have none. */
 const healthy = 'stowage.dev/Healthy';
 /** As the health monitor of CSI says it. */
-const told = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
+const eventReasons = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
 const action = 'Monitor';
 
 /** What a pod was told is there for an hour. */
 const repeatMs = 1_800_000;
 /** Whether a pod was started again nobody tells us. */
-const patientMs = 60_000;
+const recheckMs = 60_000;
 /** More than so many Events wait for the API server: there is time. */
-const enoughWaiting = 100;
-const laterMs = 2_000;
+const maxWaitingEvents = 100;
+const busyRetryMs = 2_000;
 
 /**
  * Says of volumes that are ill, and of those that are well again, where their users look. How a claim's volume is stands in a condition
@@ -42,43 +42,45 @@ const laterMs = 2_000;
  * users may not even read it.
  */
 export function createHealth(options: HealthOptions): Controller {
-  const { client, clock, caches, events, looks, restarts } = options;
+  const { client, clock, caches, events, mountProblems, restarts } = options;
   const reader = createPodReader(client);
   /** When a pod was last told of a volume. */
-  const said = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
+  const reported = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
 
   /** Another handle of the volume has a PersistentVolume: then it is told by that one. */
-  const isKnownOtherwise = (handle: string): boolean =>
-    looks.of(handle).some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
+  const hasOtherHandle = (handle: string): boolean =>
+    mountProblems
+      .of(handle)
+      .some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
 
   async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
     // One store that is silent can make thousands of claims ill. Events are written one after the other.
-    if (events.waiting > enoughWaiting) return again(laterMs * (1 + Math.random()));
+    if (events.waiting > maxWaitingEvents) return again(busyRetryMs * (1 + Math.random()));
     const those = caches.volumes.by('handle', volume);
     // What lives with its pod is known by its id alone.
-    if (those.length === 0 && (!isVolumeId(volume) || isKnownOtherwise(volume))) return done;
+    if (those.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
     const afterMs: number[] = [];
-    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await look(volume, one, scope));
+    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await check(volume, one, scope));
     const soonest = Math.min(...afterMs);
     return soonest === Number.POSITIVE_INFINITY ? done : again(soonest);
   }
 
   /** Of what lives with its pod there is no PersistentVolume. Gives when to look again. */
-  async function look(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
+  async function check(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
     const ref = of?.spec.claimRef;
     const claimed = claimOf(ref);
-    const all = looks.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
+    const all = mountProblems.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
     const affected: AffectedPod[] = [];
     for (const problem of all) {
       const pod = await reader.affectedPod(problem, ref?.name, scope);
       if (pod !== undefined) affected.push(pod);
     }
     const worst = affected.toSorted((a, b) => rank(a) - rank(b));
-    const isSettled = claimed === undefined || (await tellClaim(claimed, worst, scope));
-    tellPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
+    const isSettled = claimed === undefined || (await updateClaim(claimed, worst, scope));
+    reportToPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
     for (const { problem } of worst) if (problem.kind === 'repaired' && claimed) restarts.consider(problem, claimed);
     const isOver = worst.length === 0 && isSettled && all.every(({ kind }) => kind === 'repaired');
-    return isOver ? Number.POSITIVE_INFINITY : patientMs;
+    return isOver ? Number.POSITIVE_INFINITY : recheckMs;
   }
 
   function claimOf(ref: ObjectReference | undefined): PersistentVolumeClaim | undefined {
@@ -87,7 +89,7 @@ export function createHealth(options: HealthOptions): Controller {
   }
 
   /** Whether there is nothing more to find out. */
-  async function tellClaim(
+  async function updateClaim(
     claim: PersistentVolumeClaim,
     worst: readonly AffectedPod[],
     scope: Scope,
@@ -97,28 +99,28 @@ export function createHealth(options: HealthOptions): Controller {
     const [first] = worst;
     if (first === undefined) {
       if (known?.status !== 'False') return true;
-      if (notReported(before, { looks, caches }).length > 0) return false;
-      await write(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
-      const about = { type: 'Normal', reason: told.well, action, note: claimNote(undefined) } as const;
+      if (nodesNotReported(before, { mountProblems, caches }).length > 0) return false;
+      await patchCondition(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
+      const about = { type: 'Normal', reason: eventReasons.well, action, note: claimNote(undefined) } as const;
       events.report({ ...about, regarding: claimReference(claim) });
       return true;
     }
     const all = worst.map(({ problem }) => problem);
-    const nodes = keptNodes(
+    const nodes = nodesToKeep(
       all.map(({ node }) => node),
       before,
-      { looks, caches },
+      { mountProblems, caches },
     );
     const condition = { status: 'False', reason: reasons[first.problem.kind], message: messageOf(all) } as const;
     const isSaid = known?.status === 'False' && known.reason === condition.reason;
     if (isSaid && known.message === condition.message && textOf(before) === textOf(nodes)) return true;
-    await write(claim, condition, nodes, scope);
-    const about = { type: 'Warning', reason: told.ill, action, note: claimNote(condition.message) } as const;
+    await patchCondition(claim, condition, nodes, scope);
+    const about = { type: 'Warning', reason: eventReasons.ill, action, note: claimNote(condition.message) } as const;
     if (!isSaid) events.report({ ...about, regarding: claimReference(claim) });
     return true;
   }
 
-  async function write(
+  async function patchCondition(
     { metadata, status }: PersistentVolumeClaim,
     condition: Omit<Condition, 'type'>,
     nodes: UnhealthyNodes,
@@ -136,8 +138,8 @@ export function createHealth(options: HealthOptions): Controller {
     await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
   }
 
-  function tellPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
-    const before = said.get(key) ?? new Map();
+  function reportToPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
+    const before = reported.get(key) ?? new Map();
     const now = clock.elapsed();
     const after = new Map<string, { readonly problem: MountProblem; readonly at: number }>();
     const about = { action, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
@@ -148,15 +150,27 @@ export function createHealth(options: HealthOptions): Controller {
       after.set(problem.pod.uid, isNew ? { problem, at: now } : known);
       if (!isNew) continue;
       const note = podNote(problem, pod, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(problem.pod), type: 'Warning', reason: told.ill, note });
+      events.report({
+        ...about,
+        regarding: podReference(problem.pod),
+        type: 'Warning',
+        reason: eventReasons.ill,
+        note,
+      });
     }
     for (const [uid, { problem }] of before) {
       if (after.has(uid)) continue;
       const note = podNote(undefined, undefined, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(problem.pod), type: 'Normal', reason: told.well, note });
+      events.report({
+        ...about,
+        regarding: podReference(problem.pod),
+        type: 'Normal',
+        reason: eventReasons.well,
+        note,
+      });
     }
-    if (after.size === 0) said.delete(key);
-    else said.set(key, after);
+    if (after.size === 0) reported.delete(key);
+    else reported.set(key, after);
   }
 
   const controller = createController({
@@ -164,9 +178,9 @@ export function createHealth(options: HealthOptions): Controller {
     clock,
     reconcile,
     workers: 8,
-    mostRetryMs: patientMs,
+    mostRetryMs: recheckMs,
   });
-  looks.on((volumes) => {
+  mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);
   });
   // Those that an earlier leader called ill.

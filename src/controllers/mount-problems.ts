@@ -32,17 +32,17 @@ export interface MountProblem {
  * Asks every agent now and then what is not well on its node. That is asked for, and not listened to: what was missed while nobody
  * led, or while a connection was down, would have to be asked for anyway, and an answer is empty almost always.
  */
-export interface Looks extends Controller {
+export interface MountProblems extends Controller {
   /** By any of its handles. */
   of(handle: string): readonly MountProblem[];
   all(): Iterable<MountProblem>;
   /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
-  isKnown(node: string): boolean;
+  isConfirmed(node: string): boolean;
   /** Called with the volumes of which something else is known now, each by all of its handles. */
-  on(changed: (handles: ReadonlySet<string>) => void): void;
+  onChange(changed: (handles: ReadonlySet<string>) => void): void;
 }
 
-export interface LooksOptions {
+export interface MountProblemsOptions {
   readonly agents: Agents;
   readonly caches: Pick<Caches, 'nodes'>;
   readonly clock: Clock;
@@ -50,31 +50,36 @@ export interface LooksOptions {
 }
 
 /** A minute passes at most before somebody is told; half of that on average. */
-const wellMs = 30_000;
+const confirmedIntervalMs = 30_000;
 /** What was seen only once may be over in a moment: a server that restarts, a mount that is just going away. */
-const doubtMs = 10_000;
-const askMs = 15_000;
-const mostItems = 2_000;
-const mostDetail = 300;
+const unconfirmedIntervalMs = 10_000;
+const requestTimeoutMs = 15_000;
+const maxItems = 2_000;
+const maxDetail = 300;
 
-interface View {
+interface NodeReport {
   /** Seen the last time. */
-  readonly seen: ReadonlySet<string>;
+  readonly lastKeys: ReadonlySet<string>;
   /** Seen twice. */
   readonly problems: readonly MountProblem[];
   /** That is all of it. */
-  readonly isSure: boolean;
+  readonly isConfirmed: boolean;
 }
 
-export function createLooks({ agents, caches, clock, random = Math.random }: LooksOptions): Looks {
-  const views = new Map<string, View>();
+export function createMountProblems({
+  agents,
+  caches,
+  clock,
+  random = Math.random,
+}: MountProblemsOptions): MountProblems {
+  const reports = new Map<string, NodeReport>();
   const listeners = new Set<(handles: ReadonlySet<string>) => void>();
   let byHandle: ReadonlyMap<string, readonly MountProblem[]> | undefined;
 
-  function put(node: string, view: View | undefined): void {
-    const before = views.get(node)?.problems ?? [];
-    if (view === undefined) views.delete(node);
-    else views.set(node, view);
+  function put(node: string, view: NodeReport | undefined): void {
+    const before = reports.get(node)?.problems ?? [];
+    if (view === undefined) reports.delete(node);
+    else reports.set(node, view);
     byHandle = undefined;
     const [was, is] = [new Map(before.map(keyed)), new Map((view?.problems ?? []).map(keyed))];
     const changed = new Set([
@@ -93,17 +98,17 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
     if (!agents.nodes().includes(node)) return done;
     let found: readonly MountProblem[];
     try {
-      const request = { method: 'GET', path: '/v1/troubles', deadlineMs: askMs } as const;
+      const request = { method: 'GET', path: '/v1/troubles', deadlineMs: requestTimeoutMs } as const;
       found = problemsIn(node, await agents.call(node, request, scope));
     } catch (thrown) {
       if (stowageError(thrown).reason === 'agent-absent') return done;
       throw thrown;
     }
-    const before = views.get(node)?.seen ?? new Set();
+    const before = reports.get(node)?.lastKeys ?? new Set();
     const repeated = found.filter((one) => before.has(keyOf(one)));
-    const isSure = repeated.length === found.length;
-    put(node, { seen: new Set(found.map(keyOf)), problems: repeated, isSure });
-    return again((isSure ? wellMs : doubtMs) * (0.75 + random() / 2));
+    const isConfirmed = repeated.length === found.length;
+    put(node, { lastKeys: new Set(found.map(keyOf)), problems: repeated, isConfirmed });
+    return again((isConfirmed ? confirmedIntervalMs : unconfirmedIntervalMs) * (0.75 + random() / 2));
   }
 
   const controller = createController({
@@ -111,7 +116,7 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
     clock,
     reconcile,
     workers: 16,
-    mostRetryMs: 2 * wellMs,
+    mostRetryMs: 2 * confirmedIntervalMs,
     // None that is silent keeps another waiting.
     groupOf: (node) => node,
   });
@@ -126,12 +131,12 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
       return byHandle.get(handle) ?? [];
     },
     all,
-    isKnown: (node) => views.get(node)?.isSure === true && agents.nodes().includes(node),
-    on: (changed) => void listeners.add(changed),
+    isConfirmed: (node) => reports.get(node)?.isConfirmed === true && agents.nodes().includes(node),
+    onChange: (changed) => void listeners.add(changed),
   };
 
   function* all(): Generator<MountProblem, void, undefined> {
-    for (const { problems } of views.values()) yield* problems;
+    for (const { problems } of reports.values()) yield* problems;
   }
 }
 
@@ -152,9 +157,9 @@ const textIn = (value: unknown): string => (typeof value === 'string' ? value : 
 /** Those of pods: what else is mounted there is nobody's in the cluster. An agent is not trusted further than its own node. */
 function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
-  return items.slice(0, mostItems).flatMap((item) => {
+  return items.slice(0, maxItems).flatMap((item) => {
     if (!isAnswer(item) || !isAnswer(item['user'])) return [];
-    const pod = podOf(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
+    const pod = podFrom(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
     const volume = textIn(item['volume']);
     if (pod === undefined || !isVolumeId(volume)) return [];
     const repairedAt = Date.parse(textIn(item['repairedAt'])) || 0;
@@ -164,13 +169,13 @@ function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
     const [store = '', name = ''] = textIn(item['name']).split('/');
     const handles = handlesOf({ id: volume, store: store as StoreName, name: name as VolumeName });
     return [
-      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt },
+      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, maxDetail), repairedAt },
     ];
   });
 }
 
 /** Its uid is in the path that the kubelet chose: below its folder of pods, or as the device's own name. */
-function podOf(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
+function podFrom(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
   const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
   const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
   const [, inPods, ofDevice] = new RegExp(`/pods/(${uuid})/|/publish/[^/]+/(${uuid})$`).exec(target) ?? [];

@@ -8,7 +8,7 @@ import { outOfService } from './names.ts';
 import { noAgents, noRoom } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
-import { noSuchMode, type Wanted } from './provisioner.ts';
+import { unsupportedAccess, type VolumeRequest } from './provisioner.ts';
 
 export interface ChoosingOptions {
   readonly clock: Clock;
@@ -23,7 +23,7 @@ export interface ChoosingOptions {
 /** Which node a volume is made on, where the scheduler has not said so. */
 export interface Choosing {
   /** The same as before, where it was chosen before. Again: not known yet. */
-  choose(want: Wanted, store: string): string | Again;
+  choose(want: VolumeRequest, store: string): string | Again;
   /** That node has not made it, and will not soon. */
   refused(uid: string, node: string): void;
   forget(uid: string): void;
@@ -91,7 +91,7 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   const isBeginning = (): boolean =>
     clock.elapsed() - began < beginningMs && agents.nodes().some((node) => stores.of(node) === undefined);
 
-  function choose(want: Wanted, store: string): string | Again {
+  function choose(want: VolumeRequest, store: string): string | Again {
     const { uid } = want.claim;
     if (isBeginning()) return again(lookMs);
     const open = [...stores.all()].flatMap(({ node, stores: those }) => {
@@ -100,7 +100,7 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
     });
     if (open.length === 0 && isSettling()) return again(lookMs);
     if (open.length === 0) throw noAgents(store);
-    if (!open.some(({ seen }) => seen.access.includes(want.access))) throw noSuchMode(store, want.access);
+    if (!open.some(({ seen }) => seen.access.includes(want.access))) throw unsupportedAccess(store, want.access);
     const fitting = open.filter(({ seen }) => seen.access.includes(want.access) && seen.freeBytes >= want.bytes);
     const left = fitting.filter(({ node }) => !hasRefused(uid, node));
     const [best] = left
@@ -126,7 +126,7 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
 const isLost = ({ spec }: Node): boolean => (spec?.taints ?? []).some(({ key }) => key === outOfService);
 
 /** As the scheduler would have it. */
-function mayBeOn(node: Node, { allowed }: Wanted): boolean {
+function mayBeOn(node: Node, { allowed }: VolumeRequest): boolean {
   const { labels = {} } = node.metadata;
   if (isLost(node) || node.spec?.unschedulable === true || labels[nodeTopologyKey] === undefined) return false;
   if (allowed.length === 0) return true;

@@ -1,7 +1,7 @@
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { configMaps } from '#wire/kube/resources.ts';
-import { found } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 
 /** A machine that is, or was, a node of this cluster. */
 export interface NodeHost {
@@ -34,7 +34,7 @@ export function createNodeHosts(client: KubeClient, namespace: string): NodeHost
 
   async function change(data: Readonly<Record<string, string | null>>, signal: AbortSignal): Promise<void> {
     const patch = (): Promise<unknown> => client.patch(configMaps, at, { kind: 'merge', body: { data } }, signal);
-    if ((await found(patch())) !== undefined) return;
+    if ((await ignoreNotFound(patch())) !== undefined) return;
     const present = Object.entries(data).filter((entry): entry is [string, string] => entry[1] !== null);
     if (present.length === 0) return;
     try {
@@ -47,7 +47,7 @@ export function createNodeHosts(client: KubeClient, namespace: string): NodeHost
 
   return {
     read: async (signal) => {
-      const { data = {} } = (await found(client.get(configMaps, at, signal))) ?? {};
+      const { data = {} } = (await ignoreNotFound(client.get(configMaps, at, signal))) ?? {};
       return Object.entries(data).flatMap(([host, text]) => {
         const [node, uid, ...more] = text.split(' ');
         return isHost(host) && node && uid && more.length === 0 ? [{ host, node, uid }] : [];

@@ -10,7 +10,7 @@ import { isShared } from '#core/placement.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, outOfService } from './names.ts';
@@ -61,10 +61,10 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     const cached = caches.nodes.get(name);
     if (cached !== undefined && !isLost(cached)) return await learn(name, cached, scope);
     // Keys are of nodes that were there: one that is not is one that was deleted.
-    const node = await found(client.get(nodes, { name }, scope.signal));
+    const node = await ignoreNotFound(client.get(nodes, { name }, scope.signal));
     if (!isLost(node)) return done;
     const its = (await hosts.read(scope.signal)).filter((one) => one.node === name);
-    const still = async (): Promise<boolean> => isLost(await found(client.get(nodes, { name }, scope.signal)));
+    const still = async (): Promise<boolean> => isLost(await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
     const lost: Lost = { name, isOf: its.length === 0 ? named(name) : ofHosts(its), still };
     if (!(await release(lost, scope)) || node !== undefined || its.length === 0) return done;
     if (!(await endEphemerals(lost, its, scope))) return again(stillMs);

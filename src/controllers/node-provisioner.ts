@@ -11,9 +11,9 @@ import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
-import { unlessLeft } from './discard.ts';
-import { handleOf, heldBy, topologiesOf } from './handles.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { ignoreDiscardRefused } from './discard.ts';
+import { handleAndStoreOf, handleOf, topologiesOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
 import { createChoosing, lookMs } from './node-chooser.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
@@ -21,13 +21,13 @@ import { isBetter, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import {
   createWhyNotOpen,
-  gone,
-  type Made,
-  noSuchStore,
+  type ProvisionedVolume,
   type Provisioner,
-  refuseOtherPlace,
+  refuseMovedStore,
   retainedLabel,
-  type Wanted,
+  storeRemoved,
+  unknownStore,
+  type VolumeRequest,
 } from './provisioner.ts';
 import { refusalOf } from './store-object.ts';
 
@@ -91,12 +91,12 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const [only] = names;
     if (wanted === undefined && only !== undefined && names.length === 1) return only;
     if (wanted !== undefined && names.includes(wanted)) return wanted;
-    throw noSuchStore(wanted, names);
+    throw unknownStore(wanted, names);
   }
 
   /** What its volumes are bound to: as the kubelet has put it on the node. Undefined: there is no such node. */
   async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
-    const node = caches.nodes.get(name) ?? (await found(client.get(nodes, { name }, scope.signal)));
+    const node = caches.nodes.get(name) ?? (await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
     if (node === undefined) return undefined;
     const value = topologyOfNode(name);
     if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name, localDriver.name);
@@ -113,7 +113,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
 
   /** The node of its volume. Throws where nobody can be asked any more. */
   function nodeOf(volume: PersistentVolume): string {
-    const { handle } = heldBy(volume);
+    const { handle } = handleAndStoreOf(volume);
     const [node] = nodesOf(volume);
     if (node === undefined) throw nodeOfVolumeUnknown(handle);
     if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
@@ -123,7 +123,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
     storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
 
-  async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
+  async function createOn(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume> {
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
     if (topology === undefined) throw nodeUnknown(node);
@@ -145,10 +145,10 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const { volume } = made;
     // Not as it was last looked at: the store may mean another place since.
     const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
-    return { volume, where: onNode(topology), identity };
+    return { volume, nodeSelector: onNode(topology), identity };
   }
 
-  function chosen(want: Wanted, store: string): string | Again {
+  function chosen(want: VolumeRequest, store: string): string | Again {
     try {
       return choosing.choose(want, store);
     } catch (thrown) {
@@ -157,7 +157,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
-  async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
+  async function create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again> {
     const store = storeFor(want.store);
     const object = caches.stores.get(store);
     const refusal = object && refusalOf(object, kinds);
@@ -184,17 +184,17 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     try {
       const { isOpen, identity } = await storeOn(node, store, scope);
-      if (isOpen) return refuseOtherPlace(volume, store, identity);
+      if (isOpen) return refuseMovedStore(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
     }
-    throw whyNotOpen(store) ?? gone(store);
+    throw whyNotOpen(store) ?? storeRemoved(store);
   }
 
   return {
     driver: localDriver.name,
     create,
-    isForAnother,
+    canTryAnotherNode: isForAnother,
     follow: (changed) => {
       stores.on((node, before) => {
         if (isBetter(stores.of(node), before, [...short.values()])) changed();
@@ -208,7 +208,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
         },
       });
     },
-    takeBack: async (uid, isHad, scope) => {
+    deleteAbandoned: async (uid, isHad, scope) => {
       for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
@@ -216,12 +216,12 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
         if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
         if (await isHad(made, scope.signal)) continue;
         // What cannot go is looked at again, and told of, by `node-volumes.ts`.
-        await unlessLeft(onAgents.discard(node, made.id, scope));
+        await ignoreDiscardRefused(onAgents.discard(node, made.id, scope));
       }
       forget(uid);
     },
     delete: async (volume, scope) => {
-      const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
+      const [node, { handle, store }] = [nodeOf(volume), handleAndStoreOf(volume)];
       const end = isHandle(handle) ? await onAgents.delete(node, handle, volume.metadata.uid, scope) : 'unknown';
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
@@ -229,7 +229,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     // Its own node makes it larger, mounted or not: kubelets have nothing left to do.
     expand: async (volume, bytes, scope) => ({
       bytes: await onAgents.expand(nodeOf(volume), handleOf(volume), bytes, scope),
-      onNodes: false,
+      nodeExpansionRequired: false,
     }),
   };
 }

@@ -7,8 +7,8 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
-import { isLeft } from './discard.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -97,10 +97,10 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
-      const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
+      const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
       const isOther = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
       if (isOther) continue;
-      const claim = await found(client.get(claims, { namespace, name }, signal));
+      const claim = await ignoreNotFound(client.get(claims, { namespace, name }, signal));
       const mayStill = claim?.metadata.uid === uid && isWaiting(claim);
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
@@ -120,7 +120,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     } catch (thrown) {
       const failure = stowageError(thrown);
       if (failure.reason === 'volume-unknown') return true;
-      if (isLeft(failure)) return false;
+      if (isDiscardRefused(failure)) return false;
       throw thrown;
     }
   }

@@ -8,7 +8,7 @@ import type { StoreKind } from '#core/ports.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { ControllerParts } from './controller-parts.ts';
-import { isLeft } from './discard.ts';
+import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -106,7 +106,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     } catch (thrown) {
       const failure = stowageError(thrown);
       if (failure.reason === 'volume-unknown') return true;
-      if (isLeft(failure)) return false;
+      if (isDiscardRefused(failure)) return false;
       throw thrown;
     }
   }

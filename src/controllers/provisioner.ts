@@ -11,14 +11,14 @@ import { storeGone } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import { unlessLeft } from './discard.ts';
-import { handleOf, heldBy, type IsHad } from './handles.ts';
+import { ignoreDiscardRefused } from './discard.ts';
+import { type HasPersistentVolume, handleAndStoreOf, handleOf } from './handles.ts';
 import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
 /** A volume for a claim. */
-export interface Wanted {
+export interface VolumeRequest {
   readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
   /** Undefined: the only one that the driver has. */
   readonly store: string | undefined;
@@ -33,18 +33,18 @@ export interface Wanted {
   readonly allowed: NonNullable<StorageClass['allowedTopologies']>;
 }
 
-export interface Made {
+export interface ProvisionedVolume {
   readonly volume: Pick<Volume, 'id' | 'name' | 'store' | 'bytes'>;
   /** Where it can be used. Undefined: everywhere. */
-  readonly where: NodeSelector | undefined;
+  readonly nodeSelector: NodeSelector | undefined;
   /** What its store calls itself, if that is known. */
   readonly identity: string | undefined;
 }
 
-export interface Grown {
+export interface ExpandedVolume {
   readonly bytes: bigint;
   /** Whoever has it mounted has to see to it too. */
-  readonly onNodes: boolean;
+  readonly nodeExpansionRequired: boolean;
 }
 
 /**
@@ -54,24 +54,27 @@ export interface Grown {
 export interface Provisioner {
   readonly driver: string;
   /** The same claim gets the same volume, whoever asks and however often. */
-  create(want: Wanted, scope: Scope): Promise<Made | Again>;
+  create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again>;
   /** Another node than the one that the scheduler chose may have what this one refused. */
-  isForAnother?(error: unknown): boolean;
+  canTryAnotherNode?(error: unknown): boolean;
   /** Calls when what could not be made before may be made now. */
   follow?(changed: () => void): void;
   /**
    * Takes away what was made for a claim that is gone, or has another volume. None is success; what anybody has, or what may hold
    * something, stays: whoever looks for volumes that nobody claims tells of it.
    */
-  takeBack(uid: string, isHad: IsHad, scope: Scope): Promise<void>;
+  deleteAbandoned(uid: string, isHad: HasPersistentVolume, scope: Scope): Promise<void>;
   /** The volume of a PersistentVolume. Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
   delete(volume: PersistentVolume, scope: Scope): Promise<void>;
   /** Its PersistentVolume is gone and the volume stays. */
   retain(volume: PersistentVolume, scope: Scope): Promise<void>;
-  expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<Grown>;
+  expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<ExpandedVolume>;
 }
 
-export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
+export const claimLabelsFor = (
+  { claim: { namespace, name, uid } }: Pick<VolumeRequest, 'claim'>,
+  cluster: string,
+): Labels => ({
   [claimLabels.namespace]: namespace,
   [claimLabels.name]: name,
   [claimLabels.uid]: uid,
@@ -86,62 +89,72 @@ export type WhyNotOpen = (store: string) => StowageError | undefined;
 
 /** Of stores that can be worked on from here. */
 export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provisioner {
-  const shared = (): readonly StoreView[] =>
+  const fileStores = (): readonly StoreView[] =>
     core.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
-  const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
+  const callWith = (scope: Scope, requestId: string) => ({ ...scope, requestId });
 
   function storeFor(wanted: string | undefined): StoreView {
-    const all = shared();
+    const all = fileStores();
     const [only] = all;
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names());
+    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? unknownStore(wanted, fileStoreNames());
   }
 
   const identityOf = (store: string): string | undefined =>
-    shared().find(({ config }) => config.name === store)?.store?.identity;
+    fileStores().find(({ config }) => config.name === store)?.store?.identity;
 
-  const names = (): readonly StoreName[] => shared().map(({ config }) => config.name);
+  const fileStoreNames = (): readonly StoreName[] => fileStores().map(({ config }) => config.name);
 
-  function newVolume(want: Wanted): NewVolume {
+  function newVolume(want: VolumeRequest): NewVolume {
     const { config, store } = storeFor(want.store);
-    if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
+    if (store !== undefined && !store.access.includes(want.access)) throw unsupportedAccess(config.name, want.access);
     const { name, bytes, access, labels } = want;
     const enforce = want.enforce ? { enforce: true } : {};
-    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, core.instance) };
+    return {
+      store: config.name,
+      name,
+      bytes,
+      access,
+      labels,
+      ...enforce,
+      ownLabels: claimLabelsFor(want, core.instance),
+    };
   }
 
   return {
     driver: fileDriver.name,
     create: async (want, scope) => {
-      const wanted = { stores: names(), want: () => newVolume(want) };
-      const { volume, storeIdentity: identity } = await core.provision(wanted, call(scope, want.claim.uid));
-      return { volume, where: undefined, identity };
+      const wanted = { stores: fileStoreNames(), want: () => newVolume(want) };
+      const { volume, storeIdentity: identity } = await core.provision(wanted, callWith(scope, want.claim.uid));
+      return { volume, nodeSelector: undefined, identity };
     },
-    takeBack: async (uid, isHad, scope) => {
-      const volume = core.catalogue.madeBy(uid, names());
+    deleteAbandoned: async (uid, isHad, scope) => {
+      const volume = core.catalogue.madeBy(uid, fileStoreNames());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
-      await unlessLeft(core.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
+      await ignoreDiscardRefused(
+        core.deletions.delete(volume.id, undefined, callWith(scope, `back:${uid}`), { discard: true }),
+      );
     },
     delete: async (volume, scope) => {
-      const { store } = heldBy(volume);
+      const { store } = handleAndStoreOf(volume);
       // A store that is no longer asked would make every volume of it look deleted.
-      if (store !== undefined && !shared().some(({ config }) => config.name === store))
-        throw whyNotOpen(store) ?? gone(store);
+      if (store !== undefined && !fileStores().some(({ config }) => config.name === store))
+        throw whyNotOpen(store) ?? storeRemoved(store);
       try {
         const handle = handleOf(volume);
-        await core.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
+        await core.deletions.delete(handle, undefined, callWith(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
-        if (store !== undefined) refuseOtherPlace(volume, store, identityOf(store));
+        if (store !== undefined) refuseMovedStore(volume, store, identityOf(store));
       }
     },
     retain: async (volume, scope) => {
       const handle = handleOf(volume);
       const own = { [retainedLabel]: 'true' };
-      await core.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
+      await core.volumes.label(handle, {}, undefined, callWith(scope, `retain:${handle}`), own);
     },
     expand: async (held, bytes, scope) => {
       const handle = handleOf(held);
@@ -149,13 +162,13 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
         ? before
-        : await core.volumes.expand(handle, bytes, undefined, call(scope, `expand:${handle}:${bytes}`));
-      return { bytes: volume.bytes ?? bytes, onNodes: volume.enforce };
+        : await core.volumes.expand(handle, bytes, undefined, callWith(scope, `expand:${handle}:${bytes}`));
+      return { bytes: volume.bytes ?? bytes, nodeExpansionRequired: volume.enforce };
     },
   };
 }
 
-export function noSuchStore(wanted: string | undefined, all: readonly string[]): StowageError {
+export function unknownStore(wanted: string | undefined, all: readonly string[]): StowageError {
   const stores = all.length === 0 ? 'there is none' : all.join(', ');
   const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
   return new StowageError(what, {
@@ -169,28 +182,28 @@ export const createWhyNotOpen =
   (stores: { get(name: string): StoreObject | undefined }, kinds: ReadonlyMap<string, StoreKind>): WhyNotOpen =>
   (name) => {
     const object = stores.get(name);
-    return object && (refusalOf(object, kinds) ?? notYet(name));
+    return object && (refusalOf(object, kinds) ?? storeNotOpen(name));
   };
 
-export const notYet = (store: string): StowageError =>
+export const storeNotOpen = (store: string): StowageError =>
   new StowageError(`store '${store}' is not open yet`, {
     code: 'unavailable',
     reason: 'store-not-open',
     action: 'Wait a moment. If the problem persists, ask the administrator to check the store: kubectl get stores',
   });
 
-export const gone = (store: string): StowageError =>
+export const storeRemoved = (store: string): StowageError =>
   storeGone(
     store,
     'Recreate its Store object; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   );
 
 /** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
-export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
+export function refuseMovedStore({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
   const before = metadata.annotations?.[storeIdentity];
   if (before === undefined || before === now) return;
   // Closed at this moment, or of an agent that does not say it.
-  if (now === undefined) throw notYet(store);
+  if (now === undefined) throw storeNotOpen(store);
   throw new StowageError(
     `store '${store}' is at another location than when the volume was created, and the volume may still be at the old one`,
     {
@@ -202,7 +215,7 @@ export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, 
   );
 }
 
-export const noSuchMode = (store: string, access: Access): StowageError =>
+export const unsupportedAccess = (store: string, access: Access): StowageError =>
   new StowageError(`store '${store}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'claim-unsupported',

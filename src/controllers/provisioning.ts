@@ -8,7 +8,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { createAbandonedClaims } from './abandoned-claims.ts';
-import { type ControllerParts, found } from './controller-parts.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -22,16 +22,19 @@ import {
   volumeNameFor,
 } from './names.ts';
 import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
-import type { Made, Provisioner, Wanted } from './provisioner.ts';
+import type { ProvisionedVolume, Provisioner, VolumeRequest } from './provisioner.ts';
 import { reportFailure } from './report-failure.ts';
 
 /** A watch that is so far behind is looked past. */
-const untoldMs = 10_000;
+const watchLagMs = 10_000;
 /** What was made for a claim is taken back, while the cache says that it is there: one of them is old. */
-const busyMs = 1_000;
+const cleanupRetryMs = 1_000;
 
 /** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
-const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kubernetes.io/storage-provisioner'];
+const provisionerAnnotations = [
+  'volume.kubernetes.io/storage-provisioner',
+  'volume.beta.kubernetes.io/storage-provisioner',
+];
 
 /**
  * Claims become volumes. Two requests for each: the PersistentVolume and an Event. Nothing is asked before: whatever happens to the
@@ -44,7 +47,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
   /** The class of a claim that is ours, and waits for a volume. */
-  function waiting(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
+  function classAndProvisioner(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
     if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
     if (claim.spec.volumeName !== undefined) return undefined;
     const found = caches.classes.get(classNameOf(claim));
@@ -56,22 +59,22 @@ export function createProvisioning(parts: ControllerParts): Controller {
     if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
     const claim = caches.claims.get(key);
     try {
-      return await provide(key, claim, scope);
+      return await provision(key, claim, scope);
     } catch (error) {
-      if (claim !== undefined && !scope.signal.aborted) tellFailed(claim, error);
+      if (claim !== undefined && !scope.signal.aborted) reportFailed(claim, error);
       throw error;
     }
   }
 
   /** Not one of the same name that took its place meanwhile: it is not to blame. */
-  function tellFailed(claim: PersistentVolumeClaim, error: unknown): void {
+  function reportFailed(claim: PersistentVolumeClaim, error: unknown): void {
     if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
     const about = { reason: 'ProvisioningFailed', action: 'Provision' };
     reportFailure(events, claimReference(claim), about, error);
   }
 
-  async function provide(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
-    const ours = waiting(claim);
+  async function provision(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
+    const ours = classAndProvisioner(claim);
     if (claim === undefined || ours === undefined) {
       written.delete(key);
       return done;
@@ -80,20 +83,20 @@ export function createProvisioning(parts: ControllerParts): Controller {
     const { uid = '' } = claim.metadata;
     const isThere = caches.volumes.get(volumeNameFor(uid)) !== undefined;
     if (isThere) written.delete(key);
-    if (isThere || !isTime(claim, kind)) return done;
-    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : untoldMs;
-    if (wroteMs < untoldMs) return again(untoldMs - wroteMs);
-    if (isFilledByOthers(claim)) {
-      tellFilledByOthers(claim);
+    if (isThere || !mayProvision(claim, kind)) return done;
+    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : watchLagMs;
+    if (wroteMs < watchLagMs) return again(watchLagMs - wroteMs);
+    if (needsPopulator(claim)) {
+      reportPopulator(claim);
       return done;
     }
-    const want = wantedBy(claim, kind);
-    if (mayBeGivenAnother(claim)) return done;
+    const want = requestFor(claim, kind);
+    if (mayBindExisting(claim)) return done;
     using making = abandonedClaims.begin(claim, provisioner);
-    if (making === undefined) return again(busyMs);
+    if (making === undefined) return again(cleanupRetryMs);
     const made = await create(claim, want, provisioner, scope);
     if ('kind' in made) return made;
-    await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
+    await createPersistentVolume(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
     making.written();
     written.set(key, { uid, at: clock.elapsed() });
     const note = `Created volume '${made.volume.store}/${made.volume.name}'`;
@@ -104,38 +107,38 @@ export function createProvisioning(parts: ControllerParts): Controller {
 
   async function create(
     claim: PersistentVolumeClaim,
-    want: Wanted,
+    want: VolumeRequest,
     by: Provisioner,
     scope: Scope,
-  ): Promise<Made | Again> {
+  ): Promise<ProvisionedVolume | Again> {
     try {
       return await by.create(want, scope);
     } catch (error) {
-      if (want.node !== undefined && by.isForAnother?.(error) === true) await letChooseAnew(claim, scope);
+      if (want.node !== undefined && by.canTryAnotherNode?.(error) === true) await unselectNode(claim, scope);
       throw error;
     }
   }
 
   /** The scheduler takes another look, as it has to when the one that it chose is not there any more. */
-  async function letChooseAnew({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
+  async function unselectNode({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
     const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
-    await found(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
+    await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
   }
 
   /** There is one of that class that nobody has: Kubernetes takes it if it fits, and says so if it does not. */
-  const mayBeGivenAnother = (claim: PersistentVolumeClaim): boolean =>
+  const mayBindExisting = (claim: PersistentVolumeClaim): boolean =>
     caches.volumes.by('free', classNameOf(claim)).length > 0 &&
-    !askedFor.some((key) => claim.metadata.annotations?.[key] !== undefined);
+    !provisionerAnnotations.some((key) => claim.metadata.annotations?.[key] !== undefined);
 
-  function tellFilledByOthers(claim: PersistentVolumeClaim): void {
+  function reportPopulator(claim: PersistentVolumeClaim): void {
     const { kind = '', name = '' } = claim.spec.dataSourceRef ?? {};
     const note = `The claim waits for the volume populator of ${kind} '${name}': Stowage does not create its volume`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'WaitForPopulator', action: 'Provision', note });
   }
 
-  async function write(volume: PersistentVolume, { signal }: Scope): Promise<void> {
+  async function createPersistentVolume(volume: PersistentVolume, { signal }: Scope): Promise<void> {
     try {
       await client.create(persistentVolumes, volume, signal);
     } catch (thrown) {
@@ -151,17 +154,17 @@ export function createProvisioning(parts: ControllerParts): Controller {
     workers: 96,
     perGroup: 48,
     groupOf: (key) =>
-      abandonedClaims.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
+      abandonedClaims.isKey(key) ? '#' : (classAndProvisioner(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
   /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
-  const ifOpen = (key: string): readonly string[] =>
-    written.has(key) || waiting(caches.claims.get(key)) !== undefined ? [key] : [];
+  const keyIfPending = (key: string): readonly string[] =>
+    written.has(key) || classAndProvisioner(caches.claims.get(key)) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
     const back = abandonedClaims.keysOf(claim);
     // The next one of that name does not pay for how often this one failed.
-    return back.length > 0 ? [key, ...back] : ifOpen(key);
+    return back.length > 0 ? [key, ...back] : keyIfPending(key);
   });
   for (const [driver, { follow }] of provisioners)
     follow?.(() => {
@@ -177,24 +180,29 @@ export function createProvisioning(parts: ControllerParts): Controller {
   controller.follow(caches.volumes, ({ spec: { storageClassName = '', claimRef } }) =>
     claimRef?.uid === undefined
       ? waitingFor(storageClassName)
-      : ifOpen(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
+      : keyIfPending(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
   );
   return controller;
 }
 
 /** Not before the scheduler knows where the first pod goes, where the class wants it so. */
-const isTime = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
+const mayProvision = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
   volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
 
-const sources: ReadonlySet<string> = new Set(['/PersistentVolumeClaim', 'snapshot.storage.k8s.io/VolumeSnapshot']);
+const builtInSources: ReadonlySet<string> = new Set([
+  '/PersistentVolumeClaim',
+  'snapshot.storage.k8s.io/VolumeSnapshot',
+]);
 
 /** They fill a volume by a claim of their own, and then give it to this one. */
-function isFilledByOthers({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
-  return dataSourceRef !== undefined && !sources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`);
+function needsPopulator({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
+  return (
+    dataSourceRef !== undefined && !builtInSources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`)
+  );
 }
 
 /** Throws for what cannot be had. */
-function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
+function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeRequest {
   const { metadata, spec } = claim;
   const { namespace = '', name = '', uid = '' } = metadata;
   const { store, enforce = false, nameTemplate } = parametersOf(kind);
@@ -248,14 +256,14 @@ const labelsOf = (labels: Labels): Labels =>
 function volumeFor(
   claim: PersistentVolumeClaim,
   kind: StorageClass,
-  { volume, where, identity }: Made,
+  { volume, nodeSelector, identity }: ProvisionedVolume,
   driver: string,
   bytes: bigint,
 ): PersistentVolume {
   const { uid = '' } = claim.metadata;
   const { reclaimPolicy = 'Delete', mountOptions } = kind;
   const { accessModes = ['ReadWriteOnce'], volumeMode = 'Filesystem' } = claim.spec;
-  const affinity = where ?? allowedOn(kind);
+  const affinity = nodeSelector ?? affinityOf(kind);
   return {
     metadata: {
       name: volumeNameFor(uid),
@@ -277,7 +285,7 @@ function volumeFor(
 }
 
 /** A store that all nodes reach is used where the class allows it, and nowhere else. */
-function allowedOn({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
+function affinityOf({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
   const terms = allowedTopologies.flatMap(({ matchLabelExpressions = [] }) =>
     matchLabelExpressions.length === 0
       ? []

@@ -4,8 +4,8 @@ import { noteOf } from './machinery/error-note.ts';
 import type { Events } from './machinery/events.ts';
 import { setbackOf } from './machinery/outcome.ts';
 
-const unending = new AbortController().signal;
-const how = 'by: kubectl get stores, and the log of the controller';
+const neverAborted = new AbortController().signal;
+const adminHint = 'by: kubectl get stores, and the log of the controller';
 
 /** That something failed, on the object that it failed for. What the API server will have forgotten in a moment is not worth telling. */
 export function reportFailure(
@@ -14,6 +14,6 @@ export function reportFailure(
   { reason, action }: { readonly reason: string; readonly action: string },
   error: unknown,
 ): void {
-  if (error instanceof KubeError && setbackOf(error, unending).kind === 'retry') return;
-  events.report({ regarding, type: 'Warning', reason, action, note: noteOf(error, how) });
+  if (error instanceof KubeError && setbackOf(error, neverAborted).kind === 'retry') return;
+  events.report({ regarding, type: 'Warning', reason, action, note: noteOf(error, adminHint) });
 }

@@ -10,7 +10,7 @@ import { claimReference } from './names.ts';
 import { reportFailure } from './report-failure.ts';
 
 /** Of a claim that grows; those that Kubernetes knows. */
-const resizing = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
+const resizeConditions = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
 const storage = 'storage';
 
 const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
@@ -22,31 +22,36 @@ export function createResizing(parts: ControllerParts): Controller {
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     const claim = caches.claims.get(key);
     const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
-    if (claim === undefined || volume === undefined || !isTheirs(claim, volume) || !isTooSmall(claim)) return done;
+    if (claim === undefined || volume === undefined || !isBound(claim, volume) || !isTooSmall(claim)) return done;
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
     if (provisioner === undefined) return done;
     const wanted = sizeIn(claim.spec.resources?.requests);
     const has = sizeIn(volume.spec.capacity);
-    if (has >= wanted && isLeftToNodes(claim)) return done;
+    if (has >= wanted && waitsForNodes(claim)) return done;
     const grown = await provisioner.expand(volume, wanted, scope);
-    if (has < grown.bytes) await enlarge(volume, grown.bytes, scope);
-    await tell(claim, grown.bytes, grown.onNodes, scope);
+    if (has < grown.bytes) await patchCapacity(volume, grown.bytes, scope);
+    await patchClaimStatus(claim, grown.bytes, grown.nodeExpansionRequired, scope);
     const note = `Expanded the volume to ${quantityOf(grown.bytes)}`;
     const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
     events.report({ ...about, regarding: claimReference(claim) });
     return done;
   }
 
-  async function enlarge({ metadata }: PersistentVolume, bytes: bigint, { signal }: Scope): Promise<void> {
+  async function patchCapacity({ metadata }: PersistentVolume, bytes: bigint, { signal }: Scope): Promise<void> {
     const { name = '', uid = '' } = metadata;
     const body = { metadata: { uid }, spec: { capacity: { [storage]: quantityOf(bytes) } } };
     await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
   /** What kubelets still have to do is said in the claim, and they say when it is done. */
-  async function tell(claim: PersistentVolumeClaim, bytes: bigint, onNodes: boolean, scope: Scope): Promise<void> {
+  async function patchClaimStatus(
+    claim: PersistentVolumeClaim,
+    bytes: bigint,
+    nodeExpansionRequired: boolean,
+    scope: Scope,
+  ): Promise<void> {
     const { namespace = '', name = '', resourceVersion = '' } = claim.metadata;
-    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizing.has(type));
+    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizeConditions.has(type));
     const pending: Condition = {
       type: 'FileSystemResizePending',
       status: 'True',
@@ -54,7 +59,7 @@ export function createResizing(parts: ControllerParts): Controller {
       lastTransitionTime: new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z'),
     };
     const size = { [storage]: quantityOf(bytes) };
-    const status = onNodes
+    const status = nodeExpansionRequired
       ? {
           conditions: [...kept, pending],
           allocatedResources: size,
@@ -96,9 +101,9 @@ export function createResizing(parts: ControllerParts): Controller {
 const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
   claim?.status?.capacity !== undefined && sizeIn(claim.status.capacity) < sizeIn(claim.spec.resources?.requests);
 
-const isTheirs = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
+const isBound = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
   metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;
 
 /** We have done our part, and a kubelet does the rest when the volume is mounted. */
-const isLeftToNodes = ({ status }: PersistentVolumeClaim): boolean =>
+const waitsForNodes = ({ status }: PersistentVolumeClaim): boolean =>
   status?.allocatedResourceStatuses?.[storage]?.startsWith('NodeResize') === true;

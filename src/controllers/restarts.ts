@@ -5,7 +5,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
 import { createPodReader, podReference } from './affected-pods.ts';
-import { found } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -30,38 +30,38 @@ export interface RestartsOptions {
   readonly pauseMs?: number;
 }
 
-const usualPauseMs = 5_000;
+const defaultPauseMs = 5_000;
 /** A budget that does not allow it now may do so later. */
-const mostRetryMs = 120_000;
+const maxRetryMs = 120_000;
 
-export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }: RestartsOptions): Restarts {
+export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs }: RestartsOptions): Restarts {
   /** By the pod's uid: the claim for which it is. */
-  const wanted = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
+  const candidates = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
   const reader = createPodReader(client);
   let nextAt = 0;
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
-    const want = wanted.get(key);
+    const want = candidates.get(key);
     if (want === undefined) return done;
     const { problem, claimed } = want;
     const { name } = claimed;
     // Both as they are now: what happens next is felt.
-    const claim = await found(client.get(claims, claimed, scope.signal));
+    const claim = await ignoreNotFound(client.get(claims, claimed, scope.signal));
     const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
     const affected = isWanted ? await reader.affectedPod(problem, name, scope) : undefined;
-    if (affected === undefined || !hasSuccessor(affected.pod)) return over(key);
+    if (affected === undefined || !willBeRecreated(affected.pod)) return forget(key);
     const waitMs = nextAt - clock.elapsed();
     if (waitMs > 0) return again(waitMs);
     nextAt = clock.elapsed() + pauseMs;
     const outcome = await evict(problem.pod, scope);
-    if (outcome === 'gone') return over(key);
+    if (outcome === 'gone') return forget(key);
     if (outcome === 'forbidden') {
       // Others need not wait for a pod that stays.
       nextAt = clock.elapsed();
       const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
       const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
       events.report({ ...about, regarding: podReference(problem.pod) });
-      return again(mostRetryMs);
+      return again(maxRetryMs);
     }
     scope.log.warn('evicted a pod whose mount was remounted', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
@@ -69,11 +69,11 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumers}.`;
     const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
     events.report({ ...about, regarding: podReference(problem.pod) });
-    return over(key);
+    return forget(key);
   }
 
-  function over(key: string): Done {
-    wanted.delete(key);
+  function forget(key: string): Done {
+    candidates.delete(key);
     return done;
   }
 
@@ -104,20 +104,20 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     reconcile,
     workers: 1,
     firstRetryMs: 5_000,
-    mostRetryMs,
+    mostRetryMs: maxRetryMs,
   });
   return {
     ...controller,
     consider: (problem, { metadata: { namespace = '', name = '', uid = '' } }) => {
-      const known = wanted.has(problem.pod.uid);
-      wanted.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
+      const known = candidates.has(problem.pod.uid);
+      candidates.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
       if (!known) controller.add(problem.pod.uid);
     },
   };
 }
 
 /** Nobody would make another one in its place: then it stays. A kubelet makes its own again, whatever anybody evicts. */
-function hasSuccessor({ metadata }: Pod): boolean {
+function willBeRecreated({ metadata }: Pod): boolean {
   const owner = metadata.ownerReferences?.find(({ controller }) => controller === true);
   return owner !== undefined && owner.kind !== 'Node';
 }

@@ -7,7 +7,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { StorageClass } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { found } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 import { storeLabel } from './names.ts';
 import type { StoreObject } from './store-object.ts';
 
@@ -66,7 +66,7 @@ export async function keepClass(
   const right = owned.find((one) => wanted !== undefined && isSame(one, wanted));
   for (const { metadata } of owned.filter((one) => one !== right)) {
     const { name = '', uid } = metadata;
-    await found(client.delete(storageClasses, { name }, { uid }, signal));
+    await ignoreNotFound(client.delete(storageClasses, { name }, { uid }, signal));
   }
   if (wanted === undefined) return undefined;
   const { name = '' } = wanted.metadata;

@@ -5,26 +5,27 @@ import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';
 
 /** What is seen of a store. */
-export interface Seen {
-  readonly ready: Verdict;
-  readonly reachable: Verdict;
+export interface StoreObservation {
+  readonly ready: ConditionValue;
+  readonly reachable: ConditionValue;
   readonly capacity: { readonly total: bigint; readonly free: bigint } | undefined;
   readonly volumes: number | undefined;
 }
 
-export type Verdict = Required<Pick<Condition, 'status' | 'reason' | 'message'>>;
+export type ConditionValue = Required<Pick<Condition, 'status' | 'reason' | 'message'>>;
 
-export const yes = (reason: string, message: string): Verdict => ({ status: 'True', reason, message });
-export const no = (reason: string, message: string, action: string | undefined): Verdict => ({
+export const conditionTrue = (reason: string, message: string): ConditionValue => ({ status: 'True', reason, message });
+export const conditionFalse = (reason: string, message: string, action: string | undefined): ConditionValue => ({
   status: 'False',
   reason,
   message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
 });
 /** `Denied` is for denied access only: the code also stands for a server that Stowage does not trust, and for read-only places. */
 const reasonOf = (problem: StowageError): string =>
-  isAccessDenied(problem) ? 'Denied' : problem.code === 'denied' ? 'NotUsable' : words(problem.code);
-export const saying = (problem: StowageError): Verdict => no(reasonOf(problem), problem.message, problem.action);
-export const nothing = (ready: Verdict): Seen => ({
+  isAccessDenied(problem) ? 'Denied' : problem.code === 'denied' ? 'NotUsable' : camelCase(problem.code);
+export const conditionForProblem = (problem: StowageError): ConditionValue =>
+  conditionFalse(reasonOf(problem), problem.message, problem.action);
+export const onlyReady = (ready: ConditionValue): StoreObservation => ({
   ready,
   reachable: ready,
   capacity: undefined,
@@ -32,27 +33,32 @@ export const nothing = (ready: Verdict): Seen => ({
 });
 
 /** `not-found` → `NotFound` */
-const words = (code: string): string => code.replaceAll(/(?:^|-)([a-z])/g, (_, letter: string) => letter.toUpperCase());
+const camelCase = (code: string): string =>
+  code.replaceAll(/(?:^|-)([a-z])/g, (_, letter: string) => letter.toUpperCase());
 
 /** Of those that have trouble. */
-const shown = 5;
+const maxShownNodes = 5;
 
 /** Of a store that every node has one of its own of: what their agents say, together. It is ready where one of them has it. */
-export function seenOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): Seen {
+export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): StoreObservation {
   const all = [...nodeStores.all()].map(({ node, stores }) => ({ node, store: stores.get(name) }));
   const known = all.flatMap(({ node, store }) => (store === undefined ? [] : { node, ...store }));
   const open = known.filter(({ isOpen }) => isOpen);
-  if (all.length === 0) return nothing({ status: 'Unknown', reason: 'NoAgents', message: 'No agent is connected.' });
-  const ill = all.flatMap(({ node, store }) =>
+  if (all.length === 0) return onlyReady({ status: 'Unknown', reason: 'NoAgents', message: 'No agent is connected.' });
+  const problems = all.flatMap(({ node, store }) =>
     store?.isOpen === true ? [] : `${node}: ${store?.problem ?? 'its agent does not have the store yet'}`,
   );
-  const more = ill.length > shown ? [`and ${ill.length - shown} more`] : [];
-  const message = [`Open on ${open.length} of ${all.length} nodes`, ...ill.slice(0, shown).toSorted(), ...more];
-  const onAll = yes('OnNodes', message.join('; '));
+  const more = problems.length > maxShownNodes ? [`and ${problems.length - maxShownNodes} more`] : [];
+  const message = [
+    `Open on ${open.length} of ${all.length} nodes`,
+    ...problems.slice(0, maxShownNodes).toSorted(),
+    ...more,
+  ];
+  const onAll = conditionTrue('OnNodes', message.join('; '));
   const notOnAll = { ...onAll, status: 'False', reason: 'NotOnAllNodes' } as const;
   return {
     ready: open.length > 0 ? onAll : { ...notOnAll, reason: 'OnNoNode' },
-    reachable: ill.length === 0 ? onAll : notOnAll,
+    reachable: problems.length === 0 ? onAll : notOnAll,
     capacity:
       open.length === 0
         ? undefined
@@ -65,7 +71,10 @@ export function seenOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): 
 }
 
 /** Looks at a store when one of its nodes has it, or no longer. Its sizes change all the time, and wait for their turn. */
-export function followNodes(nodeStores: Pick<NodeStores, 'all' | 'on'>, controller: Pick<Controller, 'add'>): void {
+export function followNodeStores(
+  nodeStores: Pick<NodeStores, 'all' | 'on'>,
+  controller: Pick<Controller, 'add'>,
+): void {
   const before = new Map<string, string>();
   nodeStores.on(() => {
     const now = new Map([...before.keys()].map((name) => [name, [] as string[]]));

@@ -15,8 +15,17 @@ import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import { type ClassState, keepClass } from './store-class.ts';
-import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-conditions.ts';
-import type { MountsSeen, StoreHealth } from './store-health.ts';
+import {
+  type ConditionValue,
+  conditionFalse,
+  conditionForProblem,
+  conditionTrue,
+  followNodeStores,
+  observeOnNodes,
+  onlyReady,
+  type StoreObservation,
+} from './store-conditions.ts';
+import type { MountsReport, StoreHealth } from './store-health.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
 import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
@@ -70,17 +79,18 @@ export function createStoresController(options: StoresOptions): StoresController
     first.resolve();
   }
 
-  async function look(object: StoreObject, scope: Scope): Promise<Seen> {
+  async function look(object: StoreObject, scope: Scope): Promise<StoreObservation> {
     const { name = '' } = object.metadata;
     const wrong = invalid.get(name);
-    if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
-    if (!opensHere(object.spec.uri)) return seenOnNodes(name, nodeStores);
+    if (wrong !== undefined) return onlyReady(conditionFalse('Invalid', wrong.message, wrong.action));
+    if (!opensHere(object.spec.uri)) return observeOnNodes(name, nodeStores);
     const check = await core.stores.check(name, scope);
     const { store, problem, pending } = core.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
-    const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
-    const closed = problem === undefined ? no('NotOpen', 'the store is not open yet', '') : saying(problem);
-    const open = yes('Open', pending === undefined ? '' : `A change is pending: ${pending}`);
+    const reachable = failed === undefined ? conditionTrue('Answers', '') : notReachable(failed);
+    const closed =
+      problem === undefined ? conditionFalse('NotOpen', 'the store is not open yet', '') : conditionForProblem(problem);
+    const open = conditionTrue('Open', pending === undefined ? '' : `A change is pending: ${pending}`);
     return {
       ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
@@ -123,8 +133,8 @@ export function createStoresController(options: StoresOptions): StoresController
     groupOf: (key) => key,
   });
   controller.follow(caches.stores);
-  followNodes(nodeStores, controller);
-  mountsOf?.on((store) => {
+  followNodeStores(nodeStores, controller);
+  mountsOf?.onChange((store) => {
     if (caches.stores.get(store) !== undefined) controller.add(store);
   });
   controller.follow(caches.classes, ({ metadata: { name = '', labels } }) => [
@@ -151,8 +161,8 @@ export function createStoresController(options: StoresOptions): StoresController
 }
 
 /** Access that is denied is no matter of the network. */
-const notReachable = ({ detail, action, reason = '' }: CheckStep): Verdict =>
-  no(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
+const notReachable = ({ detail, action, reason = '' }: CheckStep): ConditionValue =>
+  conditionFalse(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
 
 const sizesIn = ({
   totalBytes,
@@ -167,14 +177,14 @@ const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
 
 function statusOf(
   object: StoreObject,
-  seen: Seen,
-  mounts: MountsSeen | undefined,
+  seen: StoreObservation,
+  mounts: MountsReport | undefined,
   kept: ClassState,
   now: number,
 ): StoreStatus {
   const { generation = 0 } = object.metadata;
   const before = object.status;
-  const condition = (type: string, verdict: Verdict): Condition => {
+  const condition = (type: string, verdict: ConditionValue): Condition => {
     const known = before?.conditions?.find((one) => one.type === type);
     const isSame = known?.status === verdict.status && known.lastTransitionTime !== undefined;
     const since = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
@@ -192,7 +202,7 @@ function statusOf(
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
       // What was said before stays as long as nobody knows better.
-      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.verdict)]),
+      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.condition)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
     // Null takes away what was said before.
@@ -209,10 +219,10 @@ const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null
 const present = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 
-const classVerdict = (kept: NonNullable<ClassState>): Verdict =>
+const classVerdict = (kept: NonNullable<ClassState>): ConditionValue =>
   kept.ready
-    ? yes('Made', '')
-    : no(
+    ? conditionTrue('Made', '')
+    : conditionFalse(
         'Taken',
         `StorageClass '${kept.taken}' already exists, and was not created for this store`,
         'Choose another name.',

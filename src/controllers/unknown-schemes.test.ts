@@ -12,7 +12,7 @@ import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createOrphans } from './orphans.ts';
-import type { Wanted } from './provisioner.ts';
+import type { VolumeRequest } from './provisioner.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
@@ -184,7 +184,7 @@ describe('looking for volumes that nobody claims', () => {
   });
 });
 
-const wanted = (store: string | undefined): Wanted => ({
+const wanted = (store: string | undefined): VolumeRequest => ({
   claim: { namespace: 'shop', name: 'data', uid: 'uid-of-data' },
   store,
   name: 'data',
