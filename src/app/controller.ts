@@ -141,7 +141,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const { core } = running;
   const caches = createCaches(client, clock);
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
-  const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
+  const events = parts.metrics.countEvents(createEvents({ client, clock, ...about }));
   // The API for users and the agents are each other's.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
@@ -160,7 +160,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const capacity = createCapacity({ ...base, stores: nodeStores });
   const mountProblems = createMountProblems(base);
   const restarts = createRestarts(base);
-  const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, mountProblems }) });
+  const stores = createStoresController({ ...common, storeHealth: createStoreHealth({ ...base, mountProblems }) });
   const others = [
     createProvisioning(common),
     createDeleting(common),
@@ -174,7 +174,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
     restarts,
     createHealth({ ...base, mountProblems, restarts }),
   ];
-  parts.metrics.working({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
+  parts.metrics.startLeading({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
   const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
   const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(beside));

@@ -9,7 +9,7 @@ import { volumeNameFor } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** A volume that is being made; disposed of when that is over, however it went. */
-export interface Making extends Disposable {
+export interface VolumeCreation extends Disposable {
   /** Its PersistentVolume is there: what becomes of it is for others to see. */
   written(): void;
 }
@@ -21,7 +21,7 @@ export interface Making extends Disposable {
  */
 export interface AbandonedClaims {
   /** From now on something may be there. Undefined: what was there is being taken back at this moment. */
-  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): Making | undefined;
+  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
   /** What there is to take back when this changes. */
   keysOf(claim: PersistentVolumeClaim): readonly string[];
   isKey(key: string): boolean;
@@ -29,39 +29,44 @@ export interface AbandonedClaims {
 }
 
 /** Of a claim whose PersistentVolume is not known to be written. */
-interface Begun {
+interface UnwrittenVolume {
   readonly provisioner: Provisioner;
   /** It is made or taken back: never both at a time. */
   isBusy: boolean;
 }
 
 /** No name of Kubernetes has it. */
-const mark = '#';
+const separator = '#';
 
 /** `add` is called with keys to look at: its own, and those of claims that may have waited for a name. */
 export function createAbandonedClaims(
   { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
   add: (key: string) => void,
 ): AbandonedClaims {
-  const isHad = createHasPersistentVolume(client, caches);
+  const hasPersistentVolume = createHasPersistentVolume(client, caches);
   /** By the UID of the claim. */
-  const begun = new Map<string, Begun>();
+  const unwritten = new Map<string, UnwrittenVolume>();
 
   function keysOf({ metadata }: PersistentVolumeClaim): readonly string[] {
     const { uid = '' } = metadata;
     const key = keyOf({ metadata });
-    return begun.has(uid) && !isStill(caches.claims.get(key), uid) ? [`${key}${mark}${uid}`] : [];
+    return unwritten.has(uid) && !isUnbound(caches.claims.get(key), uid) ? [`${key}${separator}${uid}`] : [];
   }
 
   /** What the cache says of a claim is not enough to destroy something for. Gives whether it is over. */
-  async function takeBack(key: string, uid: string, { provisioner }: Begun, scope: Scope): Promise<boolean> {
+  async function deleteAbandoned(
+    key: string,
+    uid: string,
+    { provisioner }: UnwrittenVolume,
+    scope: Scope,
+  ): Promise<boolean> {
     const [namespace = '', name = ''] = key.split('/');
     const claim = await ignoreNotFound(client.get(claims, { namespace, name }, scope.signal));
-    if (isStill(claim, uid)) return false;
+    if (isUnbound(claim, uid)) return false;
     const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
     if (volume === undefined) {
       scope.log.info('deleting the volume of an abandoned claim, unless a PersistentVolume refers to it', { uid });
-      await provisioner.deleteAbandoned(uid, isHad, scope);
+      await provisioner.deleteAbandoned(uid, hasPersistentVolume, scope);
     }
     return true;
   }
@@ -69,11 +74,11 @@ export function createAbandonedClaims(
   return {
     begin: (claim, provisioner) => {
       const { uid = '' } = claim.metadata;
-      if (begun.get(uid)?.isBusy === true) return undefined;
-      const mine: Begun = { provisioner, isBusy: true };
-      begun.set(uid, mine);
+      if (unwritten.get(uid)?.isBusy === true) return undefined;
+      const mine: UnwrittenVolume = { provisioner, isBusy: true };
+      unwritten.set(uid, mine);
       return {
-        written: () => void begun.delete(uid),
+        written: () => void unwritten.delete(uid),
         [Symbol.dispose]: () => {
           mine.isBusy = false;
           // It went while it was made, and then nobody could take it back.
@@ -82,18 +87,18 @@ export function createAbandonedClaims(
       };
     },
     keysOf,
-    isKey: (key) => key.includes(mark),
+    isKey: (key) => key.includes(separator),
     reconcile: async (own, scope) => {
-      const [key = '', uid = ''] = own.split(mark);
-      const mine = begun.get(uid);
-      if (mine === undefined || mine.isBusy || isStill(caches.claims.get(key), uid)) return done;
+      const [key = '', uid = ''] = own.split(separator);
+      const mine = unwritten.get(uid);
+      if (mine === undefined || mine.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
       mine.isBusy = true;
       try {
-        if (!(await takeBack(key, uid, mine, scope))) return done;
+        if (!(await deleteAbandoned(key, uid, mine, scope))) return done;
       } finally {
         mine.isBusy = false;
       }
-      begun.delete(uid);
+      unwritten.delete(uid);
       // One that was made anew may have been refused for the name of this volume.
       add(key);
       return done;
@@ -102,5 +107,5 @@ export function createAbandonedClaims(
 }
 
 /** It is the same claim, and has no volume yet. */
-const isStill = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
+const isUnbound = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
   claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';

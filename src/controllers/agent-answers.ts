@@ -22,10 +22,10 @@ export interface NodeStore {
 }
 
 /** Whoever has a node must not be able to fill the controller: of what an agent says, so much is kept. */
-const mostText = 1_024;
-const mostLabels = 256;
+const maxText = 1_024;
+const maxLabels = 256;
 /** More than any cluster has. */
-const mostStores = 10_000;
+const maxStores = 10_000;
 
 type Answer = Readonly<Record<string, unknown>>;
 
@@ -34,30 +34,30 @@ const modes: readonly Access[] = ['filesystem', 'block'];
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const answerIn = (value: unknown): Answer => {
   if (isAnswer(value)) return value;
-  throw garbled();
+  throw unexpectedAnswer();
 };
 const textIn = (answer: Answer, key: string): string => {
   const { [key]: value } = answer;
-  if (typeof value === 'string' && value.length <= mostText) return value;
-  throw garbled();
+  if (typeof value === 'string' && value.length <= maxText) return value;
+  throw unexpectedAnswer();
 };
 /** No more than a volume can have. */
 function labelsIn({ labels }: Answer): Labels {
   if (!isAnswer(labels)) return {};
   const all = Object.entries(labels);
-  const isSmall = all.every(([key, value]) => key.length <= mostText && String(value).length <= mostText);
-  if (all.length <= mostLabels && isSmall) return labels as Labels;
-  throw garbled();
+  const isSmall = all.every(([key, value]) => key.length <= maxText && String(value).length <= maxText);
+  if (all.length <= maxLabels && isSmall) return labels as Labels;
+  throw unexpectedAnswer();
 }
 const bytesIn = (answer: Answer, key: string): bigint | undefined => {
   const { [key]: value } = answer;
   return typeof value === 'string' && /^\d{1,20}$/.test(value) ? BigInt(value) : undefined;
 };
 const identityIn = (value: unknown): string | undefined =>
-  typeof value === 'string' && value.length <= mostText ? value : undefined;
+  typeof value === 'string' && value.length <= maxText ? value : undefined;
 const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
 
-export const garbled = (): StowageError =>
+export const unexpectedAnswer = (): StowageError =>
   new StowageError("the agent's answer does not have the expected form", {
     code: 'internal',
     reason: 'agent-answer',
@@ -67,7 +67,7 @@ export const garbled = (): StowageError =>
 export function volumeFrom(value: unknown): AgentVolume {
   const answer = answerIn(value);
   const id = textIn(answer, 'id');
-  if (!isVolumeId(id)) throw garbled();
+  if (!isVolumeId(id)) throw unexpectedAnswer();
   return {
     id,
     name: textIn(answer, 'name') as Volume['name'],
@@ -80,12 +80,12 @@ export function volumeFrom(value: unknown): AgentVolume {
 }
 
 /** One that was just made, and what the store that has it calls itself. Undefined: an agent that does not say it. */
-export interface AgentMade {
+export interface CreatedAgentVolume {
   readonly volume: AgentVolume;
   readonly identity: string | undefined;
 }
 
-export function madeFrom(value: unknown): AgentMade {
+export function createdVolumeFrom(value: unknown): CreatedAgentVolume {
   const { storeIdentity } = answerIn(value);
   return { volume: volumeFrom(value), identity: identityIn(storeIdentity) };
 }
@@ -119,12 +119,12 @@ export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
 /** Each once, and only those that there are. */
 export function storesFrom(value: unknown, isKnown: (name: string) => boolean): readonly ListedStore[] {
   const items = itemsIn(answerIn(value));
-  if (items.length > mostStores) throw garbled();
+  if (items.length > maxStores) throw unexpectedAnswer();
   const known = items.filter((item) => isKnown(textIn(item, 'name')));
   return [...new Map(known.map((item) => [textIn(item, 'name'), item])).values()].map(storeFrom);
 }
 
-const shortened = (text: string): string => text.slice(0, mostText);
+const shortened = (text: string): string => text.slice(0, maxText);
 
 export function storeFrom(value: unknown): ListedStore {
   const answer = answerIn(value);

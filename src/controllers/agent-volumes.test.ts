@@ -124,8 +124,8 @@ test('an agent that is asked to make a volume again after its answer was lost ma
   const claim = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
   const want = { claim, name: 'a', bytes: gib, access: 'filesystem', labels: {}, enforce: false } as never;
   loseNextAnswer();
-  await expect(agent.make('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
+  await expect(agent.create('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
   const [made] = await node.volumes();
-  expect((await agent.make('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
+  expect((await agent.create('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
   expect(await names()).toEqual(['a']);
 });

@@ -3,7 +3,13 @@ import type { Scope } from '#base/log.ts';
 import { claimLabels } from '#core/claim-labels.ts';
 import { stowageError } from '#core/errors.ts';
 import { isVolumeId } from '#core/names.ts';
-import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
+import {
+  type AgentVolume,
+  type CreatedAgentVolume,
+  createdVolumeFrom,
+  volumeFrom,
+  volumesFrom,
+} from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from './provisioner.ts';
 
@@ -17,8 +23,8 @@ import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from 
  */
 export interface AgentVolumes {
   /** At most one for a claim, whatever the claim says by now. */
-  make(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<AgentMade>;
-  madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
+  create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
+  findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
   /** Unknown: no store that the node has open has it, any more perhaps. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
   /** Only what is certainly empty. */
@@ -30,19 +36,19 @@ export interface AgentVolumes {
 }
 
 /** For one that makes a file system, or deletes a large tree. */
-const longMs = 120_000;
+const longTimeoutMs = 120_000;
 
 const pathOf = (volume: string): string => `/v1/volumes/${encodeURIComponent(volume)}`;
 
 /** `cluster` is the cluster's instance. */
 export function createAgentVolumes(agents: Agents, cluster: string): AgentVolumes {
-  async function madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
+  async function findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
     const label = encodeURIComponent(`${claimLabels.uid}=${uid}`);
     const answer = await agents.call(node, { method: 'GET', path: `/v1/volumes?limit=1&label=${label}` }, scope);
     return volumesFrom(answer).volumes[0];
   }
 
-  async function make(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<AgentMade> {
+  async function create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume> {
     const { uid } = want.claim;
     const { name, access, labels, enforce } = want;
     const body = {
@@ -54,27 +60,27 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       ownLabels: claimLabelsFor(want, cluster),
       ...(enforce ? { enforce } : {}),
     };
-    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
+    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longTimeoutMs };
     try {
-      return madeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
+      return createdVolumeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
     } catch (thrown) {
       const { reason } = stowageError(thrown);
       if (reason === 'store-unknown') throw storeNotOpen(store);
       // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
-      const known = await madeFor(node, uid, scope);
+      const known = await findFor(node, uid, scope);
       if (known !== undefined) return { volume: known, identity: undefined };
       if (reason !== 'idempotency-key-reused') throw thrown;
-      return madeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
+      return createdVolumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
     }
   }
 
   return {
-    make,
-    madeFor,
+    create,
+    findFor,
     delete: async (node, volume, uid, scope) => {
-      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longMs } as const;
+      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
       const request = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
       try {
         await agents.call(node, { ...about, ...request }, scope);
@@ -96,7 +102,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
       if (before.bytes !== undefined && before.bytes >= bytes) return before.bytes;
       const body = { bytes: String(bytes) };
-      const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs };
+      const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longTimeoutMs };
       return volumeFrom(await agents.call(node, request, scope)).bytes ?? bytes;
     },
   };

@@ -37,12 +37,12 @@ interface Room {
 type Owner = () => Promise<OwnerReference | undefined>;
 
 /** What changes all the time is written when it matters, or when it has been wrong for long. */
-const settleMs = 300_000;
-const everyMs = 60_000;
+const maxStaleMs = 300_000;
+const intervalMs = 60_000;
 /** For the watch to tell of what was written. */
-const untoldMs = 10_000;
+const watchLagMs = 10_000;
 /** For agents to connect again. Without its object a node gets no pods that want a volume. */
-const patienceMs = 120_000;
+const agentGraceMs = 120_000;
 const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
 const classLabel = 'stowage.dev/storage-class';
 
@@ -53,9 +53,9 @@ const classLabel = 'stowage.dev/storage-class';
 export function createCapacity(options: CapacityOptions): CapacityController {
   const { client, clock, caches, stores, kinds, namespace } = options;
   const cache = createCapacityCache(client, clock, namespace);
-  const began = clock.elapsed();
+  const startedAt = clock.elapsed();
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
-  const seenAt = new Map<string, number>();
+  const lastWantedAt = new Map<string, number>();
 
   const driverOf = ({ uri }: StoreObject['spec']): CsiDriver => driverFor(placementOf(kinds, uri));
 
@@ -84,27 +84,27 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
     const rooms = isOurs ? roomFor(kind) : [];
     const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
-    for (const own of wanted) seenAt.set(own, clock.elapsed());
+    for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
     const isKept = (own: string): boolean =>
-      wanted.has(own) || (isOurs && clock.elapsed() - (seenAt.get(own) ?? began) < patienceMs);
+      wanted.has(own) || (isOurs && clock.elapsed() - (lastWantedAt.get(own) ?? startedAt) < agentGraceMs);
     for (const { metadata } of cache.by('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
     const owner = once(() => ownerOf(kind.provisioner, scope));
-    for (const room of rooms) await keep(name, room, owner, scope);
-    return again(everyMs);
+    for (const room of rooms) await writeCapacity(name, room, owner, scope);
+    return again(intervalMs);
   }
 
-  async function keep(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
+  async function writeCapacity(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
     const own = objectName(name, room.node);
     const known = cache.get(`${namespace}/${own}`);
     const capacity = quantityOf(room.freeBytes);
     const last = written.get(own);
     const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
     // What was written a moment ago may not have been told yet.
-    const untold = sinceMs < untoldMs ? last : undefined;
+    const untold = sinceMs < watchLagMs ? last : undefined;
     const before = untold === undefined ? known?.capacity : untold.capacity;
-    if (before !== undefined && (before === capacity || !isWorth(room.freeBytes, before, sinceMs))) return;
+    if (before !== undefined && (before === capacity || !isSignificant(room.freeBytes, before, sinceMs))) return;
     if (known === undefined && untold === undefined) {
       const owner = await ownerNow();
       // None: not installed as usual, or being taken away.
@@ -136,7 +136,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   async function remove(name: string, { signal }: Scope): Promise<void> {
     await ignoreNotFound(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
     written.delete(name);
-    seenAt.delete(name);
+    lastWantedAt.delete(name);
   }
 
   /** As it is now: one that was deleted and made anew is another, and what belongs to the one before is taken away at once. */
@@ -155,22 +155,22 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   controller.follow(caches.classes);
   controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec).name));
   controller.follow(caches.nodes, () => []);
-  const lookAtLocal = (): void => {
+  const addLocalClasses = (): void => {
     for (const name of ofDriver(localDriver.name)) controller.add(name);
   };
   const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
   caches.nodes.on({
-    added: lookAtLocal,
+    added: addLocalClasses,
     changed: (node, before) => {
       // Kubelets put it there when they know the driver; nodes say that they live all the time.
-      if (topologyOf(node) !== topologyOf(before)) lookAtLocal();
+      if (topologyOf(node) !== topologyOf(before)) addLocalClasses();
     },
   });
   // Somebody took it away: what was written is not so any more.
   cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
   // What was left by another controller for a class that is gone.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
-  stores.on(lookAtLocal);
+  stores.onChange(addLocalClasses);
   return { ...controller, cache };
 }
 
@@ -203,9 +203,9 @@ function once<T>(ask: () => Promise<T>): () => Promise<T> {
 }
 
 /** More than a hundredth of what is free, or from something to nothing, or back; anything else after a while. */
-function isWorth(free: bigint, known: string, sinceMs: number): boolean {
+function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
   const before = bytesOf(known) ?? 0n;
-  if (sinceMs >= settleMs || (before === 0n) !== (free === 0n)) return true;
+  if (sinceMs >= maxStaleMs || (before === 0n) !== (free === 0n)) return true;
   const difference = before > free ? before - free : free - before;
   return difference * 100n >= before;
 }

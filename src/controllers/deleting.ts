@@ -18,7 +18,7 @@ import { reportFailure } from './report-failure.ts';
 const protection = 'kubernetes.io/pv-protection';
 
 /** There is no such volume, nobody who has it any more, or nothing to write it on: then it will not be said later either. */
-const cannotBeSaid = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
+const cannotBeLabelled = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
 
 /** What becomes of a volume when nobody claims it any more. */
 type Fate = 'delete' | 'leave';
@@ -52,19 +52,19 @@ export function createDeleting(parts: ControllerParts): Controller {
     const fate = fateOf(volume);
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
     if (fate === undefined || provisioner === undefined) return done;
-    if (fate === 'delete') await destroy(volume, provisioner, scope);
-    else await leave(volume, provisioner, scope);
+    if (fate === 'delete') await deleteVolume(volume, provisioner, scope);
+    else await retainVolume(volume, provisioner, scope);
     await release(volume, scope);
     return done;
   }
 
-  async function destroy(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
-    const [other] = othersOf(volume);
-    if (other !== undefined) throw hasAnother(other);
+  async function deleteVolume(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+    const [other] = otherPersistentVolumesOf(volume);
+    if (other !== undefined) throw sharedByAnother(other);
     try {
       await provisioner.delete(volume, scope);
     } catch (thrown) {
-      if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
+      if (stowageError(thrown).code === 'in-use') throw stillInUse(thrown);
       throw thrown;
     }
     const { handle } = handleAndStoreOf(volume);
@@ -72,17 +72,21 @@ export function createDeleting(parts: ControllerParts): Controller {
   }
 
   /** By whatever they call it: somebody may have given it to a second namespace. */
-  function othersOf(volume: PersistentVolume): readonly string[] {
+  function otherPersistentVolumesOf(volume: PersistentVolume): readonly string[] {
     const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
-    const byName = store === '' || name === '' ? [] : calledBy(qualified(store as StoreName, name as VolumeName));
-    const all = [...calledBy(handleAndStoreOf(volume).handle), ...byName.filter((one) => mayBeOnSame(volume, one))];
+    const byName =
+      store === '' || name === '' ? [] : persistentVolumesWith(qualified(store as StoreName, name as VolumeName));
+    const all = [
+      ...persistentVolumesWith(handleAndStoreOf(volume).handle),
+      ...byName.filter((one) => mayBeOnSameNode(volume, one)),
+    ];
     return all.flatMap((one) => (one.metadata.uid === volume.metadata.uid ? [] : (one.metadata.name ?? '')));
   }
 
-  const calledBy = (handle: string): readonly PersistentVolume[] => caches.volumes.by('handle', handle);
+  const persistentVolumesWith = (handle: string): readonly PersistentVolume[] => caches.volumes.by('handle', handle);
 
   /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
-  async function leave(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+  async function retainVolume(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
     try {
       await provisioner.retain(volume, scope);
     } catch (error) {
@@ -90,7 +94,7 @@ export function createDeleting(parts: ControllerParts): Controller {
       // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
       const isStoreGone =
         reason === 'store-unknown' && caches.stores.get(handleAndStoreOf(volume).store ?? '') === undefined;
-      if (!isStoreGone && !cannotBeSaid.has(reason)) throw error;
+      if (!isStoreGone && !cannotBeLabelled.has(reason)) throw error;
       scope.log.warn('a retained volume could not be labelled', { error });
     }
   }
@@ -123,26 +127,26 @@ export function createDeleting(parts: ControllerParts): Controller {
     },
   });
   /** By far the most of them are somebody's. */
-  const ifOver = (volume: PersistentVolume | undefined): readonly string[] =>
+  const keyIfUnclaimed = (volume: PersistentVolume | undefined): readonly string[] =>
     volume === undefined || fateOf(volume) === undefined ? [] : [volume.metadata.name ?? ''];
-  controller.follow(caches.volumes, ifOver);
+  controller.follow(caches.volumes, keyIfUnclaimed);
   // Known before anything is done: of what is on one that is gone nobody can be asked.
   controller.follow(caches.nodes, () => []);
   controller.follow(caches.stores, () => []);
   // Its claim is the last to go.
-  controller.follow(caches.claims, ({ spec: { volumeName = '' } }) => ifOver(caches.volumes.get(volumeName)));
+  controller.follow(caches.claims, ({ spec: { volumeName = '' } }) => keyIfUnclaimed(caches.volumes.get(volumeName)));
   return controller;
 }
 
 /** A name on a node's store is only that node's. One that does not say which node it means may mean this one. */
-function mayBeOnSame(one: PersistentVolume, other: PersistentVolume): boolean {
+function mayBeOnSameNode(one: PersistentVolume, other: PersistentVolume): boolean {
   const [mine, theirs] = [topologiesOf(one), topologiesOf(other)];
   const isOnNodes = driverNamed(one.spec.csi?.driver)?.topology === 'node' && mine.length > 0 && theirs.length > 0;
   return !isOnNodes || mine.some((node) => theirs.includes(node));
 }
 
 /** A node lets go of it a moment after its last pod has ended, and nobody tells us: it is tried again. */
-const stillUsed = (cause: unknown): StowageError =>
+const stillInUse = (cause: unknown): StowageError =>
   new StowageError('the volume is still in use on a node', {
     code: 'busy',
     reason: 'volume-still-used',
@@ -151,7 +155,7 @@ const stillUsed = (cause: unknown): StowageError =>
     cause,
   });
 
-const hasAnother = (name: string): StowageError =>
+const sharedByAnother = (name: string): StowageError =>
   new StowageError(`PersistentVolume '${name}' refers to the same volume`, {
     code: 'busy',
     reason: 'volume-has-another-pv',

@@ -444,9 +444,9 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   const mounts = async (): Promise<Condition | undefined> =>
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   start();
-  const mountsOf = createStoreHealth({ ...it.parts, mountProblems });
-  const nodeStores = { all: () => [], on: () => undefined };
-  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+  const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+  const nodeStores = { all: () => [], onChange: () => undefined };
+  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   await eventually(() => stores.counts().again).toBeGreaterThan(0);
   expect(await mounts()).toEqual(said);
   say('node-2');
@@ -478,9 +478,9 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   const startStores = (): Controller => {
     start();
-    const mountsOf = createStoreHealth({ ...it.parts, mountProblems });
-    const nodeStores = { all: () => [], on: () => undefined };
-    return it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+    const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+    const nodeStores = { all: () => [], onChange: () => undefined };
+    return it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   };
   startStores();
   for (const node of nodes) say(node, trouble(podOn(node), { name: 'gold/a' }));

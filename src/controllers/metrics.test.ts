@@ -21,7 +21,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   isLeading = true;
   const agents = createFakeAgents();
   agents.connect('node-1', () => ({}));
-  const events = metrics.counting(it.parts.events);
+  const events = metrics.countEvents(it.parts.events);
   const failing = (key: string): Error => Object.assign(new Error('no'), { key });
   const controller = it.start(() =>
     createController({
@@ -35,7 +35,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
       },
     }),
   );
-  metrics.working({ controllers: [controller], caches: { ...it.caches }, agents, events });
+  metrics.startLeading({ controllers: [controller], caches: { ...it.caches }, agents, events });
   it.api.put(paths.nodes, { metadata: { name: 'node-1' } });
   controller.add('good');
   controller.add('bad');

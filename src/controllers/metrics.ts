@@ -5,7 +5,7 @@ import type { Controller, ControllerCounts } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 
 /** What a controller that leads works with. */
-export interface Working {
+export interface LeaderWork {
   readonly controllers: readonly Controller[];
   readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;
   readonly agents: Pick<Agents, 'nodes'>;
@@ -19,13 +19,13 @@ export interface ControllerMetrics {
   /** Of every call to the API server. */
   request(call: { readonly verb: string; readonly code: string }): void;
   /** The same, which counts what is said on objects. */
-  counting<T extends Events>(events: T): T;
+  countEvents<T extends Events>(events: T): T;
   /** From now on it leads. */
-  working(parts: Working): void;
+  startLeading(parts: LeaderWork): void;
 }
 
 /** How late timers are is looked at so often: as often as the library does by itself, an idle server would be woken 100 times a second. */
-const loopEveryMs = 100;
+const eventLoopPrecisionMs = 100;
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 const outcomes = ['done', 'again', 'retried', 'terminal'] as const satisfies readonly (keyof ControllerCounts)[];
 const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (keyof ControllerCounts)[];
@@ -33,8 +33,8 @@ const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (ke
 export function createControllerMetrics(version: string, isLeading: () => boolean): ControllerMetrics {
   const registry = new Registry();
   const registers = [registry];
-  let parts: Working | undefined;
-  collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: loopEveryMs });
+  let parts: LeaderWork | undefined;
+  collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: eventLoopPrecisionMs });
   const gauge = (name: string, help: string, value: () => number): void => {
     new Gauge({
       name,
@@ -58,7 +58,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
   gauge('stowage_controller_agents', 'Agents that are connected', () => parts?.agents.nodes().length ?? 0);
   gauge('stowage_controller_events_waiting', 'Events that wait to be written', () => parts?.events.waiting ?? 0);
   gauge('stowage_controller_events_dropped', 'Events that were dropped', () => parts?.events.dropped ?? 0);
-  countKeys(registers, () => parts);
+  addQueueAndCacheMetrics(registers, () => parts);
   const seconds = new Histogram({
     name: 'stowage_controller_reconcile_seconds',
     help: 'How long one reconcile of a key took',
@@ -72,7 +72,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     labelNames: ['verb', 'code'],
     registers,
   });
-  const said = new Counter({
+  const reportedEvents = new Counter({
     name: 'stowage_controller_events_total',
     help: 'Events that were reported. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: an attempt failed',
     labelNames: ['type', 'reason'],
@@ -82,7 +82,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     contentType: registry.contentType,
     text: () => registry.metrics(),
     request: ({ verb, code }) => requests.inc({ verb, code }),
-    counting: (events) => ({
+    countEvents: (events) => ({
       ...events,
       // They are looked at, not kept.
       get waiting() {
@@ -92,11 +92,11 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
         return events.dropped;
       },
       report: (report) => {
-        said.inc({ type: report.type, reason: report.reason });
+        reportedEvents.inc({ type: report.type, reason: report.reason });
         events.report(report);
       },
     }),
-    working: (given) => {
+    startLeading: (given) => {
       parts = given;
       for (const controller of given.controllers) {
         const own = seconds.labels({ controller: controller.name });
@@ -107,7 +107,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
 }
 
 /** Of the work queues and of the caches, as they are when somebody looks. */
-function countKeys(registers: Registry[], parts: () => Working | undefined): void {
+function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork | undefined): void {
   new Gauge({
     name: 'stowage_controller_keys',
     help: 'Keys in the work queue of a controller. waiting: ready to be reconciled; running: being reconciled; delayed: to be reconciled later',

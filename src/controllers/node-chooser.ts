@@ -10,18 +10,18 @@ import type { NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import { unsupportedAccess, type VolumeRequest } from './provisioner.ts';
 
-export interface ChoosingOptions {
+export interface NodeChooserOptions {
   readonly clock: Clock;
   readonly caches: Caches;
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;
   /** The nodes that may have made a claim's volume by now, the last one last. */
-  readonly asked: ReadonlyMap<string, readonly string[]>;
+  readonly askedNodes: ReadonlyMap<string, readonly string[]>;
 }
 
 /** Which node a volume is made on, where the scheduler has not said so. */
-export interface Choosing {
+export interface NodeChooser {
   /** The same as before, where it was chosen before. Again: not known yet. */
   choose(want: VolumeRequest, store: string): string | Again;
   /** That node has not made it, and will not soon. */
@@ -33,12 +33,19 @@ export interface Choosing {
  * For agents that were there before to be there again, and for stores to be open again. Longer is not waited: whatever one that stays away has made
  * for the claim is empty, and is taken away when it is back.
  */
-const patienceMs = 60_000;
-const beginningMs = 5_000;
-export const lookMs = 1_000;
+const agentGraceMs = 60_000;
+const startUpMs = 5_000;
+export const retryMs = 1_000;
 
-export function createChoosing({ clock, caches, agents, stores, volumes, asked }: ChoosingOptions): Choosing {
-  const began = clock.elapsed();
+export function createNodeChooser({
+  clock,
+  caches,
+  agents,
+  stores,
+  volumes,
+  askedNodes,
+}: NodeChooserOptions): NodeChooser {
+  const startedAt = clock.elapsed();
   const lostAt = new Map<string, number>();
   const cameAt = new Map<string, number>();
   const refusals = new Map<string, Set<string>>();
@@ -59,62 +66,62 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   const isOpen = (node: string, store: string): boolean =>
     isThere(node) && stores.of(node)?.stores.get(store)?.isOpen === true;
   /** Not too long ago it could make volumes. One whose disk is silent is as good as one that is off, and its agent stays. */
-  function mayCome(node: string, store: string): boolean {
-    const since = isThere(node) ? (stores.openUntil(node, store) ?? cameAt.get(node)) : lostAt.get(node);
-    return isOpen(node, store) || clock.elapsed() - (since ?? began) < patienceMs;
+  function mayBecomeOpen(node: string, store: string): boolean {
+    const since = isThere(node) ? (stores.lastOpenAt(node, store) ?? cameAt.get(node)) : lostAt.get(node);
+    return isOpen(node, store) || clock.elapsed() - (since ?? startedAt) < agentGraceMs;
   }
 
   const hasRefused = (uid: string, node: string): boolean => refusals.get(uid)?.has(node) === true;
 
   /** Where it is, or may be. One that has refused since cannot give it, whatever it has. */
-  function chosenBefore(uid: string, store: string): string | Again | undefined {
-    const last = asked.get(uid)?.findLast((node) => !hasRefused(uid, node));
-    const found = volumes.nodesWith(uid).filter((node) => isThere(node) && !hasRefused(uid, node));
-    const before = [last ?? [], found].flat().find((node) => mayCome(node, store));
-    if (before !== undefined) return isOpen(before, store) ? before : again(lookMs);
+  function previousChoice(uid: string, store: string): string | Again | undefined {
+    const last = askedNodes.get(uid)?.findLast((node) => !hasRefused(uid, node));
+    const found = volumes.nodesWithVolumeFor(uid).filter((node) => isThere(node) && !hasRefused(uid, node));
+    const before = [last ?? [], found].flat().find((node) => mayBecomeOpen(node, store));
+    if (before !== undefined) return isOpen(before, store) ? before : again(retryMs);
     if (!inherited.has(uid)) return undefined;
-    const isOver = clock.elapsed() - began >= patienceMs;
+    const isOver = clock.elapsed() - startedAt >= agentGraceMs;
     const isKnown = [...caches.nodes.all()].every(
-      (node) => isLost(node) || volumes.isSearched(node.metadata.name ?? ''),
+      (node) => isOutOfService(node) || volumes.isSearched(node.metadata.name ?? ''),
     );
-    return isOver || isKnown ? undefined : again(lookMs);
+    return isOver || isKnown ? undefined : again(retryMs);
   }
 
-  /** Those that are there have not all been asked yet, or none had the time to come. */
+  /** Those that are there have not all been askedNodes yet, or none had the time to come. */
   const isSettling = (): boolean => {
-    const isNew = (node: string): boolean => clock.elapsed() - (cameAt.get(node) ?? began) < patienceMs;
+    const isNew = (node: string): boolean => clock.elapsed() - (cameAt.get(node) ?? startedAt) < agentGraceMs;
     const there = agents.nodes();
     return there.length === 0 ? isNew('') : there.some((node) => stores.of(node) === undefined && isNew(node));
   };
 
-  /** At first the agents come all at once, and the first one to be asked would get everything. */
-  const isBeginning = (): boolean =>
-    clock.elapsed() - began < beginningMs && agents.nodes().some((node) => stores.of(node) === undefined);
+  /** At first the agents come all at once, and the first one to be askedNodes would get everything. */
+  const isStartingUp = (): boolean =>
+    clock.elapsed() - startedAt < startUpMs && agents.nodes().some((node) => stores.of(node) === undefined);
 
   function choose(want: VolumeRequest, store: string): string | Again {
     const { uid } = want.claim;
-    if (isBeginning()) return again(lookMs);
+    if (isStartingUp()) return again(retryMs);
     const open = [...stores.all()].flatMap(({ node, stores: those }) => {
       const [object, seen] = [caches.nodes.get(node), those.get(store)];
-      return object !== undefined && seen?.isOpen === true && mayBeOn(object, want) ? { node, seen } : [];
+      return object !== undefined && seen?.isOpen === true && isSchedulable(object, want) ? { node, seen } : [];
     });
-    if (open.length === 0 && isSettling()) return again(lookMs);
+    if (open.length === 0 && isSettling()) return again(retryMs);
     if (open.length === 0) throw noAgents(store);
     if (!open.some(({ seen }) => seen.access.includes(want.access))) throw unsupportedAccess(store, want.access);
     const fitting = open.filter(({ seen }) => seen.access.includes(want.access) && seen.freeBytes >= want.bytes);
     const left = fitting.filter(({ node }) => !hasRefused(uid, node));
     const [best] = left
-      .map(({ node, seen }) => ({ node, room: seen.freeBytes - stores.taken(node, store) }))
+      .map(({ node, seen }) => ({ node, room: seen.freeBytes - stores.pendingBytes(node, store) }))
       .toSorted(byRoom);
     if (best !== undefined) return best.node;
-    if (isSettling()) return again(lookMs);
-    // All are asked again the next time.
+    if (isSettling()) return again(retryMs);
+    // All are askedNodes again the next time.
     refusals.delete(uid);
     throw noRoom(store, open.length);
   }
 
   return {
-    choose: (want, store) => chosenBefore(want.claim.uid, store) ?? choose(want, store),
+    choose: (want, store) => previousChoice(want.claim.uid, store) ?? choose(want, store),
     refused: (uid, node) => void refusals.set(uid, (refusals.get(uid) ?? new Set()).add(node)),
     forget: (uid) => {
       refusals.delete(uid);
@@ -123,12 +130,12 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   };
 }
 
-const isLost = ({ spec }: Node): boolean => (spec?.taints ?? []).some(({ key }) => key === outOfService);
+const isOutOfService = ({ spec }: Node): boolean => (spec?.taints ?? []).some(({ key }) => key === outOfService);
 
 /** As the scheduler would have it. */
-function mayBeOn(node: Node, { allowed }: VolumeRequest): boolean {
+function isSchedulable(node: Node, { allowed }: VolumeRequest): boolean {
   const { labels = {} } = node.metadata;
-  if (isLost(node) || node.spec?.unschedulable === true || labels[nodeTopologyKey] === undefined) return false;
+  if (isOutOfService(node) || node.spec?.unschedulable === true || labels[nodeTopologyKey] === undefined) return false;
   if (allowed.length === 0) return true;
   return allowed.some(({ matchLabelExpressions = [] }) =>
     matchLabelExpressions.every(({ key, values }) => values.includes(labels[key] ?? '')),

@@ -18,16 +18,16 @@ export interface NodeHost {
  */
 export interface NodeHosts {
   read(signal: AbortSignal): Promise<readonly NodeHost[]>;
-  note(host: NodeHost, signal: AbortSignal): Promise<void>;
+  record(host: NodeHost, signal: AbortSignal): Promise<void>;
   /** Nothing is left of them on any store. */
   forget(hosts: Iterable<string>, signal: AbortSignal): Promise<void>;
 }
 
 const name = 'stowage-nodes';
 /** What a key may be there, and what hosts are called anyway. */
-const fit = /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/;
+const hostPattern = /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/;
 
-export const isHost = (given: unknown): given is string => typeof given === 'string' && fit.test(given);
+export const isHost = (given: unknown): given is string => typeof given === 'string' && hostPattern.test(given);
 
 export function createNodeHosts(client: KubeClient, namespace: string): NodeHosts {
   const at = { namespace, name };
@@ -53,7 +53,7 @@ export function createNodeHosts(client: KubeClient, namespace: string): NodeHost
         return isHost(host) && node && uid && more.length === 0 ? [{ host, node, uid }] : [];
       });
     },
-    note: ({ host, node, uid }, signal) => change({ [host]: `${node} ${uid}` }, signal),
+    record: ({ host, node, uid }, signal) => change({ [host]: `${node} ${uid}` }, signal),
     forget: (hosts, signal) => change(Object.fromEntries(Array.from(hosts, (host) => [host, null])), signal),
   };
 }

@@ -15,9 +15,9 @@ import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { ignoreDiscardRefused } from './discard.ts';
 import { handleAndStoreOf, handleOf, topologiesOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
-import { createChoosing, lookMs } from './node-chooser.ts';
+import { createNodeChooser, retryMs } from './node-chooser.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
-import { isBetter, type NodeStores } from './node-stores.ts';
+import { canTakeMore, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import {
   createWhyNotOpen,
@@ -41,7 +41,7 @@ export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provision
 }
 
 /** Of a store that this node cannot use as it is, while others may. */
-const notHere = new Set([
+const reasonsForAnotherNode = new Set([
   'store-root-missing',
   'store-root-changed',
   'store-identity',
@@ -63,24 +63,24 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
   /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
-  const asked = new Map<string, readonly string[]>();
+  const askedNodes = new Map<string, readonly string[]>();
   /** What was asked for where no node had the room, by claim. */
-  const short = new Map<string, bigint>();
-  const choosing = createChoosing({ ...options, asked });
+  const unmetSizes = new Map<string, bigint>();
+  const chooser = createNodeChooser({ ...options, askedNodes });
   const onAgents = createAgentVolumes(agents, cluster);
 
   function forget(uid: string): void {
-    asked.delete(uid);
-    short.delete(uid);
-    choosing.forget(uid);
+    askedNodes.delete(uid);
+    unmetSizes.delete(uid);
+    chooser.forget(uid);
   }
 
   caches.volumes.on({
     added: (volume) => {
       const uid = volume.spec.claimRef?.uid ?? '';
-      const [mine] = nodesOf(volume);
+      const [mine] = nodeNamesOf(volume);
       // What others of them have made is nobody's from now on.
-      for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
+      for (const node of askedNodes.get(uid) ?? []) if (node !== mine) volumes.add(node);
       forget(uid);
     },
   });
@@ -103,7 +103,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     return value;
   }
 
-  function nodesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
+  function nodeNamesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
     return topologiesOf(volume).map((value) => {
       // Not by their labels: whoever has one node could write there that it is another.
       const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
@@ -114,7 +114,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   /** The node of its volume. Throws where nobody can be asked any more. */
   function nodeOf(volume: PersistentVolume): string {
     const { handle } = handleAndStoreOf(volume);
-    const [node] = nodesOf(volume);
+    const [node] = nodeNamesOf(volume);
     if (node === undefined) throw nodeOfVolumeUnknown(handle);
     if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
     return node;
@@ -127,32 +127,33 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
     if (topology === undefined) throw nodeUnknown(node);
-    const before = asked.get(uid) ?? [];
-    asked.set(uid, [...before.filter((one) => one !== node), node]);
+    const before = askedNodes.get(uid) ?? [];
+    askedNodes.set(uid, [...before.filter((one) => one !== node), node]);
     const isThere = agents.nodes().includes(node);
     // Before it is made: many are asked for at the same time, and would all go to the same node.
-    stores.took(node, store, want.bytes);
-    const made = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
-      stores.took(node, store, -want.bytes);
+    stores.addPending(node, store, want.bytes);
+    const made = await onAgents.create(node, store, want, scope).catch((thrown: unknown) => {
+      stores.addPending(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
-      const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
-      if (isRefused) asked.set(uid, before);
+      const isRefused =
+        !isThere || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
+      if (isRefused) askedNodes.set(uid, before);
       // What is said of its room is not so any more, and the scheduler goes by it.
-      if (isForAnother(thrown)) stores.add(node);
+      if (canTryAnotherNode(thrown)) stores.add(node);
       throw thrown;
     });
     const { volume } = made;
     // Not as it was last looked at: the store may mean another place since.
     const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
-    return { volume, nodeSelector: onNode(topology), identity };
+    return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
 
-  function chosen(want: VolumeRequest, store: string): string | Again {
+  function chooseNode(want: VolumeRequest, store: string): string | Again {
     try {
-      return choosing.choose(want, store);
+      return chooser.choose(want, store);
     } catch (thrown) {
-      if (stowageError(thrown).code === 'exhausted') short.set(want.claim.uid, want.bytes);
+      if (stowageError(thrown).code === 'exhausted') unmetSizes.set(want.claim.uid, want.bytes);
       throw thrown;
     }
   }
@@ -165,17 +166,17 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
-      const node = chosen(want, store);
+      const node = chooseNode(want, store);
       if (typeof node !== 'string') return node;
       // Each of them is asked once: whatever it is chosen again for, others have their turn first.
-      if (tried.has(node)) return again(lookMs);
+      if (tried.has(node)) return again(retryMs);
       tried.add(node);
       try {
         return await createOn(node, store, want, scope);
       } catch (thrown) {
-        if (!isForAnother(thrown)) throw thrown;
+        if (!canTryAnotherNode(thrown)) throw thrown;
         scope.log.info('choosing another node', { node, why: stowageError(thrown).message });
-        choosing.refused(want.claim.uid, node);
+        chooser.refused(want.claim.uid, node);
       }
     }
   }
@@ -194,25 +195,25 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   return {
     driver: localDriver.name,
     create,
-    canTryAnotherNode: isForAnother,
+    canTryAnotherNode: canTryAnotherNode,
     follow: (changed) => {
-      stores.on((node, before) => {
-        if (isBetter(stores.of(node), before, [...short.values()])) changed();
+      stores.onChange((node, before) => {
+        if (canTakeMore(stores.of(node), before, [...unmetSizes.values()])) changed();
       });
       agents.follow(changed);
       caches.nodes.on({
         // All of them, at first: nobody has been refused yet.
         added: () => caches.nodes.synced && changed(),
         changed: (now, before) => {
-          if (!isSame(now, before)) changed();
+          if (!hasSamePlacement(now, before)) changed();
         },
       });
     },
     deleteAbandoned: async (uid, isHad, scope) => {
-      for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
+      for (const node of new Set([...(askedNodes.get(uid) ?? []), ...volumes.nodesWithVolumeFor(uid)])) {
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
-        const made = await onAgents.madeFor(node, uid, scope);
+        const made = await onAgents.findFor(node, uid, scope);
         if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
         if (await isHad(made, scope.signal)) continue;
         // What cannot go is looked at again, and told of, by `node-volumes.ts`.
@@ -235,15 +236,15 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
 }
 
 /** Whether volumes may be on it, as far as the cluster says that. */
-const isSame = (one: Node, other: Node): boolean =>
+const hasSamePlacement = (one: Node, other: Node): boolean =>
   isDeepStrictEqual([one.metadata.labels, one.spec], [other.metadata.labels, other.spec]);
 
 /** The node has not made it, and others may. */
-function isForAnother(error: unknown): boolean {
+function canTryAnotherNode(error: unknown): boolean {
   const { code, reason } = stowageError(error);
-  return code === 'exhausted' || notHere.has(reason);
+  return code === 'exhausted' || reasonsForAnotherNode.has(reason);
 }
 
-const onNode = (topology: string): NodeSelector => ({
+const nodeSelectorFor = (topology: string): NodeSelector => ({
   nodeSelectorTerms: [{ matchExpressions: [{ key: nodeTopologyKey, operator: 'In', values: [topology] }] }],
 });

@@ -53,12 +53,12 @@ test('nodes are asked for what is their own: one disk that hangs says nothing of
     ['full', true, 0n],
     ['silent', false, 0n],
   ]);
-  for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.took('node-1', 'disks', bytes);
-  expect(it.parts.nodeStores.taken('node-1', 'disks')).toBe(500n);
-  expect(it.parts.nodeStores.taken('node-1', 'bounded')).toBe(0n);
+  for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.addPending('node-1', 'disks', bytes);
+  expect(it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(500n);
+  expect(it.parts.nodeStores.pendingBytes('node-1', 'bounded')).toBe(0n);
   expect(it.parts.nodeStores.of('node-1')?.stores.get('disks')?.freeBytes).toBe(2000n);
   it.parts.nodeStores.add('node-1');
-  await eventually(() => it.parts.nodeStores.taken('node-1', 'disks')).toBe(0n);
+  await eventually(() => it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(0n);
   it.agents.lose('node-1');
   await eventually(() => [...it.parts.nodeStores.all()]).toEqual([]);
 });
@@ -90,7 +90,7 @@ test('what was seen of a store that is said to be elsewhere is forgotten, and it
   const view = () => it.parts.nodeStores.of('node-1')?.stores;
   await eventually(() => view()?.get('disks')?.identity).toBe('before');
   const told: unknown[] = [];
-  it.parts.nodeStores.on(() => told.push(view()?.get('disks')?.identity));
+  it.parts.nodeStores.onChange(() => told.push(view()?.get('disks')?.identity));
   const gate = Promise.withResolvers<void>();
   mayAnswer = gate.promise;
   const spec = { uri: 'local:///disks' };
@@ -116,7 +116,7 @@ test('a look that finds everything as it was is not told', async () => {
     answering(() => [listed('disks', { volumes })]),
   );
   const told: unknown[] = [];
-  it.parts.nodeStores.on((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
+  it.parts.nodeStores.onChange((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
   const stores = it.start(({ nodeStores }) => nodeStores);
   const look = async (): Promise<void> => {
     const { again } = stores.counts();

@@ -106,7 +106,7 @@ test.each<[string, (page: number) => object]>([
   node.intercept = ({ path }) => (path.startsWith('/v1/volumes?') ? page(pages++) : undefined);
   const finder = start();
   await eventually(() => finder.counts().retried + finder.counts().terminal).toBeGreaterThan(0);
-  expect([finder.isSearched('node-1'), finder.nodesWith('uid-of-0-0')]).toEqual([false, []]);
+  expect([finder.isSearched('node-1'), finder.nodesWithVolumeFor('uid-of-0-0')]).toEqual([false, []]);
   expect(pages).toBeLessThan(1_000);
 });
 

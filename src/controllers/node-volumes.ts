@@ -4,7 +4,7 @@ import { stowageError } from '#core/errors.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
+import { type AgentVolume, unexpectedAnswer, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
 import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
@@ -25,20 +25,20 @@ export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'
 /** What lies on nodes for claims that have no PersistentVolume of it: begun by a controller that is gone, or elsewhere since. */
 export interface NodeVolumes extends Controller {
   /** The nodes that have one for that claim. */
-  nodesWith(uid: string): readonly string[];
+  nodesWithVolumeFor(uid: string): readonly string[];
   /** Whether everything that is on it was seen. */
   isSearched(node: string): boolean;
 }
 
 /** Whoever made it has had the time to write its PersistentVolume. */
-const youngMs = 600_000;
-const everyMs = 900_000;
-const inPage = 500;
+const minAgeMs = 600_000;
+const intervalMs = 900_000;
+const pageSize = 500;
 /** No disk of a node has more. */
-const mostOnNode = 50_000;
+const maxVolumesOnNode = 50_000;
 /** At a time: each costs requests to the API server. */
-const mostSuspects = 1_000;
-const shown = 5;
+const maxSuspects = 1_000;
+const maxShownVolumes = 5;
 
 /**
  * Looks through each node when its agent connects, and now and then. A volume whose claim is gone, or has another one, is deleted where it
@@ -48,11 +48,11 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
   const onAgents = createAgentVolumes(agents, cluster);
   /** By node: the uids of their claims. Absent: not looked through yet. */
-  const loose = new Map<string, ReadonlySet<string>>();
+  const unboundClaims = new Map<string, ReadonlySet<string>>();
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
-      loose.delete(node);
+      unboundClaims.delete(node);
       return done;
     }
     const [suspects, uids] = [new Map<string, AgentVolume>(), new Set<string>()];
@@ -60,23 +60,24 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const uid = volume.labels[claimLabels.uid];
       if (uid === undefined || persistentVolumesOf(caches, volume).length > 0) continue;
       uids.add(uid);
-      if (suspects.size < mostSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
+      if (suspects.size < maxSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
     }
-    loose.set(node, uids);
-    await clear(suspects, scope);
+    unboundClaims.set(node, uids);
+    await dropKnown(suspects, scope);
     const left: AgentVolume[] = [];
-    for (const volume of suspects.values()) if (!(await isRemoved(node, volume, scope))) left.push(volume);
+    for (const volume of suspects.values()) if (!(await deleteIfEmpty(node, volume, scope))) left.push(volume);
     report(node, left);
-    return again(everyMs);
+    return again(intervalMs);
   }
 
   async function* volumesOn(node: string, scope: Scope): AsyncGenerator<AgentVolume, void, undefined> {
     const label = encodeURIComponent(`${claimLabels.cluster}=${cluster}`);
     for (let after = '', seen = 0; ; ) {
-      const path = `/v1/volumes?limit=${inPage}&label=${label}${after}`;
+      const path = `/v1/volumes?limit=${pageSize}&label=${label}${after}`;
       const { volumes, next, unanswered } = volumesFrom(await agents.call(node, { method: 'GET', path }, scope));
       seen += volumes.length;
-      if (volumes.length > inPage || seen > mostOnNode || (volumes.length === 0 && next !== undefined)) throw garbled();
+      if (volumes.length > pageSize || seen > maxVolumesOnNode || (volumes.length === 0 && next !== undefined))
+        throw unexpectedAnswer();
       // What a store held when it last answered is nothing to destroy something for; that it may hold it is worth knowing.
       for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
       if (next === undefined) return;
@@ -88,11 +89,11 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     if (labels[retainedLabel] !== undefined || createdAt > clock.now()) return false;
     // Its claim has another volume. That one was written down, so this one never will be.
     if (caches.volumes.by('claim', uid).length > 0) return true;
-    return clock.now() - createdAt >= youngMs && !caches.claims.by('uid', uid).some(isWaiting);
+    return clock.now() - createdAt >= minAgeMs && !caches.claims.by('uid', uid).some(isUnbound);
   }
 
   /** Of those that the API server itself knows, which may be newer than what was told to us. */
-  async function clear(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
+  async function dropKnown(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
     for (const suspect of Array.from(suspects.values())) {
       const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
@@ -101,7 +102,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const isOther = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
       if (isOther) continue;
       const claim = await ignoreNotFound(client.get(claims, { namespace, name }, signal));
-      const mayStill = claim?.metadata.uid === uid && isWaiting(claim);
+      const mayStill = claim?.metadata.uid === uid && isUnbound(claim);
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
     if (suspects.size === 0) return;
@@ -112,7 +113,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   }
 
   /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
-  async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
+  async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);
       scope.log.info('deleted an empty orphan volume', { node, volume: `${store}/${name}` });
@@ -129,8 +130,8 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     for (const [store, those] of Map.groupBy(left, (volume) => volume.store as string)) {
       const object = caches.stores.get(store);
       if (object === undefined) continue;
-      const names = those.slice(0, shown).map(({ name }) => name);
-      const more = those.length > shown ? `, and ${those.length - shown} more` : '';
+      const names = those.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = those.length > maxShownVolumes ? `, and ${those.length - maxShownVolumes} more` : '';
       const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       // Each node's are a matter of their own.
@@ -153,13 +154,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   controller.follow(caches.volumes, () => []);
   return {
     ...controller,
-    nodesWith: (uid) => [...loose].flatMap(([node, uids]) => (uids.has(uid) ? node : [])),
-    isSearched: (node) => loose.has(node),
+    nodesWithVolumeFor: (uid) => [...unboundClaims].flatMap(([node, uids]) => (uids.has(uid) ? node : [])),
+    isSearched: (node) => unboundClaims.has(node),
   };
 }
 
 /** It has none yet; not somebody else's either. */
-const isWaiting = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
+const isUnbound = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
 
 /** Of one that is only remembered: as if it were being made at this moment. */
 const untouchable = { createdAt: Number.POSITIVE_INFINITY } as const;

@@ -21,11 +21,11 @@ export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
 }
 
 /** Whoever made it has had the time to write its PersistentVolume. */
-const youngMs = 600_000;
-const everyMs = 900_000;
-const unopenedMs = 1_000;
-const inPage = 500;
-const shown = 5;
+const minAgeMs = 600_000;
+const intervalMs = 900_000;
+const openRetryMs = 1_000;
+const pageSize = 500;
+const maxShownVolumes = 5;
 
 /**
  * Volumes that were made for a claim of this cluster, and have neither that claim nor a PersistentVolume. A controller that dies
@@ -41,32 +41,32 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     // The controller `node-volumes.ts` looks for orphans on nodes.
     if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
     // The core is told of it by another controller, which may be slower, and nobody tells us when it has opened it.
-    if (view?.store === undefined) return again(unopenedMs);
+    if (view?.store === undefined) return again(openRetryMs);
     const suspects = new Map<string, Volume>();
     for await (const volume of volumesOf(store, scope)) if (isSuspect(volume)) suspects.set(volume.id, volume);
-    await clear(suspects, scope);
+    await dropKnown(suspects, scope);
     const left: Volume[] = [];
-    for (const volume of suspects.values()) if (!(await isRemoved(volume, scope))) left.push(volume);
+    for (const volume of suspects.values()) if (!(await deleteIfEmpty(volume, scope))) left.push(volume);
     if (left.length > 0) {
-      const names = left.slice(0, shown).map(({ name }) => name);
-      const more = left.length > shown ? `, and ${left.length - shown} more` : '';
+      const names = left.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = left.length > maxShownVolumes ? `, and ${left.length - maxShownVolumes} more` : '';
       const note = `${left.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       events.report({ ...about, regarding: storeReference(object) });
     }
-    return again(everyMs);
+    return again(intervalMs);
   }
 
   async function* volumesOf(store: string, scope: Scope): AsyncGenerator<Volume, void, undefined> {
     const labels = { [claimLabels.cluster]: core.instance };
     for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
-      const query = { stores: [store], labels, contains: undefined, after, limit: inPage };
+      const query = { stores: [store], labels, contains: undefined, after, limit: pageSize };
       const { volumes, unanswered } = await core.catalogue.page(query, scope);
       // What it held when it last answered is nothing to destroy something for.
       if (unanswered.length > 0) return;
       yield* volumes;
       const last = volumes.at(-1);
-      if (last === undefined || volumes.length < inPage) return;
+      if (last === undefined || volumes.length < pageSize) return;
       after = { store: last.store, name: last.name };
     }
   }
@@ -74,13 +74,13 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   function isSuspect(volume: Volume): boolean {
     const { labels, createdAt } = volume;
     const uid = labels[claimLabels.uid];
-    if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < youngMs) return false;
+    if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < minAgeMs) return false;
     const known = [caches.claims.by('uid', uid), caches.volumes.by('claim', uid), persistentVolumesOf(caches, volume)];
     return known.every((those) => those.length === 0);
   }
 
   /** Of those that the API server itself knows, which may be newer than what was told to us. */
-  async function clear(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
+  async function dropKnown(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
     if (suspects.size === 0) return;
     const all = [...suspects.values()];
     const byClaim = Map.groupBy(all, ({ labels }) => labels[claimLabels.uid] ?? '');
@@ -98,7 +98,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   }
 
   /** Only what is empty for certain. */
-  async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
+  async function deleteIfEmpty({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
       await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
       scope.log.info('deleted an empty orphan volume', { volume: `${store}/${name}` });

@@ -45,7 +45,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
 }
 
 /** Whether it has the one it wants; the name of the one that is somebody else's. Undefined: it wants none. */
-export type ClassState = { readonly ready: true } | { readonly ready: false; readonly taken: string } | undefined;
+export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassParts {
   readonly client: KubeClient;
@@ -54,7 +54,7 @@ interface ClassParts {
 }
 
 /** Most fields of a class cannot be changed: another one takes its place. Claims that have their volume do not notice. */
-export async function keepClass(
+export async function reconcileClass(
   { client, caches, kinds }: ClassParts,
   store: StoreObject,
   { signal }: Scope,
@@ -63,7 +63,7 @@ export async function keepClass(
   const owned = caches.classes
     .by('store', store.metadata.name ?? '')
     .filter(({ metadata }) => metadata.annotations?.[madeAs] === metadata.name);
-  const right = owned.find((one) => wanted !== undefined && isSame(one, wanted));
+  const right = owned.find((one) => wanted !== undefined && hasSameSpec(one, wanted));
   for (const { metadata } of owned.filter((one) => one !== right)) {
     const { name = '', uid } = metadata;
     await ignoreNotFound(client.delete(storageClasses, { name }, { uid }, signal));
@@ -71,13 +71,13 @@ export async function keepClass(
   if (wanted === undefined) return undefined;
   const { name = '' } = wanted.metadata;
   const other = caches.classes.get(name);
-  if (other !== undefined && !owned.includes(other)) return { ready: false, taken: name };
+  if (other !== undefined && !owned.includes(other)) return { ready: false, takenName: name };
   if (right === undefined) await client.create(storageClasses, wanted, signal);
   return { ready: true };
 }
 
 /** In what is ours: others may add labels and annotations. */
-function isSame(one: StorageClass, wanted: StorageClass): boolean {
+function hasSameSpec(one: StorageClass, wanted: StorageClass): boolean {
   const own = ({ metadata, ...rest }: StorageClass): unknown => [
     metadata.name,
     metadata.annotations?.[defaultClass] === 'true',

@@ -72,11 +72,11 @@ export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>
 
 /** Looks at a store when one of its nodes has it, or no longer. Its sizes change all the time, and wait for their turn. */
 export function followNodeStores(
-  nodeStores: Pick<NodeStores, 'all' | 'on'>,
+  nodeStores: Pick<NodeStores, 'all' | 'onChange'>,
   controller: Pick<Controller, 'add'>,
 ): void {
   const before = new Map<string, string>();
-  nodeStores.on(() => {
+  nodeStores.onChange(() => {
     const now = new Map([...before.keys()].map((name) => [name, [] as string[]]));
     for (const { node, stores } of nodeStores.all())
       for (const { name, isOpen } of stores.values())

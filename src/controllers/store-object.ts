@@ -13,12 +13,12 @@ export interface StoreObject extends KubeObject {
     readonly uri: string;
     readonly options?: Readonly<Record<string, string>>;
     /** Made and kept for as long as it stands here. */
-    readonly storageClass?: ClassWish;
+    readonly storageClass?: StorageClassSpec;
   };
   readonly status?: StoreStatus;
 }
 
-export interface ClassWish {
+export interface StorageClassSpec {
   /** Left out: as the store. */
   readonly name?: string;
   readonly default?: boolean;
@@ -55,14 +55,14 @@ export const storeReference = ({ metadata: { name = '', uid = '' } }: StoreObjec
 });
 
 /** What a core is told of all of them. */
-export interface Configured {
+export interface StoreConfigs {
   readonly configs: readonly StoreConfig[];
   /** Those that no store can be, and why; they are no reason to leave out others. */
   readonly invalid: ReadonlyMap<string, StowageError>;
 }
 
 /** The same for the controller and on every node. One that is being deleted is as good as gone. */
-export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<string, StoreKind>): Configured {
+export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<string, StoreKind>): StoreConfigs {
   const [configs, invalid] = [[] as StoreConfig[], new Map<string, StowageError>()];
   for (const object of objects) {
     const { name = '', deletionTimestamp } = object.metadata;
@@ -93,13 +93,13 @@ function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, St
   const query = new URLSearchParams(spec.options);
   const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
   const config = parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);
-  for (const [option, { why, action }] of Object.entries(notForPods))
-    if (config.options[option] !== undefined) throw unusable(option, why, action);
+  for (const [option, { why, action }] of Object.entries(unsupportedOptions))
+    if (config.options[option] !== undefined) throw unsupportedOption(option, why, action);
   return config;
 }
 
 /** Such volumes could be made, and every pod that uses them would wait for its mount. */
-const notForPods = {
+const unsupportedOptions = {
   network: {
     why: "the pods that mount its volumes have the node's network",
     action: 'Leave out spec.options.network, and give the nodes a route to the server.',
@@ -111,7 +111,7 @@ const notForPods = {
   },
 } as const;
 
-const unusable = (option: string, why: string, action: string): StowageError =>
+const unsupportedOption = (option: string, why: string, action: string): StowageError =>
   new StowageError(`a store with the option ${option} cannot be used in Kubernetes: ${why}`, {
     code: 'unsupported',
     reason: 'store-option-in-cluster',

@@ -14,7 +14,7 @@ import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
-import { type ClassState, keepClass } from './store-class.ts';
+import { type ClassState, reconcileClass } from './store-class.ts';
 import {
   type ConditionValue,
   conditionFalse,
@@ -38,20 +38,20 @@ export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   /** What agents say of stores that are their nodes' own. */
-  readonly nodeStores: Pick<NodeStores, 'all' | 'on'>;
+  readonly nodeStores: Pick<NodeStores, 'all' | 'onChange'>;
   /** How mounts of them are. Left out: nobody knows. */
-  readonly mountsOf?: StoreHealth;
+  readonly storeHealth?: StoreHealth;
 }
 
-const wellMs = 60_000;
-const illMs = 10_000;
+const readyIntervalMs = 60_000;
+const notReadyIntervalMs = 10_000;
 
 /** The core has the stores that Store objects say, and the objects say how they are. */
 export function createStoresController(options: StoresOptions): StoresController {
-  const { client, clock, caches, events, core, kinds, nodeStores, mountsOf } = options;
+  const { client, clock, caches, events, core, kinds, nodeStores, storeHealth } = options;
   const first = Promise.withResolvers<void>();
   /** What the core was last told: whoever comes meanwhile waits for the same. */
-  let told: { readonly text: string; readonly work: Promise<void> } | undefined;
+  let lastConfigured: { readonly text: string; readonly work: Promise<void> } | undefined;
   let invalid: ReadonlyMap<string, StowageError> = new Map();
 
   const opensHere = (uri: string): boolean => opensInController(placementOf(kinds, uri));
@@ -60,17 +60,17 @@ export function createStoresController(options: StoresOptions): StoresController
   async function configure(scope: Scope): Promise<void> {
     const objects = [...caches.stores.all()].filter(({ metadata }) => metadata.deletionTimestamp === undefined);
     const text = JSON.stringify(objects.map(({ metadata: { uid }, spec }) => [uid, spec.uri, spec.options]).sort());
-    if (told?.text !== text) told = { text, work: tell(objects, scope) };
-    const mine = told;
+    if (lastConfigured?.text !== text) lastConfigured = { text, work: configureCore(objects, scope) };
+    const mine = lastConfigured;
     try {
       await mine.work;
     } catch (thrown) {
-      if (told === mine) told = undefined;
+      if (lastConfigured === mine) lastConfigured = undefined;
       throw thrown;
     }
   }
 
-  async function tell(objects: readonly StoreObject[], scope: Scope): Promise<void> {
+  async function configureCore(objects: readonly StoreObject[], scope: Scope): Promise<void> {
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
     // The others are worked on by the agents of their nodes.
@@ -79,7 +79,7 @@ export function createStoresController(options: StoresOptions): StoresController
     first.resolve();
   }
 
-  async function look(object: StoreObject, scope: Scope): Promise<StoreObservation> {
+  async function observe(object: StoreObject, scope: Scope): Promise<StoreObservation> {
     const { name = '' } = object.metadata;
     const wrong = invalid.get(name);
     if (wrong !== undefined) return onlyReady(conditionFalse('Invalid', wrong.message, wrong.action));
@@ -103,9 +103,9 @@ export function createStoresController(options: StoresOptions): StoresController
     await configure(scope);
     const object = caches.stores.get(key);
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
-    const seen = await look(object, scope);
-    const kept = await keepClass(options, object, scope);
-    const status = statusOf(object, seen, mountsOf?.of(key, object.status), kept, clock.now());
+    const seen = await observe(object, scope);
+    const kept = await reconcileClass(options, object, scope);
+    const status = statusOf(object, seen, storeHealth?.of(key, object.status), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
@@ -113,11 +113,11 @@ export function createStoresController(options: StoresOptions): StoresController
         { kind: 'merge', body: { status } },
         scope.signal,
       );
-    if (kept?.ready === false) tellTaken(object, kept.taken);
-    return again(seen.ready.status === 'False' ? illMs : wellMs);
+    if (kept?.ready === false) reportTaken(object, kept.takenName);
+    return again(seen.ready.status === 'False' ? notReadyIntervalMs : readyIntervalMs);
   }
 
-  function tellTaken(object: StoreObject, name: string): void {
+  function reportTaken(object: StoreObject, name: string): void {
     const note = `StorageClass '${name}' already exists, and was not created for this store. Choose another name in spec.storageClass.`;
     const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
     events.report({ ...about, regarding: storeReference(object) });
@@ -134,7 +134,7 @@ export function createStoresController(options: StoresOptions): StoresController
   });
   controller.follow(caches.stores);
   followNodeStores(nodeStores, controller);
-  mountsOf?.onChange((store) => {
+  storeHealth?.onChange((store) => {
     if (caches.stores.get(store) !== undefined) controller.add(store);
   });
   controller.follow(caches.classes, ({ metadata: { name = '', labels } }) => [
@@ -172,7 +172,7 @@ const sizesIn = ({
   readonly freeBytes?: bigint | undefined;
 }) => (totalBytes === undefined || freeBytes === undefined ? undefined : { total: totalBytes, free: freeBytes });
 
-const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
+const mountsCondition = ({ status }: StoreObject): Condition | undefined =>
   status?.conditions?.find(({ type }) => type === 'MountsHealthy');
 
 function statusOf(
@@ -202,7 +202,9 @@ function statusOf(
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
       // What was said before stays as long as nobody knows better.
-      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.condition)]),
+      ...(mounts === undefined
+        ? [mountsCondition(object) ?? []].flat()
+        : [condition('MountsHealthy', mounts.condition)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
     // Null takes away what was said before.
@@ -224,7 +226,7 @@ const classVerdict = (kept: NonNullable<ClassState>): ConditionValue =>
     ? conditionTrue('Made', '')
     : conditionFalse(
         'Taken',
-        `StorageClass '${kept.taken}' already exists, and was not created for this store`,
+        `StorageClass '${kept.takenName}' already exists, and was not created for this store`,
         'Choose another name.',
       );
 
