@@ -55,7 +55,7 @@ export async function askController(): Promise<string> {
     add: () => undefined,
     follow: () => undefined,
     counts: () => counts,
-    timed: (listener: (seconds: number) => void) => {
+    onDuration: (listener: (seconds: number) => void) => {
       timed = listener;
     },
     run: async () => undefined,

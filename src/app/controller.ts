@@ -7,7 +7,7 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ControllerOptions } from '#cli/io.ts';
-import type { Handle } from '#cluster/server/tls-server.ts';
+import type { RequestHandler } from '#cluster/server/tls-server.ts';
 import { createCaches } from '#controllers/caches.ts';
 import { createCapacity } from '#controllers/capacity.ts';
 import { createDeleting } from '#controllers/deleting.ts';
@@ -144,7 +144,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const events = parts.metrics.countEvents(createEvents({ client, clock, ...about }));
   // The API for users and the agents are each other's.
   const late: { api?: ClusterApi } = {};
-  const handle = (): Handle => (request, response) => late.api?.handle(request, response);
+  const handle = (): RequestHandler => (request, response) => late.api?.handle(request, response);
   const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
   const { agents } = door;

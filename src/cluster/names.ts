@@ -1,5 +1,5 @@
 /** What the door's objects are called; all are in Stowage's own namespace. The chart's Service has the same names. */
-export const doorNames = {
+export const leaderObjectNames = {
   service: 'stowage',
   slice: 'stowage-leader',
   /** Of the one port of the Service and of the EndpointSlice: Kubernetes joins them by it. */
@@ -26,7 +26,7 @@ export const agentAccount = (namespace: string): string => `system:serviceaccoun
 
 /** The first is what agents expect to find in the certificate, by whatever address they come. */
 export const serverNames = (namespace: string): readonly [string, ...string[]] => [
-  `${doorNames.service}.${namespace}.svc`,
-  `${doorNames.service}.${namespace}.svc.cluster.local`,
-  doorNames.service,
+  `${leaderObjectNames.service}.${namespace}.svc`,
+  `${leaderObjectNames.service}.${namespace}.svc.cluster.local`,
+  leaderObjectNames.service,
 ];

@@ -34,7 +34,7 @@ export function refuse(response: ServerResponse, thrown: unknown, status?: numbe
 }
 
 /** On a connection on which nothing else can be answered any more; it ends with it. */
-export function refuseBare(socket: Duplex, thrown: unknown): void {
+export function refuseOnSocket(socket: Duplex, thrown: unknown): void {
   answerBare(socket, problemOf(thrown));
 }
 

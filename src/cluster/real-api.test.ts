@@ -17,8 +17,8 @@ import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/
 import { createAgentReviews } from './auth/agent-reviews.ts';
 import { createTokenReviews, nodeOfAgent } from './auth/token-reviews.ts';
 import { type Credential, readCredential } from './leader/certificate.ts';
-import { keepCredentials } from './leader/credentials.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
+import { maintainCredentials } from './leader/credentials.ts';
+import { maintainLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
 import { audiences, serverNames } from './names.ts';
 
 const clock = systemClock();
@@ -158,8 +158,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const common = { client, clock, namespace };
     const own = { ...common, address: '10.0.0.5', port: 8443 };
     const running = [
-      keepCredentials({ ...common, use: (one) => void used.push(one) }, scope),
-      keepLeaderSlice(own, scope),
+      maintainCredentials({ ...common, use: (one) => void used.push(one) }, scope),
+      maintainLeaderSlice(own, scope),
     ];
     const slice = () => client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
     await expect.poll(() => used.length, wait).toBe(1);
@@ -185,7 +185,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect((await slice()).metadata.resourceVersion).toBe(resourceVersion);
     const next = new AbortController();
     const other = { ...common, address: 'fd00::5', port: 8443 };
-    const after = keepLeaderSlice(other, scopeOf(next.signal));
+    const after = maintainLeaderSlice(other, scopeOf(next.signal));
     await expect.poll(slice, wait).toMatchObject({ addressType: 'IPv6', endpoints: [{ addresses: ['fd00::5'] }] });
     next.abort();
     await after;

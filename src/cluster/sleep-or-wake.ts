@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 const longestMs = 24 * 3_600_000;
 
 /** Until one of them; never throws. */
-export async function sleptOrWoken(clock: Clock, ms: number, wake: Promise<void>, signal: AbortSignal): Promise<void> {
+export async function sleepOrWake(clock: Clock, ms: number, wake: Promise<void>, signal: AbortSignal): Promise<void> {
   const woken = new AbortController();
   const stop = (): void => woken.abort();
   signal.addEventListener('abort', stop, { once: true });

@@ -118,9 +118,9 @@ export function createDeleting(parts: ControllerParts): Controller {
     reconcile,
     workers: 32,
     perGroup: 16,
-    mostRetryMs: 60_000,
+    maxRetryMs: 60_000,
     groupOf: (key) => caches.volumes.get(key)?.spec.csi?.volumeAttributes?.['store'] ?? '',
-    failed: (key, error) => {
+    onFailure: (key, error) => {
       const volume = caches.volumes.get(key);
       const about = { reason: 'VolumeFailedDelete', action: 'Delete' };
       if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);

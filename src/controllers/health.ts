@@ -178,7 +178,7 @@ export function createHealth(options: HealthOptions): Controller {
     clock,
     reconcile,
     workers: 8,
-    mostRetryMs: recheckMs,
+    maxRetryMs: recheckMs,
   });
   mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);

@@ -28,7 +28,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
       name: 'example',
       clock: systemClock(),
       firstRetryMs: 60_000,
-      mostRetryMs: 60_000,
+      maxRetryMs: 60_000,
       reconcile: async (key) => {
         if (key === 'bad') throw failing(key);
         return done;

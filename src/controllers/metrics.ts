@@ -100,7 +100,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
       parts = given;
       for (const controller of given.controllers) {
         const own = seconds.labels({ controller: controller.name });
-        controller.timed((took) => own.observe(took));
+        controller.onDuration((took) => own.observe(took));
       }
     },
   };

@@ -116,7 +116,7 @@ export function createMountProblems({
     clock,
     reconcile,
     workers: 16,
-    mostRetryMs: 2 * confirmedIntervalMs,
+    maxRetryMs: 2 * confirmedIntervalMs,
     // None that is silent keeps another waiting.
     groupOf: (node) => node,
   });

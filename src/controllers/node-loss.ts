@@ -195,7 +195,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     }
   }
 
-  const controller = createController({ name: 'node-loss', clock, reconcile, workers: 2, mostRetryMs: 60_000 });
+  const controller = createController({ name: 'node-loss', clock, reconcile, workers: 2, maxRetryMs: 60_000 });
   controller.follow(caches.nodes);
   controller.follow(caches.volumes, () => []);
   controller.add(everyNode);

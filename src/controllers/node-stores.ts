@@ -151,7 +151,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     clock,
     reconcile,
     workers: 16,
-    mostRetryMs: openIntervalMs,
+    maxRetryMs: openIntervalMs,
     // None that is silent keeps another waiting.
     groupOf: (node) => node,
   });

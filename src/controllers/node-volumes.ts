@@ -144,7 +144,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     clock,
     reconcile,
     workers: 8,
-    mostRetryMs: 60_000,
+    maxRetryMs: 60_000,
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));

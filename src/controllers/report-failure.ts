@@ -1,8 +1,8 @@
 import { KubeError } from '#wire/kube/errors.ts';
 import type { ObjectReference } from '#wire/kube/types.ts';
-import { noteOf } from './machinery/error-note.ts';
+import { errorNote } from './machinery/error-note.ts';
 import type { Events } from './machinery/events.ts';
-import { setbackOf } from './machinery/outcome.ts';
+import { failureOf } from './machinery/outcome.ts';
 
 const neverAborted = new AbortController().signal;
 const adminHint = 'by: kubectl get stores, and the log of the controller';
@@ -14,6 +14,6 @@ export function reportFailure(
   { reason, action }: { readonly reason: string; readonly action: string },
   error: unknown,
 ): void {
-  if (error instanceof KubeError && setbackOf(error, neverAborted).kind === 'retry') return;
-  events.report({ regarding, type: 'Warning', reason, action, note: noteOf(error, adminHint) });
+  if (error instanceof KubeError && failureOf(error, neverAborted).kind === 'retry') return;
+  events.report({ regarding, type: 'Warning', reason, action, note: errorNote(error, adminHint) });
 }

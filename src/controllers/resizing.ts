@@ -79,7 +79,7 @@ export function createResizing(parts: ControllerParts): Controller {
       const volume = caches.volumes.get(caches.claims.get(key)?.spec.volumeName ?? '');
       return volume?.spec.csi?.volumeAttributes?.['store'] ?? '';
     },
-    failed: (key, error) => {
+    onFailure: (key, error) => {
       const claim = caches.claims.get(key);
       const about = { reason: 'VolumeResizeFailed', action: 'Resize' };
       if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);

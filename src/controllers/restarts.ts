@@ -104,7 +104,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     reconcile,
     workers: 1,
     firstRetryMs: 5_000,
-    mostRetryMs: maxRetryMs,
+    maxRetryMs: maxRetryMs,
   });
   return {
     ...controller,

@@ -10,10 +10,10 @@ export interface AnswerCacheOptions {
   readonly clock: Clock;
   /** From when it was asked on. */
   readonly ms: number;
-  readonly most: number;
+  readonly maxEntries: number;
 }
 
-export function createAnswerCache<T>({ clock, ms, most }: AnswerCacheOptions): AnswerCache<T> {
+export function createAnswerCache<T>({ clock, ms, maxEntries: most }: AnswerCacheOptions): AnswerCache<T> {
   const known = new Map<string, { readonly answer: Promise<T>; readonly until: number }>();
 
   function makeRoom(): void {

@@ -5,7 +5,7 @@ const leewayMs = 300_000;
  * Whether this can be a token of a service account, for this audience and at this time, by what it says of itself (RFC 7519). Nobody has
  * vouched for any of it: what cannot be one need not be asked about, and no more.
  */
-export function mayBeFor(token: string, audience: string, now: number): boolean {
+export function mayBeTokenFor(token: string, audience: string, now: number): boolean {
   const [header = '', claims = '', signature = '', ...more] = token.split('.');
   if (header === '' || claims === '' || signature === '' || more.length > 0) return false;
   try {

@@ -7,10 +7,10 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { tokenReviews } from '#wire/kube/resources.ts';
 import { agentAccount } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
-import { mayBeFor } from './token-claims.ts';
+import { mayBeTokenFor } from './token-claims.ts';
 
 /** Whose token it is, as Kubernetes says. */
-export interface Reviewed {
+export interface ReviewedUser {
   readonly username: string;
   readonly uid: string;
   readonly groups: readonly string[];
@@ -36,16 +36,16 @@ export interface TokenReviews {
    * `from`: an address, which makes only so many be asked for at a time. Throws: 'token-missing', 'token-refused' (unauthenticated),
    * or 'review-failed' (unavailable) where Kubernetes could not be asked.
    */
-  review(token: string | undefined, scope: Scope, from?: string): Promise<Reviewed>;
+  review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
 }
 
 const callMs = 10_000;
 /** At a time: whoever can reach the door can make us ask. */
-const mostCalls = 16;
+const maxConcurrent = 16;
 /** Of those who wait for that, of all and of one address, and of those remembered. */
-const mostWaiting = 256;
-const mostFromOne = 16;
-const mostRemembered = 1_000;
+const maxWaiting = 256;
+const maxWaitingPerAddress = 16;
+const maxRemembered = 1_000;
 /** What can be a token at all. Those of Kubernetes have some 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
@@ -54,12 +54,12 @@ export const bearerOf = (header: string | undefined): string | undefined => /^Be
 
 export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
   const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
-  const remembered = createAnswerCache<Reviewed>({ clock, ms: rememberMs, most: mostRemembered });
-  const limiter = createLimiter(mostCalls);
+  const remembered = createAnswerCache<ReviewedUser>({ clock, ms: rememberMs, maxEntries: maxRemembered });
+  const limiter = createLimiter(maxConcurrent);
   const waitingFrom = new Map<string, number>();
   let waiting = 0;
 
-  async function ask(token: string, scope: Scope): Promise<Reviewed> {
+  async function ask(token: string, scope: Scope): Promise<ReviewedUser> {
     using limit = clock.deadline(callMs, scope.signal);
     const spec = { token, audiences: [audience] };
     const { status } = await client
@@ -67,7 +67,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
       .catch((cause: unknown) => {
         scope.signal.throwIfAborted();
         scope.log.warn('Kubernetes could not review a token', { error: cause });
-        throw unasked(cause);
+        throw reviewFailed(cause);
       });
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
     // An API server that knows nothing of audiences does not say them, and has looked at none.
@@ -76,20 +76,20 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     return { username, uid, groups, extra };
   }
 
-  async function inTurn(token: string, scope: Scope, from: string | undefined): Promise<Reviewed> {
+  async function askLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
     const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
-    if (waiting >= mostWaiting || others >= mostFromOne) throw unasked(new Error('too many tokens are being reviewed'));
+    if (waiting >= maxWaiting || others >= maxWaitingPerAddress) throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
     if (from !== undefined) waitingFrom.set(from, others + 1);
     try {
       return await limiter.run(() => ask(token, scope));
     } finally {
       waiting--;
-      if (from !== undefined) leave(from);
+      if (from !== undefined) stopWaiting(from);
     }
   }
 
-  function leave(from: string): void {
+  function stopWaiting(from: string): void {
     const left = (waitingFrom.get(from) ?? 0) - 1;
     if (left > 0) waitingFrom.set(from, left);
     else waitingFrom.delete(from);
@@ -99,11 +99,11 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     review: async (token, scope, from) => {
       if (token === undefined) throw missing(audience);
       if (!tokenPattern.test(token)) throw refused(audience);
-      if (accountsOnly && !mayBeFor(token, audience, clock.now())) throw refused(audience);
-      if (rememberMs === 0) return await inTurn(token, scope, from);
+      if (accountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw refused(audience);
+      if (rememberMs === 0) return await askLimited(token, scope, from);
       // Not the token itself: it would stay in memory for longer than it is used.
       const key = createHash('sha256').update(token).digest('base64');
-      return await remembered.of(key, () => inTurn(token, scope, from));
+      return await remembered.of(key, () => askLimited(token, scope, from));
     },
   };
 }
@@ -111,7 +111,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
 const nodeName = 'authentication.kubernetes.io/node-name';
 
 /** The node that an agent may speak for: by its token, which is bound to its pod, and by nothing that it says. */
-export function nodeOfAgent({ username, extra }: Reviewed, namespace: string): string {
+export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
   const account = agentAccount(namespace);
   if (username !== account) {
     throw new StowageError(`${username} is not the agents' service account`, {
@@ -145,7 +145,7 @@ const refused = (audience: string): StowageError =>
     action: `Send a valid token for the audience ${audience}.`,
   });
 
-const unasked = (cause: unknown): StowageError =>
+const reviewFailed = (cause: unknown): StowageError =>
   new StowageError('Kubernetes could not review the token', {
     code: 'unavailable',
     reason: 'review-failed',

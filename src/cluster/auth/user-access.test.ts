@@ -6,7 +6,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createTokenReviews } from './token-reviews.ts';
-import { createUserAccess, rememberMs, type UserAccess, type Wanted } from './user-access.ts';
+import { createUserAccess, rememberMs, type UserAccess, type AccessRequest } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: UserAccess;
@@ -17,7 +17,7 @@ let isAuthenticated: boolean;
 let warned: string[];
 let may: (attributes: Readonly<Record<string, string>>) => boolean;
 const { signal } = new AbortController();
-const list: Wanted = { resource: 'volumes', verb: 'list' };
+const list: AccessRequest = { resource: 'volumes', verb: 'list' };
 
 beforeEach(async () => {
   api = await startKubeApi();
@@ -48,13 +48,13 @@ beforeEach(async () => {
 });
 
 const token = { authorization: 'Bearer secret-token' };
-const admit = (headers: IncomingHttpHeaders = token, wanted: Wanted = list, subject?: string) =>
+const admit = (headers: IncomingHttpHeaders = token, wanted: AccessRequest = list, subject?: string) =>
   access.admit(headers, wanted, subject, signal);
 const refusal = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
 const asked = (kind: string): number => reviewed.filter((one) => one.kind === kind).length;
 
 test('who is let in is who Kubernetes says, with what it knows of them', async () => {
-  const wanted: Wanted = { resource: 'volumes/uses', verb: 'delete' };
+  const wanted: AccessRequest = { resource: 'volumes/uses', verb: 'delete' };
   expect(await admit(token, wanted, 'silver..photos')).toEqual({
     id: 'user:system:serviceaccount:a:b',
     role: 'user',

@@ -9,10 +9,10 @@ import { subjectAccessReviews } from '#wire/kube/resources.ts';
 import type { SubjectAccessReview } from '#wire/kube/types.ts';
 import { audiences } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
-import { bearerOf, type Reviewed, type TokenReviews } from './token-reviews.ts';
+import { bearerOf, type ReviewedUser, type TokenReviews } from './token-reviews.ts';
 
 /** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
-export type Wanted =
+export type AccessRequest =
   | { readonly resource: string; readonly verb: string }
   | { readonly pod: PodName; readonly verb: string }
   | { readonly path: string; readonly verb: string };
@@ -31,7 +31,7 @@ export interface UserAccess {
   /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
   admit(
     headers: IncomingHttpHeaders,
-    wanted: Wanted,
+    wanted: AccessRequest,
     subject: string | undefined,
     signal: AbortSignal,
   ): Promise<AdmittedUser>;
@@ -52,14 +52,14 @@ const ownHeader = 'stowage-authorization';
 const callMs = 10_000;
 /** A right that is taken away counts that much later. */
 export const rememberMs = 5_000;
-const mostRemembered = 5_000;
+const maxRemembered = 5_000;
 
 export function createUserAccess({ client, clock, reviews, log }: UserAccessOptions): UserAccess {
-  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, most: mostRemembered });
+  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, maxEntries: maxRemembered });
 
   async function ask(
-    user: Reviewed,
-    wanted: Wanted,
+    user: ReviewedUser,
+    wanted: AccessRequest,
     subject: string | undefined,
     signal: AbortSignal,
   ): Promise<boolean> {
@@ -72,11 +72,11 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
     } catch (cause) {
       signal.throwIfAborted();
       log.warn('Kubernetes could not check what a user may do', { error: cause });
-      throw unasked(cause);
+      throw reviewFailed(cause);
     }
   }
 
-  const may = (user: Reviewed, wanted: Wanted, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
+  const isAllowedTo = (user: ReviewedUser, wanted: AccessRequest, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
     const key = createHash('sha256')
       .update(JSON.stringify([user, wanted, subject ?? null]))
       .digest('base64');
@@ -87,8 +87,8 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
     admit: async (headers, wanted, subject, signal) => {
       const user = await reviews.review(tokenIn(headers), { signal, log });
       const [isAllowed, informed] = await Promise.all([
-        may(user, wanted, subject, signal),
-        may(user, { resource: 'stores', verb: 'get' }, undefined, signal),
+        isAllowedTo(user, wanted, subject, signal),
+        isAllowedTo(user, { resource: 'stores', verb: 'get' }, undefined, signal),
       ]);
       if (!isAllowed) throw forbidden(user.username, wanted, subject);
       return { id: `user:${user.username}`, role: 'user', informed, stores: [] };
@@ -96,7 +96,7 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
   };
 }
 
-function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
+function attributesOf(wanted: AccessRequest, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
   const { verb } = wanted;
   if ('path' in wanted) return { nonResourceAttributes: { path: wanted.path, verb } };
   if ('pod' in wanted)
@@ -140,7 +140,7 @@ const missing = (): StowageError =>
     action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,
   });
 
-function forbidden(user: string, wanted: Wanted, subject: string | undefined): StowageError {
+function forbidden(user: string, wanted: AccessRequest, subject: string | undefined): StowageError {
   const { what, rule } = ruleFor(wanted, subject);
   return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
     code: 'denied',
@@ -149,7 +149,7 @@ function forbidden(user: string, wanted: Wanted, subject: string | undefined): S
   });
 }
 
-function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: string; readonly rule: string } {
+function ruleFor(wanted: AccessRequest, subject: string | undefined): { readonly what: string; readonly rule: string } {
   if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
   if ('pod' in wanted)
     return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
@@ -160,7 +160,7 @@ function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: 
   };
 }
 
-const unasked = (cause: unknown): StowageError =>
+const reviewFailed = (cause: unknown): StowageError =>
   new StowageError('Kubernetes could not check whether this is allowed', {
     code: 'unavailable',
     reason: 'review-failed',

@@ -75,7 +75,7 @@ function pem(label: string, der: Buffer): string {
 }
 
 /** What has to be known of one that somebody has kept. */
-export interface Kept extends Credential {
+export interface StoredCredential extends Credential {
   /** When two thirds of its life are over. */
   readonly renewAt: number;
   readonly endsAt: number;
@@ -83,7 +83,7 @@ export interface Kept extends Credential {
 }
 
 /** Throws what is wrong with it. */
-export function readCredential(cert: string, key: string): Kept {
+export function readCredential(cert: string, key: string): StoredCredential {
   const x509 = new X509Certificate(cert);
   if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
   // Whatever else TLS does not like about them, such as a key that is too short.

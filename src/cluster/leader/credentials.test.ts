@@ -9,7 +9,7 @@ import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { Secret } from '#wire/kube/types.ts';
 import { serverNames } from '../names.ts';
 import { type Credential, makeCredential } from './certificate.ts';
-import { keepCredentials } from './credentials.ts';
+import { maintainCredentials } from './credentials.ts';
 
 const namespace = 'stowage-system';
 const names = serverNames(namespace);
@@ -40,7 +40,7 @@ function start({ clock = systemClock(), secret }: { clock?: Clock; secret?: stri
   const used: Credential[] = [];
   const end = new AbortController();
   const options = { client, clock, namespace, secret, use: (one: Credential) => void used.push(one) };
-  const running = keepCredentials(options, { signal: end.signal, log: silentLog() });
+  const running = maintainCredentials(options, { signal: end.signal, log: silentLog() });
   const stop = (): Promise<void> => {
     end.abort();
     return running;

@@ -6,7 +6,7 @@ import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
+import { maintainLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
 
 const namespace = 'stowage-system';
 const clock = systemClock();
@@ -37,7 +37,7 @@ const at = (address: string) => ({ client, clock, namespace, address, port: 8443
 const scope = (): Scope => ({ signal, log: silentLog() });
 function start(address: string): () => Promise<void> {
   const end = new AbortController();
-  const running = keepLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
+  const running = maintainLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
   const stop = (): Promise<void> => {
     end.abort();
     return running;

@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpoints } from '#wire/kube/resources.ts';
-import { keepLeaderEndpoints, type LeaderEndpointsOptions, removeLeaderEndpoints } from './endpoints.ts';
+import { maintainLeaderEndpoints, type LeaderEndpointsOptions, removeLeaderEndpoints } from './endpoints.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;
@@ -30,7 +30,7 @@ const about = (pod: string): LeaderEndpointsOptions => ({
   pod,
 });
 const keep = (pod = 'controller-1'): void => {
-  const kept = keepLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
+  const kept = maintainLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
   onTestFinished(async () => {
     ending.abort();
     await kept;

@@ -23,7 +23,7 @@ export interface NodeApis {
   pod(pod: PodName, scope: Scope): Promise<PodLocation | undefined>;
 }
 
-export interface Asked<T> {
+export interface NodeAnswers<T> {
   readonly answers: readonly { readonly node: string; readonly answer: T }[];
   readonly unreached: readonly UnreachedNode[];
 }
@@ -38,12 +38,12 @@ export function nodesAfter(apis: NodeApis, after: string | undefined): readonly 
 }
 
 /** The same question to all of these. One that does not answer keeps the others from nothing. */
-export async function askEach<T>(
+export async function askNodes<T>(
   apis: NodeApis,
   names: readonly string[],
   pathFor: string | ((node: string) => string),
   scope: Scope,
-): Promise<Asked<T>> {
+): Promise<NodeAnswers<T>> {
   const answers = new Map<string, T>();
   const unreached = new Map<string, UnreachedNode>();
   await eachBounded(names, nodesAtOnce, async (node) => {

@@ -1,21 +1,21 @@
 import { describe, expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { Refusal, type Target } from '../tunnel/leader-connection.ts';
-import { type AskedPod, createPodCache, type PodCache } from './pod-cache.ts';
+import { Refusal, type LeaderAddress } from '../tunnel/leader-connection.ts';
+import { type RequestedPod, createPodCache, type PodCache } from './pod-cache.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
 const { signal } = new AbortController();
-const leaderAt = (host: string): Target => ({ host, port: 8443, servername: 's', ca: 'c' });
-const pod = (name: string): AskedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
-const answerOf = ({ uid }: AskedPod): PodAnswer => ({ uid, hostUsers: false });
+const leaderAt = (host: string): LeaderAddress => ({ host, port: 8443, servername: 's', ca: 'c' });
+const pod = (name: string): RequestedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
+const answerOf = ({ uid }: RequestedPod): PodAnswer => ({ uid, hostUsers: false });
 
 interface Ground {
   readonly clock: ReturnType<typeof createFakeClock>;
   readonly answers: PodCache;
   readonly asked: string[];
-  leader: Target | undefined;
-  answer: (pod: AskedPod) => Promise<PodAnswer>;
+  leader: LeaderAddress | undefined;
+  answer: (pod: RequestedPod) => Promise<PodAnswer>;
 }
 
 function ground(): Ground {
@@ -100,12 +100,12 @@ describe('a leader that is not reached', () => {
 
   test('keeps nobody from asking the next one, or itself when it is there again', async () => {
     const it = ground();
-    it.answers.unreached(leaderAt('10.0.0.1'));
+    it.answers.markUnreachable(leaderAt('10.0.0.1'));
     expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
     it.leader = leaderAt('10.0.0.2');
     expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
     it.leader = leaderAt('10.0.0.1');
-    it.answers.reached();
+    it.answers.markReachable();
     expect(await it.answers.of(pod('b'), signal)).toEqual(answerOf(pod('b')));
   });
 

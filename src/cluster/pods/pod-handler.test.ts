@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { leaderServers, type OpenedServer, testNamespace } from '#testing/leader-servers.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
-import { nothingHere } from '../server/tls-server.ts';
+import { refuseUnknownPath } from '../server/tls-server.ts';
 import type { AgentTunnel } from '../tunnel/agent-tunnel.ts';
 import { createPodHandler } from './pod-handler.ts';
 
@@ -15,7 +15,7 @@ async function open(): Promise<OpenedServer> {
   const clock = systemClock();
   const reviews = createAgentReviews(it.client, clock);
   const about = { client: it.client, clock, reviews, namespace: testNamespace, log: silentLog(), signal };
-  return await it.open({ handle: createPodHandler(about, nothingHere) });
+  return await it.open({ handle: createPodHandler(about, refuseUnknownPath) });
 }
 
 async function linked(node = 'node-1'): Promise<AgentTunnel> {

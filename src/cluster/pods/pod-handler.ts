@@ -9,7 +9,7 @@ import type { Pod } from '#wire/kube/types.ts';
 import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
-import type { Handle } from '../server/tls-server.ts';
+import type { RequestHandler } from '../server/tls-server.ts';
 
 /** What an agent is told of a pod of its own node: nothing that CSI could not have told it. */
 export interface PodAnswer {
@@ -33,20 +33,20 @@ const answerMs = 5_000;
  * Agents may not read pods: who may read them reads those of all nodes. So they ask here, each for pods of the node that its token
  * names. Everything else is the next one's.
  */
-export function createPodHandler(options: PodHandlerOptions, next: Handle): Handle {
+export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;
 
-  async function podOf(wanted: Wanted, signal: AbortSignal): Promise<Pod | undefined> {
+  async function podOf(wanted: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
     try {
       return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
       log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
-      throw unasked(thrown);
+      throw podLookupFailed(thrown);
     }
   }
 
-  async function answer(request: IncomingMessage, response: ServerResponse, wanted: Wanted): Promise<void> {
+  async function answer(request: IncomingMessage, response: ServerResponse, wanted: PodPath): Promise<void> {
     using limit = clock.deadline(answerMs, options.signal);
     try {
       const scope = { signal: limit.signal, log };
@@ -55,7 +55,7 @@ export function createPodHandler(options: PodHandlerOptions, next: Handle): Hand
       const node = nodeOfAgent(reviewed, namespace);
       const pod = await podOf(wanted, limit.signal);
       // Whether there is such a pod elsewhere is not for this agent to know.
-      if (pod === undefined || pod.spec?.nodeName !== node) throw unknown(wanted);
+      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
       const told: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(told));
@@ -65,31 +65,31 @@ export function createPodHandler(options: PodHandlerOptions, next: Handle): Hand
   }
 
   return (request, response) => {
-    const wanted = request.method === 'GET' ? wantedIn(request.url ?? '') : undefined;
+    const wanted = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
     if (wanted === undefined) next(request, response);
     else void answer(request, response, wanted);
   };
 }
 
-interface Wanted {
+interface PodPath {
   readonly namespace: string;
   readonly name: string;
 }
 
 /** Names of Kubernetes need no escapes. */
-function wantedIn(url: string): Wanted | undefined {
+function podPathIn(url: string): PodPath | undefined {
   const [, namespace, name] = podPath.pattern.exec(url) ?? [];
   return namespace === undefined || name === undefined ? undefined : { namespace, name };
 }
 
-const unknown = ({ namespace, name }: Wanted): StowageError =>
+const podUnknown = ({ namespace, name }: PodPath): StowageError =>
   new StowageError(`there is no pod '${namespace}/${name}' on this node`, {
     code: 'not-found',
     reason: 'pod-unknown',
     action: 'Check the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
   });
 
-const unasked = (cause: unknown): StowageError =>
+const podLookupFailed = (cause: unknown): StowageError =>
   new StowageError('the controller could not ask Kubernetes about the pod', {
     code: 'unavailable',
     reason: 'pod-unasked',

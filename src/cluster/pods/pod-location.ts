@@ -44,7 +44,7 @@ async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Sc
     scope.signal.throwIfAborted();
     if (reasonOf(cause) === 'NotFound') return undefined;
     scope.log.warn('the controller could not ask Kubernetes about a pod', { error: cause });
-    throw unasked(cause);
+    throw podLookupFailed(cause);
   }
 }
 
@@ -69,7 +69,7 @@ const ending = ({ namespace, name }: PodName): StowageError =>
     action: 'Name a running pod that is not being deleted.',
   });
 
-const unasked = (cause: unknown): StowageError =>
+const podLookupFailed = (cause: unknown): StowageError =>
   new StowageError('the controller could not ask Kubernetes about the pod', {
     code: 'unavailable',
     reason: 'pod-unasked',

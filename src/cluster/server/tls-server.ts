@@ -2,8 +2,8 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer, type Server } from 'node:https';
 import type { Clock } from '#base/clock.ts';
 import type { Credential } from '../leader/certificate.ts';
-import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } from '../problems.ts';
-import type { Turn } from './agent-admission.ts';
+import { pathUnknown, refuse, refuseOnSocket, refuseExpectation, refuseUnparsable } from '../problems.ts';
+import type { UpgradeHandler } from './agent-admission.ts';
 
 /** The HTTPS server of whoever leads. */
 export interface TlsServer {
@@ -16,13 +16,13 @@ export interface TlsServer {
 }
 
 /** Whatever asks for no other protocol. It answers, also for paths that it does not know, and bounds the body for itself. */
-export type Handle = (request: IncomingMessage, response: ServerResponse) => void;
+export type RequestHandler = (request: IncomingMessage, response: ServerResponse) => void;
 
 export interface TlsServerOptions {
   readonly clock: Clock;
-  readonly turn: Turn;
+  readonly onUpgrade: UpgradeHandler;
   /** Undefined: there is nothing but agents here. */
-  readonly handle?: Handle | undefined;
+  readonly onRequest?: RequestHandler | undefined;
 }
 
 const limits = {
@@ -38,14 +38,14 @@ const limits = {
 /** Each node has one, and some of them a second while the first is not given up yet. */
 const maxConnections = 16_384;
 
-export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServerOptions): TlsServer {
+export function createTlsServer({ clock, onUpgrade: turn, onRequest: handle = refuseUnknownPath }: TlsServerOptions): TlsServer {
   const server = createServer({ ...limits, minVersion: 'TLSv1.2' });
   server.maxConnections = maxConnections;
   server.on('request', handle);
   server.on('upgrade', turn);
   server.on('connect', (_request, socket) => {
     socket.on('error', () => undefined);
-    refuseBare(socket, pathUnknown());
+    refuseOnSocket(socket, pathUnknown());
   });
   server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
   return {
@@ -62,7 +62,7 @@ export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServer
   };
 }
 
-export function nothingHere(_request: IncomingMessage, response: ServerResponse): void {
+export function refuseUnknownPath(_request: IncomingMessage, response: ServerResponse): void {
   response.setHeader('connection', 'close');
   refuse(response, pathUnknown());
 }

@@ -2,9 +2,9 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
 import { harmlessPart } from '#base/terminal-safe.ts';
 import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
-import { type Answer, TooLong, Unanswered } from './exchange.ts';
+import { type Answer, AnswerTooLong, ConnectionLost } from './exchange.ts';
 
-export const absent = (node: string): StowageError =>
+export const agentAbsent = (node: string): StowageError =>
   new StowageError(`the agent of node ${node} is not connected`, {
     code: 'unavailable',
     reason: 'agent-absent',
@@ -12,7 +12,7 @@ export const absent = (node: string): StowageError =>
   });
 
 /** What kept an answer from coming. Of a change nobody knows then whether it happened; asked for again as the same, it happens once. */
-export function lost(node: string, thrown: unknown): unknown {
+export function agentLost(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
       code: 'deadline',
@@ -21,8 +21,8 @@ export function lost(node: string, thrown: unknown): unknown {
       action: "The agent continues what it has started. Try again; if the problem persists, check that agent's log.",
     });
   }
-  if (thrown instanceof TooLong) return unreadable(node, thrown.message, thrown);
-  if (!(thrown instanceof Unanswered)) return thrown;
+  if (thrown instanceof AnswerTooLong) return unreadable(node, thrown.message, thrown);
+  if (!(thrown instanceof ConnectionLost)) return thrown;
   return new StowageError(`the connection to the agent of node ${node} was lost before it answered`, {
     code: 'unavailable',
     reason: 'agent-lost',
@@ -40,7 +40,7 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
   });
 
 /** The parsed answer; or, thrown, what the agent said. */
-export function answered(node: string, { status, text }: Answer): unknown {
+export function parsedAnswer(node: string, { status, text }: Answer): unknown {
   const body = parsed(node, status, text);
   if (status >= 200 && status < 300) return body;
   throw problem(body) ?? unreadable(node, `status ${status}`);

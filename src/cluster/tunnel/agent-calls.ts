@@ -8,7 +8,7 @@ interface AgentCall {
   /** The only body that agents read. They ignore any other: it would ask for more than a controller may have. Unless given, the REST API checks the body. */
   readonly body?: RegExp;
   /** What it makes has the request's id itself: an agent that kept the answer too would write twice as much for each. */
-  readonly forgotten?: boolean;
+  readonly answerForgotten?: boolean;
 }
 
 /**
@@ -27,7 +27,7 @@ export const agentCalls: readonly AgentCall[] = [
   // A controller can have the store checked from the network of a pod. Only an administrator on the node can name other networks.
   { method: 'POST', path: '/v1/stores/{store}/check', body: new RegExp(`^\\{"from":"${podAddressPattern}"\\}$`) },
   { method: 'GET', path: '/v1/volumes' },
-  { method: 'POST', path: '/v1/volumes', forgotten: true },
+  { method: 'POST', path: '/v1/volumes', answerForgotten: true },
   { method: 'GET', path: '/v1/volumes/{volume}' },
   { method: 'PATCH', path: '/v1/volumes/{volume}' },
   { method: 'DELETE', path: '/v1/volumes/{volume}' },

@@ -6,18 +6,18 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
-import { doorNames, podPath, serverNames } from '../names.ts';
-import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
+import { leaderObjectNames, podPath, serverNames } from '../names.ts';
+import { type RequestedPod, createPodCache } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
-import { sleptOrWoken } from '../sleep-or-wake.ts';
-import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
+import { sleepOrWake } from '../sleep-or-wake.ts';
+import { askLeader, connectToLeader, Refusal, type LeaderAddress } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 
 /** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
 export interface AgentTunnel extends AsyncDisposable {
   readonly isConnected: boolean;
   /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
-  pod(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  pod(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
 export interface AgentTunnelOptions {
@@ -35,9 +35,9 @@ export interface AgentTunnelOptions {
 }
 
 /** For a question that a pod waits for. */
-const questionMs = 2_000;
+const podRequestMs = 2_000;
 /** A connection that held for so long is no sign of trouble. */
-const settledMs = 30_000;
+const stableMs = 30_000;
 
 /** Never throws, and takes nothing from the agent but a connection: volumes are mounted without any controller. */
 export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
@@ -46,14 +46,14 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const ending = new AbortController();
   const { signal } = ending;
   const at = { client, clock, namespace, random };
-  const slice = followOne({ ...at, resource: endpointSlices, name: doorNames.slice });
-  const authority = followOne({ ...at, resource: configMaps, name: doorNames.authority });
+  const slice = followOne({ ...at, resource: endpointSlices, name: leaderObjectNames.slice });
+  const authority = followOne({ ...at, resource: configMaps, name: leaderObjectNames.authority });
   const [servername] = serverNames(namespace);
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let isConnected = false;
   let wake = Promise.withResolvers<void>();
 
-  const target = (): Target | undefined => targetOf(slice, authority, servername);
+  const target = (): LeaderAddress | undefined => targetOf(slice, authority, servername);
 
   const pods = createPodCache({
     clock,
@@ -61,7 +61,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     leader: target,
     ask: async (to, pod) => {
       const path = podPath.of(pod.namespace, pod.name);
-      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);
+      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, podRequestMs, signal);
       const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
       if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
       throw new Refusal('the answer does not have the expected form');
@@ -69,7 +69,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   });
 
   /** Until it is lost, or another leads. */
-  async function connected(to: Target): Promise<void> {
+  async function serveUntilLost(to: LeaderAddress): Promise<void> {
     const moved = new AbortController();
     using _ = slice.on(() => {
       // Who led may still do for a moment after it took its address away: only another's makes a difference.
@@ -80,7 +80,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     const stream = await connectToLeader({ ...to, clock, tokenFile: options.tokenFile }, either);
     log.info('connected to the controller', { host: to.host, port: to.port });
     isConnected = true;
-    pods.reached();
+    pods.markReachable();
     try {
       await serveLeader({ stream, clock, log, api: options.api }, either);
     } finally {
@@ -88,16 +88,16 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     }
   }
 
-  async function attempt(to: Target): Promise<void> {
+  async function attempt(to: LeaderAddress): Promise<void> {
     const began = clock.elapsed();
     try {
-      await connected(to);
+      await serveUntilLost(to);
       if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
     } catch (error) {
       if (!signal.aborted) log.warn('could not connect to the controller', { host: to.host, port: to.port, error });
-      if (!(error instanceof Refusal)) pods.unreached(to);
+      if (!(error instanceof Refusal)) pods.markUnreachable(to);
     }
-    if (clock.elapsed() - began >= settledMs) backOff.reset();
+    if (clock.elapsed() - began >= stableMs) backOff.reset();
   }
 
   async function run(): Promise<void> {
@@ -106,7 +106,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
       wake = Promise.withResolvers<void>();
       const to = target();
       if (to === undefined) {
-        await sleptOrWoken(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
+        await sleepOrWake(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
         continue;
       }
       const text = JSON.stringify(to);
@@ -115,7 +115,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
       last = text;
       await attempt(to);
       const isOther = JSON.stringify(target()) !== text;
-      if (!isOther) await sleptOrWoken(clock, backOff.next(), wake.promise, signal);
+      if (!isOther) await sleepOrWake(clock, backOff.next(), wake.promise, signal);
     }
   }
 
@@ -140,10 +140,10 @@ function targetOf(
   slice: Followed<EndpointSlice>,
   authority: Followed<ConfigMap>,
   servername: string,
-): Target | undefined {
+): LeaderAddress | undefined {
   const ready = slice.object?.endpoints?.find(({ conditions }) => conditions?.ready !== false);
   const host = ready?.addresses[0];
-  const port = slice.object?.ports?.find(({ name }) => name === doorNames.port)?.port;
-  const ca = authority.object?.data?.[doorNames.authorityKey];
+  const port = slice.object?.ports?.find(({ name }) => name === leaderObjectNames.port)?.port;
+  const ca = authority.object?.data?.[leaderObjectNames.authorityKey];
   return host === undefined || port === undefined || ca === undefined ? undefined : { host, port, servername, ca };
 }

@@ -136,7 +136,7 @@ test('of two connections of a node the one that was asked for last counts, thoug
   onTestFinished(() => agents[Symbol.dispose]());
   const came = ['early', 'late'].map((name, order) => {
     const [here, there] = duplexPair();
-    agents.take('node-1', order, here);
+    agents.accept('node-1', order, here);
     const ready = (): void => {
       const session = performServerHandshake(there);
       session.on('error', () => undefined).on('stream', (stream) => stream.end(`"${name}"`));

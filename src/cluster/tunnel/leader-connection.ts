@@ -9,14 +9,14 @@ import { harmless } from '#base/terminal-safe.ts';
 import { upgrade } from '../names.ts';
 
 /** Where the leader is, and how it is known to be the one. */
-export interface Target {
+export interface LeaderAddress {
   readonly host: string;
   readonly port: number;
   readonly servername: string;
   readonly ca: string;
 }
 
-export interface ToLeader extends Target {
+export interface LeaderConnectionOptions extends LeaderAddress {
   readonly clock: Clock;
   readonly tokenFile: string;
 }
@@ -27,21 +27,21 @@ export class Refusal extends Error {
 }
 
 const connectMs = 20_000;
-const maxRefusal = 16 * 1024;
+const maxAnswerChars = 16 * 1024;
 
 /** A connection that was turned round: whoever leads asks on it from then on. */
-export const connectToLeader = (to: ToLeader, signal: AbortSignal): Promise<Duplex> =>
-  withLeader(to, connectMs, signal, turned);
+export const connectToLeader = (to: LeaderConnectionOptions, signal: AbortSignal): Promise<Duplex> =>
+  withLeader(to, connectMs, signal, requestUpgrade);
 
 /** One question, and what was answered. */
-export const askLeader = (to: ToLeader, path: string, ms: number, signal: AbortSignal): Promise<string> =>
+export const askLeader = (to: LeaderConnectionOptions, path: string, ms: number, signal: AbortSignal): Promise<string> =>
   withLeader(to, ms, signal, async (socket, token, host) => {
     using _ = { [Symbol.dispose]: () => socket.destroy() };
-    return await answered(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
+    return await requestText(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
   });
 
 async function withLeader<T>(
-  to: ToLeader,
+  to: LeaderConnectionOptions,
   ms: number,
   signal: AbortSignal,
   talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
@@ -65,7 +65,7 @@ async function withLeader<T>(
   try {
     if (limit.signal.aborted) stop();
     // Before it is known who is there, nothing is said, and least of all the token.
-    await secured(socket);
+    await waitForTls(socket);
     return await talk(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
@@ -75,7 +75,7 @@ async function withLeader<T>(
   }
 }
 
-async function secured(socket: TLSSocket): Promise<void> {
+async function waitForTls(socket: TLSSocket): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   socket.once('secureConnect', resolve);
   // It stays: an error that nobody hears would end the process.
@@ -85,7 +85,7 @@ async function secured(socket: TLSSocket): Promise<void> {
   await promise;
 }
 
-async function turned(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
+async function requestUpgrade(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
   const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
   const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: upgrade.protocol };
   const request = httpRequest({ createConnection: () => socket, method: 'GET', path: upgrade.path, headers });
@@ -100,7 +100,7 @@ async function turned(socket: TLSSocket, token: string, host: string): Promise<D
   return await promise;
 }
 
-async function answered(
+async function requestText(
   socket: TLSSocket,
   about: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
 ): Promise<string> {
@@ -118,17 +118,17 @@ async function textOf(answer: IncomingMessage): Promise<string> {
   let text = '';
   for await (const chunk of answer as AsyncIterable<Buffer>) {
     text += chunk.toString('utf8');
-    if (text.length > maxRefusal) break;
+    if (text.length > maxAnswerChars) break;
   }
   return text;
 }
 
 async function refusalOf(answer: IncomingMessage): Promise<Error> {
   const text = await textOf(answer);
-  return new Refusal(`the controller rejected this agent: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
+  return new Refusal(`the controller rejected this agent: ${problemText(text) ?? `status ${answer.statusCode ?? 0}`}`);
 }
 
-function said(text: string): string | undefined {
+function problemText(text: string): string | undefined {
   try {
     const problem = problemIn(JSON.parse(text));
     return problem && harmless(`${problem.detail}. ${problem.action}`);

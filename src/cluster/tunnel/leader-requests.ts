@@ -14,7 +14,7 @@ import { pathUnknown, problemOf } from '../problems.ts';
 import { agentCall } from './agent-calls.ts';
 import { keepPinging } from './pings.ts';
 
-export interface Serving {
+export interface ServeLeaderOptions {
   readonly stream: Duplex;
   readonly clock: Clock;
   readonly log: Log;
@@ -24,9 +24,9 @@ export interface Serving {
 
 /** At a time; the others wait at the controller. */
 const maxCalls = 64;
-const asked = ['accept', 'idempotency-key'];
-const askedWithBody = [...asked, 'content-type'];
-const answered = [
+const requestHeaders = ['accept', 'idempotency-key'];
+const requestHeadersWithBody = [...requestHeaders, 'content-type'];
+const responseHeaders = [
   'content-length',
   'content-type',
   'etag',
@@ -39,12 +39,12 @@ const answered = [
 /** No request of a controller is as large; the API takes as much. */
 const maxBody = 64 * 1024;
 const bodyMs = 30_000;
-const piece = 16 * 1024;
+const chunkBytes = 16 * 1024;
 /** Made once: with its stack, each would cost more than most calls. */
-const gone = new Error('the caller no longer waits for the answer');
+const callerGone = new Error('the caller no longer waits for the answer');
 
 /** Passes on what the controller asks, until the connection is lost or the signal ends it. Never throws. */
-export async function serveLeader({ stream, clock, log, api }: Serving, signal: AbortSignal): Promise<void> {
+export async function serveLeader({ stream, clock, log, api }: ServeLeaderOptions, signal: AbortSignal): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const session = performServerHandshake(stream, {
     maxHeaderListPairs: 64,
@@ -52,7 +52,7 @@ export async function serveLeader({ stream, clock, log, api }: Serving, signal: 
   });
   session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
   session.once('close', () => resolve());
-  session.on('stream', (call, headers) => void passOn(call, headers, { api, clock, log }));
+  session.on('stream', (call, headers) => void forwardRequest(call, headers, { api, clock, log }));
   const stop = (): void => session.destroy();
   signal.addEventListener('abort', stop, { once: true });
   if (signal.aborted) stop();
@@ -63,10 +63,10 @@ export async function serveLeader({ stream, clock, log, api }: Serving, signal: 
 }
 
 /** By a call within this process: through its socket, both ends of which are here, most calls cost less than their way. */
-async function passOn(
+async function forwardRequest(
   call: ServerHttp2Stream,
   headers: IncomingHttp2Headers,
-  { api, clock, log }: Omit<Serving, 'stream'>,
+  { api, clock, log }: Omit<ServeLeaderOptions, 'stream'>,
 ): Promise<void> {
   // Whatever it is, it ends the call; what is said about it is said elsewhere.
   call.on('error', () => undefined);
@@ -80,31 +80,31 @@ async function passOn(
   try {
     const payload = method === 'GET' ? undefined : await bodyOf(call, clock);
     if (method === 'GET') call.resume();
-    const isBare = payload === undefined || known.body?.test(String(payload)) === false;
-    const passed = chosen(headers, isBare ? asked : askedWithBody);
-    if (known.forgotten === true) passed['prefer'] = 'answer-forgotten';
+    const isWithoutBody = payload === undefined || known.body?.test(String(payload)) === false;
+    const passed = pickHeaders(headers, isWithoutBody ? requestHeaders : requestHeadersWithBody);
+    if (known.answerForgotten === true) passed['prefer'] = 'answer-forgotten';
     const about = { method: known.method, url: path, headers: passed };
-    await answer(call, isBare ? about : { ...about, payload }, api);
+    await answer(call, isWithoutBody ? about : { ...about, payload }, api);
   } catch (cause) {
     if (!call.closed) log.warn('a request of the controller failed', { call: `${method} ${path}`, error: cause });
-    refuse(call, unserved(cause));
+    refuse(call, apiFailed(cause));
   }
 }
 
 async function answer(call: ServerHttp2Stream, request: InjectOptions, api: RequestListener): Promise<void> {
-  const { statusCode, headers, rawPayload } = await untilGone(call, (signal) => inject(api, { ...request, signal }));
+  const { statusCode, headers, rawPayload } = await abortOnClose(call, (signal) => inject(api, { ...request, signal }));
   if (call.destroyed || call.closed || call.headersSent) return;
-  call.respond({ ':status': statusCode, ...chosen(headers, answered) });
+  call.respond({ ':status': statusCode, ...pickHeaders(headers, responseHeaders) });
   // A connection holds only so much that the other side has not taken yet.
   if (rawPayload.length === 0) call.end();
-  else if (rawPayload.length <= piece) call.end(rawPayload);
-  else await pipeline(Readable.from(piecesOf(rawPayload)), call);
+  else if (rawPayload.length <= chunkBytes) call.end(rawPayload);
+  else await pipeline(Readable.from(chunksOf(rawPayload)), call);
 }
 
 /** Nobody waits for an answer that nobody wants any more; what is being changed is changed all the same. */
-async function untilGone<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+async function abortOnClose<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const ending = new AbortController();
-  const end = (): void => ending.abort(gone);
+  const end = (): void => ending.abort(callerGone);
   call.once('close', end);
   try {
     return await work(ending.signal);
@@ -113,8 +113,8 @@ async function untilGone<T>(call: ServerHttp2Stream, work: (signal: AbortSignal)
   }
 }
 
-function* piecesOf(payload: Buffer): Generator<Buffer, void, undefined> {
-  for (let at = 0; at < payload.length; at += piece) yield payload.subarray(at, at + piece);
+function* chunksOf(payload: Buffer): Generator<Buffer, void, undefined> {
+  for (let at = 0; at < payload.length; at += chunkBytes) yield payload.subarray(at, at + chunkBytes);
 }
 
 /** Of what is larger than a request may be, a byte more than that is enough to have it refused. */
@@ -144,7 +144,7 @@ function refuse(call: ServerHttp2Stream, error: StowageError): void {
   call.end(body);
 }
 
-function chosen(
+function pickHeaders(
   headers: OutgoingHttpHeaders | IncomingHttp2Headers,
   names: readonly string[],
 ): Record<string, string | string[]> {
@@ -156,7 +156,7 @@ function chosen(
   return found;
 }
 
-const unserved = (cause: unknown): StowageError =>
+const apiFailed = (cause: unknown): StowageError =>
   new StowageError('the agent does not serve its API at the moment', {
     code: 'unavailable',
     reason: 'agent-not-serving',

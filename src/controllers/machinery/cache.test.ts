@@ -250,7 +250,7 @@ describe('while the API server is not there', () => {
     api.put(path, volume('a'));
     const { cache, told } = start();
     await expect.poll(() => api.watches).toBe(1);
-    const { heardAt } = cache;
+    const { lastContactAt: heardAt } = cache;
     await api.down();
     await expect.poll(() => clock.slept.length).toBe(1);
     while (clock.elapsed() < 30_000) {
@@ -260,8 +260,8 @@ describe('while the API server is not there', () => {
       expect(cache.get('a')).toBeDefined();
       expect(cache.synced).toBe(true);
     }
-    expect(clock.elapsed() - cache.heardAt).toBeGreaterThanOrEqual(30_000);
-    expect(cache.heardAt).toBe(heardAt);
+    expect(clock.elapsed() - cache.lastContactAt).toBeGreaterThanOrEqual(30_000);
+    expect(cache.lastContactAt).toBe(heardAt);
     api.put(path, volume('b'));
     await api.up();
     await clock.passWhenAsleep(10_000);

@@ -27,7 +27,7 @@ export interface Cache<T> {
   whenSynced(signal: AbortSignal): Promise<void>;
   readonly size: number;
   /** When the API server was last heard, by the clock's `elapsed`; zero: never. */
-  readonly heardAt: number;
+  readonly lastContactAt: number;
   get(key: string): T | undefined;
   all(): Iterable<T>;
   /** Those for which the index gave that value. */
@@ -69,9 +69,9 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
   const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
   const firstList = Promise.withResolvers<void>();
   let isSynced = false;
-  let heardAt = 0;
+  let lastContactAt = 0;
 
-  function tell(scope: Scope, call: (handlers: Handlers<T>) => void): void {
+  function notify(scope: Scope, call: (handlers: Handlers<T>) => void): void {
     for (const handlers of listeners) {
       try {
         call(handlers);
@@ -83,7 +83,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
 
   function remove(key: string, scope: Scope): void {
     const before = objects.remove(key);
-    if (before !== undefined) tell(scope, (handlers) => handlers.deleted?.(before));
+    if (before !== undefined) notify(scope, (handlers) => handlers.deleted?.(before));
   }
 
   function put(full: Full, scope: Scope): void {
@@ -96,8 +96,8 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     if (isOther || object === undefined) remove(key, scope);
     if (object === undefined) return;
     const before = objects.put(key, object);
-    if (before === undefined) tell(scope, (handlers) => handlers.added?.(object));
-    else tell(scope, (handlers) => handlers.changed?.(object, before));
+    if (before === undefined) notify(scope, (handlers) => handlers.added?.(object));
+    else notify(scope, (handlers) => handlers.changed?.(object, before));
   }
 
   /** Page by page, each forgotten when the next one comes. */
@@ -106,7 +106,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     let resourceVersion = '';
     const query = { ...select, ...(pageSize === undefined ? {} : { limit: pageSize }) };
     for await (const page of client.list(resource, query, scope.signal)) {
-      heardAt = clock.elapsed();
+      lastContactAt = clock.elapsed();
       ({ resourceVersion } = page);
       for (const full of page.items) {
         seen.add(keyOf(full));
@@ -124,7 +124,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
   /** Until a new list is needed. */
   async function follow(resourceVersion: string, scope: Scope): Promise<void> {
     for await (const change of client.watch(resource, { ...select, resourceVersion }, scope.signal)) {
-      heardAt = clock.elapsed();
+      lastContactAt = clock.elapsed();
       backOff.reset();
       if (change.kind === 'bookmark') continue;
       if (change.kind === 'deleted') remove(keyOf(change.object), scope);
@@ -139,8 +139,8 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     get size() {
       return objects.size;
     },
-    get heardAt() {
-      return heardAt;
+    get lastContactAt() {
+      return lastContactAt;
     },
     whenSynced: (signal) => unlessAborted(firstList.promise, signal),
     get: (key) => objects.get(key),
@@ -154,16 +154,16 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     run: async (scope) => {
       const { signal, log } = scope;
       while (!signal.aborted) {
-        let askedMs = 0;
+        let retryAfterMs = 0;
         try {
           await follow(await list(scope), scope);
           log.debug('listing again', { resource: resource.plural });
         } catch (error) {
           if (signal.aborted) return;
           log.warn('the cache is out of date', { resource: resource.plural, error });
-          askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
+          retryAfterMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
-        await pause(clock, Math.max(askedMs, backOff.next()), signal);
+        await pause(clock, Math.max(retryAfterMs, backOff.next()), signal);
       }
     },
   };

@@ -74,7 +74,7 @@ describe('what becomes of a key', () => {
   ])('%s', async (_what, work, afterMs, counted) => {
     answer = work;
     const failures: unknown[] = [];
-    const controller = start({ failed: (_key, error) => failures.push(error) });
+    const controller = start({ onFailure: (_key, error) => failures.push(error) });
     controller.add('a');
     await settled();
     expect(controller.counts()).toMatchObject({ [counted]: 1, delayed: afterMs === undefined ? 0 : 1, running: 0 });
@@ -111,7 +111,7 @@ describe('what becomes of a key', () => {
     answer = (_key, { signal }) =>
       new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
     const failures: unknown[] = [];
-    const controller = start({ failed: (_key, error) => failures.push(error) });
+    const controller = start({ onFailure: (_key, error) => failures.push(error) });
     controller.add('a');
     await settled();
     end.abort();

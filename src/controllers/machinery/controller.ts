@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 import { type Cache, type Handlers, keyOf } from './cache.ts';
-import { type Again, codeOf, type Done, setbackOf } from './outcome.ts';
+import { type Again, codeOf, type Done, failureOf } from './outcome.ts';
 import { createWorkQueue } from './work-queue.ts';
 
 export interface ControllerCounts {
@@ -24,7 +24,7 @@ export interface Controller {
   follow<T extends KubeObject>(cache: Cache<T>, keysOf?: (object: T) => Iterable<string>): void;
   counts(): ControllerCounts;
   /** Called with how long each look at a key took. */
-  timed(listener: (seconds: number) => void): void;
+  onDuration(listener: (seconds: number) => void): void;
   /**
    * Works as soon as the caches it follows have seen everything. Until `stop`; then it finishes what it has begun. The scope's
    * signal ends everything at once.
@@ -40,18 +40,18 @@ export interface ControllerOptions {
   /** What a key may have to wait for, such as its store: groups do not wait for each other. */
   readonly groupOf?: (key: string) => string;
   /** Of every error, before it is tried again: for Events. */
-  readonly failed?: (key: string, error: unknown) => void;
+  readonly onFailure?: (key: string, error: unknown) => void;
   readonly workers?: number;
   readonly perGroup?: number;
   readonly firstRetryMs?: number;
-  readonly mostRetryMs?: number;
+  readonly maxRetryMs?: number;
   /** What nobody tells us when it is mended, such as a full disk, is looked at again after about this. */
   readonly terminalMs?: number;
   readonly random?: () => number;
 }
 
 export function createController(options: ControllerOptions): Controller {
-  const { name, clock, reconcile, groupOf = () => '', failed, workers = 16, random = Math.random } = options;
+  const { name, clock, reconcile, groupOf = () => '', onFailure: onFailure, workers = 16, random = Math.random } = options;
   const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
   const queue = createWorkQueue({
     clock,
@@ -59,18 +59,18 @@ export function createController(options: ControllerOptions): Controller {
     perGroup,
     random,
     firstMs: options.firstRetryMs ?? 500,
-    mostMs: options.mostRetryMs ?? 300_000,
+    mostMs: options.maxRetryMs ?? 300_000,
   });
   const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
   const counts = { done: 0, again: 0, retried: 0, terminal: 0 };
   const add = (key: string): void => queue.add(key, groupOf(key));
   const timers = new Set<(seconds: number) => void>();
 
-  async function outcome(key: string, scope: Scope): Promise<Verdict> {
+  async function outcome(key: string, scope: Scope): Promise<Outcome> {
     try {
       return await reconcile(key, scope);
     } catch (error) {
-      return { ...setbackOf(error, scope.signal), error };
+      return { ...failureOf(error, scope.signal), error };
     }
   }
 
@@ -79,7 +79,7 @@ export function createController(options: ControllerOptions): Controller {
     const began = clock.elapsed();
     const verdict = await outcome(key, scope);
     for (const timer of timers) timer((clock.elapsed() - began) / 1_000);
-    if ('error' in verdict && verdict.kind !== 'stopped') failed?.(key, verdict.error);
+    if ('error' in verdict && verdict.kind !== 'stopped') onFailure?.(key, verdict.error);
     switch (verdict.kind) {
       case 'done':
         counts.done++;
@@ -126,7 +126,7 @@ export function createController(options: ControllerOptions): Controller {
       cache.on(handlers);
       syncs.push((signal) => cache.whenSynced(signal));
     },
-    timed: (listener) => void timers.add(listener),
+    onDuration: (listener) => void timers.add(listener),
     counts: () => ({ ...counts, waiting: queue.waiting, running: queue.running, delayed: queue.delayed }),
     run: async (scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
@@ -153,7 +153,7 @@ function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>
   };
 }
 
-type Verdict = Done | Again | (ReturnType<typeof setbackOf> & { readonly error: unknown });
+type Outcome = Done | Again | (ReturnType<typeof failureOf> & { readonly error: unknown });
 
 const ownKey = (object: KubeObject): readonly string[] => [keyOf(object)];
 

@@ -7,12 +7,12 @@ import { codeOf } from './outcome.ts';
  * What is said of an error on an object of a user, who is no administrator: what failed and what to do now, and nothing of how
  * stores are reached. What the API server said is for the log.
  */
-export function noteOf(thrown: unknown, how: string): string {
-  const { message, action } = toldToUser(troubleOf(thrown), how);
+export function errorNote(thrown: unknown, adminHint: string): string {
+  const { message, action } = toldToUser(disclosable(thrown), adminHint);
   return `${sentence(message)} ${sentence(action)}`;
 }
 
-function troubleOf(thrown: unknown): Parameters<typeof toldToUser>[0] {
+function disclosable(thrown: unknown): Parameters<typeof toldToUser>[0] {
   if (thrown instanceof KubeError) return { code: codeOf(thrown), reason: '', message: '', action: '' };
   return thrown instanceof StowageError ? thrown : stowageError(thrown);
 }

@@ -7,7 +7,7 @@ import type { Report } from './events.ts';
 import { microTime } from './micro-time.ts';
 
 /** A report, how often it was meant, and when last, by the clock on the wall. */
-export interface Meant {
+export interface CountedReport {
   readonly report: Report;
   readonly count: number;
   readonly at: number;
@@ -16,9 +16,9 @@ export interface Meant {
 /** Says once to the API server what is to be said; what fails is for others to try again. */
 export interface EventWriter {
   /** Gives its name. */
-  create(meant: Meant, signal: AbortSignal): Promise<string>;
+  create(meant: CountedReport, signal: AbortSignal): Promise<string>;
   /** On the Event of that name, unless the API server has forgotten it. */
-  isCounted(name: string, meant: Meant, signal: AbortSignal): Promise<boolean>;
+  updateSeries(name: string, meant: CountedReport, signal: AbortSignal): Promise<boolean>;
 }
 
 /** What the API server takes. */
@@ -56,7 +56,7 @@ export function createEventWriter(options: {
       await client.create(events, event, signal);
       return name;
     },
-    isCounted: async (name, { report, count, at }, signal) => {
+    updateSeries: async (name, { report, count, at }, signal) => {
       const body = { series: { count, lastObservedTime: microTime(at) } };
       try {
         await client.patch(events, { namespace: namespaceOf(report), name }, { kind: 'merge', body }, signal);

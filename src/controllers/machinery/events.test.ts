@@ -7,7 +7,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { events as resource } from '#wire/kube/resources.ts';
 import type { KubeEvent } from '#wire/kube/types.ts';
-import { noteOf } from './error-note.ts';
+import { errorNote } from './error-note.ts';
 import { createEvents, type Events, type EventsOptions, type Report } from './events.ts';
 
 let api: FakeKubeApi;
@@ -406,7 +406,7 @@ describe('a note', () => {
       reason: 'size-invalid',
       action: 'Give a size',
     });
-    expect(noteOf(error, how)).toBe('the size is not valid. Give a size.');
+    expect(errorNote(error, how)).toBe('the size is not valid. Give a size.');
   });
 
   test('says nothing of how a store is reached, nor what the API server said', () => {
@@ -417,8 +417,8 @@ describe('a note', () => {
     });
     const refused = new KubeError('POST /x: secret', { failure: 'refused', status: 403, reason: 'Forbidden' });
     for (const error of [inner, refused, new Error('secret 10.1.2.3')]) {
-      expect(noteOf(error, how)).not.toMatch(/10\.1\.2\.3|secret/);
-      expect(noteOf(error, how)).toContain('stowage store check');
+      expect(errorNote(error, how)).not.toMatch(/10\.1\.2\.3|secret/);
+      expect(errorNote(error, how)).toContain('stowage store check');
     }
   });
 });

@@ -48,14 +48,14 @@ export interface EventsOptions {
 /** What the API server takes. */
 const maxNote = 1_024;
 /** For the same reason on the same object. */
-const quietMs = 300_000;
+const repeatMs = 300_000;
 /** The same, where another was reported since: it is news. What changes all the time is still not told all the time. */
-const newsMs = 30_000;
+const changeMs = 30_000;
 /** The API server itself forgets an Event after an hour. */
 const rememberedMs = 3_600_000;
 /** Of matters: of each there are only a few reasons. */
 const maxRemembered = 4_096;
-const attempts = 8;
+const maxAttempts = 8;
 /**
  * So many that all is well are written at once; of more, one each time. Whoever made hundreds of claims looks at one or two, and
  * what binds all of them waits for the same API server.
@@ -64,7 +64,7 @@ const burst = 10;
 const paceMs = 100;
 
 /** What only one reason is true of at a time. */
-interface Matter {
+interface Subject {
   readonly topics: Map<string, Topic>;
   /** What was reported last. */
   newest: Topic | undefined;
@@ -74,11 +74,11 @@ interface Matter {
 
 /** One reason on one object. */
 interface Topic {
-  readonly matter: Matter;
+  readonly subject: Subject;
   report: Report;
   /** When it was last meant: among all reports, and by the clock on the wall. */
   turn: number;
-  meantAt: number;
+  reportedAt: number;
   /** How often it was meant. */
   count: number;
   /** As it was last written; undefined: it is not yet. */
@@ -90,60 +90,60 @@ export function createEvents(options: EventsOptions): Events {
   const { clock, random = Math.random, maxWaiting = 1_000 } = options;
   const writer = createEventWriter(options);
   /** The one that was meant longest ago is the first. */
-  const matters = new Map<string, Matter>();
+  const subjects = new Map<string, Subject>();
   const urgent: Topic[] = [];
   const waiting: Topic[] = [];
   /** Those that it is too early for, and when it is time. */
-  const held = new Map<Topic, number>();
+  const delayed = new Map<Topic, number>();
   let turns = 0;
   let dropped = 0;
-  let underWay = 0;
+  let inFlight = 0;
   let wake: (() => void) | undefined;
 
-  function matterOf(report: Report): Matter {
+  function subjectOf(report: Report): Subject {
     const key = keyOf(report);
-    const matter = matters.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
-    matters.delete(key);
-    matters.set(key, matter);
-    for (const [oldest, { topics }] of matters) {
-      if (matters.size <= maxRemembered) break;
-      matters.delete(oldest);
-      for (const topic of topics.values()) if (held.delete(topic)) dropped++;
+    const matter = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    subjects.delete(key);
+    subjects.set(key, matter);
+    for (const [oldest, { topics }] of subjects) {
+      if (subjects.size <= maxRemembered) break;
+      subjects.delete(oldest);
+      for (const topic of topics.values()) if (delayed.delete(topic)) dropped++;
     }
     return matter;
   }
 
   function remember(report: Report): Topic {
-    const matter = matterOf(report);
+    const matter = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
     const known = matter.topics.get(key);
     const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
-    const now = { report, turn: ++turns, meantAt: clock.now() };
+    const now = { report, turn: ++turns, reportedAt: clock.now() };
     if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
-    if (known !== undefined) held.delete(known);
-    const topic: Topic = { ...now, matter, count: 1, written: undefined, isWaiting: false };
+    if (known !== undefined) delayed.delete(known);
+    const topic: Topic = { ...now, subject: matter, count: 1, written: undefined, isWaiting: false };
     matter.topics.set(key, topic);
     return topic;
   }
 
   function report(given: Report): void {
     const topic = remember({ ...given, note: shortened(given.note) });
-    const isNews = topic.matter.newest !== topic;
-    topic.matter.newest = topic;
+    const isChange = topic.subject.newest !== topic;
+    topic.subject.newest = topic;
     if (topic.isWaiting) return;
     const now = clock.elapsed();
-    const at = topic.written === undefined ? now : topic.written.at + (isNews ? newsMs : quietMs);
+    const at = topic.written === undefined ? now : topic.written.at + (isChange ? changeMs : repeatMs);
     // What was news is not put off by being said again.
-    const dueAt = Math.min(at, held.get(topic) ?? at);
+    const dueAt = Math.min(at, delayed.get(topic) ?? at);
     if (dueAt <= now) enqueue(topic);
-    else held.set(topic, dueAt);
+    else delayed.set(topic, dueAt);
     wake?.();
   }
 
   const isFull = (): boolean => urgent.length + waiting.length >= maxWaiting;
 
   function enqueue(topic: Topic): void {
-    held.delete(topic);
+    delayed.delete(topic);
     if (isFull()) {
       const lost = waiting.shift() ?? urgent.shift();
       if (lost !== undefined) lost.isWaiting = false;
@@ -157,7 +157,7 @@ export function createEvents(options: EventsOptions): Events {
   function release(): number {
     const now = clock.elapsed();
     let nextAt = Number.POSITIVE_INFINITY;
-    for (const [topic, dueAt] of held) {
+    for (const [topic, dueAt] of delayed) {
       // Whatever is taken from the queue makes it look again.
       if (isFull()) return Number.POSITIVE_INFINITY;
       if (dueAt <= now) enqueue(topic);
@@ -167,12 +167,12 @@ export function createEvents(options: EventsOptions): Events {
   }
 
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { matter, written, report: current, turn, count } = topic;
+    const { subject: matter, written, report: current, turn, count } = topic;
     const { note } = current;
     const at = clock.elapsed();
-    const meant = { report: current, count, at: topic.meantAt };
+    const meant = { report: current, count, at: topic.reportedAt };
     // A note can not be changed: another one is another Event.
-    if (written?.note === note && (await writer.isCounted(written.name, meant, signal)))
+    if (written?.note === note && (await writer.updateSeries(written.name, meant, signal)))
       topic.written = { ...written, at };
     else {
       const name = await writer.create(meant, signal);
@@ -186,13 +186,13 @@ export function createEvents(options: EventsOptions): Events {
   async function deliver(topic: Topic, { signal, log }: Scope): Promise<void> {
     topic.isWaiting = false;
     // Something newer came first, since it is urgent; or this was written as it is now while it was said again.
-    if (topic.turn <= topic.matter.written) return;
+    if (topic.turn <= topic.subject.written) return;
     for (let failures = 1; ; failures++) {
       try {
         return await write(topic, signal);
       } catch (error) {
         if (signal.aborted) return;
-        const isWorthIt = error instanceof KubeError && mayPass(error) && failures < attempts;
+        const isWorthIt = error instanceof KubeError && mayPass(error) && failures < maxAttempts;
         if (!isWorthIt) {
           dropped++;
           return log.debug('an Event was not written', { reason: topic.report.reason, error });
@@ -206,14 +206,14 @@ export function createEvents(options: EventsOptions): Events {
   return {
     report,
     get waiting() {
-      return urgent.length + waiting.length + underWay;
+      return urgent.length + waiting.length + inFlight;
     },
     get dropped() {
       return dropped;
     },
     run: async (scope) => {
-      const rouse = (): void => wake?.();
-      scope.signal.addEventListener('abort', rouse, { once: true });
+      const wakeUp = (): void => wake?.();
+      scope.signal.addEventListener('abort', wakeUp, { once: true });
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
         const heldMs = release();
@@ -228,11 +228,11 @@ export function createEvents(options: EventsOptions): Events {
         // One at a time: they never have more than one of the connections.
         const topic = urgent.shift() ?? pace.taken(waiting.shift());
         if (topic === undefined) continue;
-        underWay = 1;
+        inFlight = 1;
         await deliver(topic, scope);
-        underWay = 0;
+        inFlight = 0;
       }
-      scope.signal.removeEventListener('abort', rouse);
+      scope.signal.removeEventListener('abort', wakeUp);
     },
   };
 }

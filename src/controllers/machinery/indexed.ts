@@ -18,7 +18,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     keys: new Map<string, Set<string>>(),
   }));
 
-  function leave(key: string, object: T): void {
+  function removeFromIndexes(key: string, object: T): void {
     for (const { keys, values } of indexes) {
       for (const value of values(object)) {
         const those = keys.get(value);
@@ -28,7 +28,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     }
   }
 
-  function enter(key: string, object: T): void {
+  function addToIndexes(key: string, object: T): void {
     for (const { keys, values } of indexes) {
       for (const value of values(object)) {
         const those = keys.get(value);
@@ -42,7 +42,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     const before = objects.get(key);
     if (before === undefined) return undefined;
     objects.delete(key);
-    leave(key, before);
+    removeFromIndexes(key, before);
     return before;
   }
 
@@ -61,7 +61,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     put: (key, object) => {
       const before = remove(key);
       objects.set(key, object);
-      enter(key, object);
+      addToIndexes(key, object);
       return before;
     },
     remove,

@@ -41,12 +41,12 @@ export interface Leader {
 /** Whoever does not hear of the leader for so long takes over. */
 const leaseMs = 15_000;
 /** The leader stops that long after it began to renew for the last time with success. */
-const giveUpMs = 10_000;
+const renewDeadlineMs = 10_000;
 const renewMs = 2_000;
-const hurriedMs = 250;
+const minRenewMs = 250;
 const callMs = 5_000;
 /** There is time left before another may lead. */
-const endingMs = 3_000;
+const shutdownMs = 3_000;
 
 export function createLeader(options: LeaderOptions): Leader {
   const { client, clock, namespace, name, identity, note, random = Math.random } = options;
@@ -57,12 +57,12 @@ export function createLeader(options: LeaderOptions): Leader {
    * What was last seen, and since when it is so by our own clock. Clocks of machines differ, so the times in a Lease are for
    * people: it has run out when nobody changed it for as long as it lasts.
    */
-  let seen: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
+  let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
 
-  function see(lease: Lease): Lease {
+  function observe(lease: Lease): Lease {
     const text = JSON.stringify([lease.metadata.uid, lease.spec]);
-    if (seen?.text === text) seen = { ...seen, lease };
-    else seen = { text, lease, since: clock.elapsed() };
+    if (observed?.text === text) observed = { ...observed, lease };
+    else observed = { text, lease, since: clock.elapsed() };
     return lease;
   }
   const holderOf = (lease: Lease | undefined): string => lease?.spec?.holderIdentity ?? '';
@@ -70,10 +70,10 @@ export function createLeader(options: LeaderOptions): Leader {
   function isFree(lease: Lease): boolean {
     if (holderOf(lease) === '' || holderOf(lease) === identity) return true;
     const lastsMs = Math.max(leaseMs, (lease.spec?.leaseDurationSeconds ?? 0) * 1_000);
-    return seen !== undefined && clock.elapsed() - seen.since >= lastsMs;
+    return observed !== undefined && clock.elapsed() - observed.since >= lastsMs;
   }
 
-  function ours(before: Lease | undefined): Lease {
+  function acquiredLease(before: Lease | undefined): Lease {
     const now = microTime(clock.now());
     const isNew = holderOf(before) !== identity;
     const { acquireTime = now, leaseTransitions = 0 } = before?.spec ?? {};
@@ -105,19 +105,19 @@ export function createLeader(options: LeaderOptions): Leader {
       throw thrown;
     });
     const text = noteOf(found, note);
-    if (found !== undefined && !isFree(see(found))) {
+    if (found !== undefined && !isFree(observe(found))) {
       const changed = await note?.whileWaiting(text);
       if (changed !== undefined) await client.update(leases, withNote(found, note, changed), signal);
       return undefined;
     }
     const own = await note?.whenAcquiring(text, signal);
     hasTried = true;
-    const mine = withNote(ours(found), note, own);
-    return see(await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)));
+    const mine = withNote(acquiredLease(found), note, own);
+    return observe(await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)));
   }
 
   /** Gives the Lease, and when the call that got it began: nobody can have seen it before. */
-  async function wait(signal: AbortSignal, log: Log): Promise<{ readonly lease: Lease; readonly since: number }> {
+  async function waitForLease(signal: AbortSignal, log: Log): Promise<{ readonly lease: Lease; readonly since: number }> {
     for (;;) {
       const since = clock.elapsed();
       try {
@@ -140,30 +140,30 @@ export function createLeader(options: LeaderOptions): Leader {
     log: Log,
   ): Promise<never> {
     let { lease, since } = first;
-    const left = (): number => since + giveUpMs - clock.elapsed();
-    for (let isAgain = false; ; ) {
+    const left = (): number => since + renewDeadlineMs - clock.elapsed();
+    for (let isImmediateRetry = false; ; ) {
       // More often as the end comes nearer.
-      if (left() > 0 && !isAgain) await clock.sleep(Math.min(renewMs, left(), Math.max(hurriedMs, left() / 2)), signal);
+      if (left() > 0 && !isImmediateRetry) await clock.sleep(Math.min(renewMs, left(), Math.max(minRenewMs, left() / 2)), signal);
       const began = clock.elapsed();
       const leftMs = left();
       if (leftMs <= 0) throw new LeadershipLost('the Lease could not be renewed in time');
       try {
-        lease = await limitedCall(Math.min(callMs, leftMs), signal, (call) => client.update(leases, ours(lease), call));
+        lease = await limitedCall(Math.min(callMs, leftMs), signal, (call) => client.update(leases, acquiredLease(lease), call));
         since = began;
-        isAgain = false;
+        isImmediateRetry = false;
       } catch (error) {
         signal.throwIfAborted();
         // A candidate wrote its note. The leader renews at once, so that this costs it no time; the second time it waits as usual.
-        isAgain = reasonOf(error) === 'Conflict' && !isAgain;
-        if (isAgain) log.debug('the Lease was changed by another process', { error });
+        isImmediateRetry = reasonOf(error) === 'Conflict' && !isImmediateRetry;
+        if (isImmediateRetry) log.debug('the Lease was changed by another process', { error });
         else log.warn('the Lease was not renewed', { error });
-        lease = await looked(lease, Math.min(callMs, left()), error, signal);
+        lease = await rereadLease(lease, Math.min(callMs, left()), error, signal);
       }
     }
   }
 
   /** Somebody else may have changed something about it that is not who leads, or we ourselves, without having heard of it. */
-  async function looked(lease: Lease, leftMs: number, error: unknown, signal: AbortSignal): Promise<Lease> {
+  async function rereadLease(lease: Lease, leftMs: number, error: unknown, signal: AbortSignal): Promise<Lease> {
     const reason = reasonOf(error);
     if (reason === 'NotFound') throw new LeadershipLost('the Lease is gone', { cause: error });
     if (leftMs <= 0 || reason !== 'Conflict') return lease;
@@ -222,7 +222,7 @@ export function createLeader(options: LeaderOptions): Leader {
     } catch (thrown) {
       if (lost === undefined) throw thrown;
       // Work that does not hear its signal ends with the process.
-      await endsWithin(worked, endingMs, clock);
+      await endsWithin(worked, shutdownMs, clock);
     } finally {
       isLeading = false;
       signal.removeEventListener('abort', end);
@@ -239,11 +239,11 @@ export function createLeader(options: LeaderOptions): Leader {
       return isLeading;
     },
     get holder() {
-      return holderOf(seen?.lease);
+      return holderOf(observed?.lease);
     },
     run: async (work, scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
-      const got = await wait(either, scope.log).catch(async (thrown: unknown) => {
+      const got = await waitForLease(either, scope.log).catch(async (thrown: unknown) => {
         if (!either.aborted) throw thrown;
         // It may have become ours by a call that was stopped.
         if (hasTried && !scope.signal.aborted) await release(scope.signal, scope.log);

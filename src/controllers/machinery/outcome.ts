@@ -24,16 +24,16 @@ export type Failure =
   /** Somebody has to change something first. */
   | { readonly kind: 'terminal' };
 
-export function setbackOf(thrown: unknown, signal: AbortSignal): Failure {
+export function failureOf(thrown: unknown, signal: AbortSignal): Failure {
   if (signal.aborted) return { kind: 'stopped' };
-  if (thrown instanceof KubeError) return kubeSetback(thrown);
+  if (thrown instanceof KubeError) return kubeFailure(thrown);
   const error = stowageError(thrown);
   // A fault of ours may depend on a moment that does not come again.
   if (errorCodes[error.code].retry || error.code === 'internal') return { kind: 'retry', leastMs: 0 };
   return { kind: 'terminal' };
 }
 
-function kubeSetback(error: KubeError): Failure {
+function kubeFailure(error: KubeError): Failure {
   const { retryAfterMs, status } = error;
   if (mayPass(error)) return { kind: 'retry', leastMs: retryAfterMs };
   // What is in a cache is a moment old: it was changed, made or deleted since. Rights may be on their way.

@@ -82,7 +82,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     return made;
   }
 
-  const leave = (name: string, group: Group): void => {
+  const dropIfEmpty = (name: string, group: Group): void => {
     if (group.waiting.size === 0 && group.running === 0) groups.delete(name);
   };
 
@@ -90,14 +90,14 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     const isWaiting = entry.state === 'waiting';
     const before = groupOf(entry.group);
     if (isWaiting) before.waiting.delete(key);
-    leave(entry.group, before);
+    dropIfEmpty(entry.group, before);
     entry.group = group;
     if (!isWaiting) return;
     groupOf(group).waiting.add(key);
     wake?.();
   }
 
-  function untimed(entry: Entry): void {
+  function cancelTimer(entry: Entry): void {
     if (entry.timer === undefined) return;
     entry.timer[Symbol.dispose]();
     entry.timer = undefined;
@@ -106,7 +106,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
 
   function add(key: string, group?: string): void {
     const entry = entryOf(key, group);
-    untimed(entry);
+    cancelTimer(entry);
     if (entry.state === 'running') entry.isDirty = true;
     if (entry.state !== 'idle') return;
     entry.state = 'waiting';
@@ -118,7 +118,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     const entry = entryOf(key, group);
     const at = clock.elapsed() + ms;
     if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.at <= at)) return;
-    untimed(entry);
+    cancelTimer(entry);
     const timer = clock.after(ms, () => add(key));
     entry.timer = { at, [Symbol.dispose]: () => timer[Symbol.dispose]() };
     delayed++;
@@ -139,10 +139,10 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     return undefined;
   }
 
-  function ended(key: string, entry: Entry, name: string, group: Group): void {
+  function finish(key: string, entry: Entry, name: string, group: Group): void {
     running--;
     group.running--;
-    leave(name, group);
+    dropIfEmpty(name, group);
     entry.state = 'idle';
     if (entry.isDirty) {
       entry.isDirty = false;
@@ -174,7 +174,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
         retry(key, 0);
       }
     } finally {
-      ended(key, entry, name, group);
+      finish(key, entry, name, group);
     }
   }
 
@@ -201,26 +201,26 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
       return delayed;
     },
     run: async (work, scope, stop) => {
-      const under = new Set<Promise<void>>();
+      const inFlight = new Set<Promise<void>>();
       const isOver = (): boolean => stop.aborted || scope.signal.aborted;
-      const rouse = (): void => wake?.();
-      stop.addEventListener('abort', rouse);
-      scope.signal.addEventListener('abort', rouse);
+      const wakeUp = (): void => wake?.();
+      stop.addEventListener('abort', wakeUp);
+      scope.signal.addEventListener('abort', wakeUp);
       try {
         while (!isOver()) {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
           for (let next = take(); next !== undefined; next = take()) {
-            const one: Promise<void> = runOne(next, work, scope).finally(() => under.delete(one));
-            under.add(one);
+            const one: Promise<void> = runOne(next, work, scope).finally(() => inFlight.delete(one));
+            inFlight.add(one);
           }
           if (!isOver()) await promise;
         }
-        await Promise.all(under);
+        await Promise.all(inFlight);
       } finally {
         wake = undefined;
-        stop.removeEventListener('abort', rouse);
-        scope.signal.removeEventListener('abort', rouse);
+        stop.removeEventListener('abort', wakeUp);
+        scope.signal.removeEventListener('abort', wakeUp);
       }
     },
   };
