@@ -8,37 +8,37 @@ import { type Done, done } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
-/** A volume that is being made; disposed of when that is over, however it went. */
+/** A volume that is being created. Dispose of it when the creation has succeeded or failed. */
 export interface VolumeCreation extends Disposable {
-  /** Its PersistentVolume is there: what becomes of it is for others to see. */
+  /** The PersistentVolume is written; other controllers take over. */
   written(): void;
 }
 
 /**
- * What was begun for claims that are gone by now, or have another volume. It is known by their UIDs, and is work of its own, with keys of
- * its own: whoever has deleted a claim and made it anew does not wait for what was of the first, and is not told of it. What
- * another leader began is found by those who look for volumes that nobody claims.
+ * Cleans up after claims that were deleted, or got another volume, before their PersistentVolume was written. The work has keys of its own,
+ * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no
+ * Events about it. The controllers of orphans find what another leader left.
  */
 export interface AbandonedClaims {
-  /** From now on something may be there. Undefined: what was there is being taken back at this moment. */
+  /** Call it before creating a volume. Undefined while an earlier volume of the claim is being deleted. */
   begin(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
-  /** What there is to take back when this changes. */
+  /** The cleanup keys to reconcile after a change of this claim. */
   keysOf(claim: PersistentVolumeClaim): readonly string[];
   isKey(key: string): boolean;
   reconcile(key: string, scope: Scope): Promise<Done>;
 }
 
-/** Of a claim whose PersistentVolume is not known to be written. */
+/** A volume of a claim whose PersistentVolume may not be written. */
 interface UnwrittenVolume {
   readonly provisioner: Provisioner;
-  /** It is made or taken back: never both at a time. */
+  /** It is being created or deleted, never both at a time. */
   isBusy: boolean;
 }
 
-/** No name of Kubernetes has it. */
+/** Names in Kubernetes cannot contain it. */
 const separator = '#';
 
-/** `add` is called with keys to look at: its own, and those of claims that may have waited for a name. */
+/** `add` enqueues a key: a cleanup key, or that of a claim that may have waited for a volume name. */
 export function createAbandonedClaims(
   { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
   add: (key: string) => void,
@@ -53,7 +53,7 @@ export function createAbandonedClaims(
     return unwritten.has(uid) && !isUnbound(caches.claims.get(key), uid) ? [`${key}${separator}${uid}`] : [];
   }
 
-  /** What the cache says of a claim is not enough to destroy something for. Gives whether it is over. */
+  /** Asks the API server for the claim before deleting anything, since the cache may be behind. Returns whether the cleanup is done. */
   async function deleteAbandoned(
     key: string,
     uid: string,
@@ -81,7 +81,7 @@ export function createAbandonedClaims(
         written: () => void unwritten.delete(uid),
         [Symbol.dispose]: () => {
           mine.isBusy = false;
-          // It went while it was made, and then nobody could take it back.
+          // The claim may have been deleted during the creation, when cleanup was not possible.
           for (const key of keysOf(claim)) add(key);
         },
       };
@@ -99,13 +99,13 @@ export function createAbandonedClaims(
         mine.isBusy = false;
       }
       unwritten.delete(uid);
-      // One that was made anew may have been refused for the name of this volume.
+      // A recreated claim may have failed because this volume had its name.
       add(key);
       return done;
     },
   };
 }
 
-/** It is the same claim, and has no volume yet. */
+/** Whether the claim still exists and has no volume yet. */
 const isUnbound = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
   claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';

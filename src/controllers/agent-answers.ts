@@ -3,25 +3,25 @@ import { roomForVolumes } from '#core/limits.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 
-/** What is used of the answers of an agent's REST API. An agent speaks for its own node, and what it says is looked at all the same. */
+/** The fields in use of a volume in an agent's answer. An agent is trusted only about its own node, and every answer is validated. */
 export type AgentVolume = Pick<Volume, 'id' | 'name' | 'store' | 'bytes' | 'access' | 'labels' | 'createdAt'>;
 
 /** A store as one node has it. */
 export interface NodeStore {
   readonly name: string;
   readonly isOpen: boolean;
-  /** What its place says that it is. */
+  /** The identity recorded in the store itself. */
   readonly identity: string | undefined;
-  /** Why it is not. */
+  /** Why the store is not open. */
   readonly problem: string | undefined;
   readonly access: readonly Access[];
   readonly volumes: number;
   readonly totalBytes: bigint;
-  /** What new volumes may ask for: what the place has, and what the administrator lets them have of it. */
+  /** The space for new volumes: the free space of the file system, bounded by the limits of the store. */
   readonly freeBytes: bigint;
 }
 
-/** Whoever has a node must not be able to fill the controller: of what an agent says, so much is kept. */
+/** Bounds on what is kept of an agent's answer: a compromised node must not fill the controller's memory. */
 const maxText = 1_024;
 const maxLabels = 256;
 /** More than any cluster has. */
@@ -41,7 +41,7 @@ const textIn = (answer: Answer, key: string): string => {
   if (typeof value === 'string' && value.length <= maxText) return value;
   throw unexpectedAnswer();
 };
-/** No more than a volume can have. */
+/** Bounded by what a volume can have. */
 function labelsIn({ labels }: Answer): Labels {
   if (!isAnswer(labels)) return {};
   const all = Object.entries(labels);
@@ -79,7 +79,7 @@ export function volumeFrom(value: unknown): AgentVolume {
   };
 }
 
-/** One that was just made, and what the store that has it calls itself. Undefined: an agent that does not say it. */
+/** A volume that was just created, with the identity of its store. An agent that is too old does not report the identity. */
 export interface CreatedAgentVolume {
   readonly volume: AgentVolume;
   readonly identity: string | undefined;
@@ -93,7 +93,7 @@ export function createdVolumeFrom(value: unknown): CreatedAgentVolume {
 export interface VolumesPage {
   readonly volumes: readonly AgentVolume[];
   readonly next: string | undefined;
-  /** Stores that are shown as they were last seen. */
+  /** Stores that did not answer; their volumes are listed as last seen. */
   readonly unanswered: readonly string[];
 }
 
@@ -107,7 +107,7 @@ export function volumesFrom(value: unknown): VolumesPage {
   };
 }
 
-/** Without what only a look at its place tells. */
+/** A store in a list, without the figures that only a check of the store has. */
 export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
   readonly kind: string;
   readonly state: string;
@@ -116,7 +116,7 @@ export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
   readonly maxVolumes: number | undefined;
 };
 
-/** Each once, and only those that there are. */
+/** Each known store once. */
 export function storesFrom(value: unknown, isKnown: (name: string) => boolean): readonly ListedStore[] {
   const items = itemsIn(answerIn(value));
   if (items.length > maxStores) throw unexpectedAnswer();
@@ -145,7 +145,7 @@ export function storeFrom(value: unknown): ListedStore {
   };
 }
 
-/** With what a check of it said. */
+/** Combines a listed store with the result of its check. */
 export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const answer = answerIn(check);
   const steps = Array.isArray(answer['steps']) ? answer['steps'].filter(isAnswer) : [];

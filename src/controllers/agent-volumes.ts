@@ -14,7 +14,7 @@ import type { AgentRequest, Agents } from './agents.ts';
 import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from './provisioner.ts';
 
 /**
- * What agents are asked about the volumes of their nodes. Every call can be repeated when its answer was lost.
+ * Requests to agents about the volumes of their nodes. Every call can be repeated when its answer was lost.
  *
  * An agent remembers the answer to a request id for a day and gives it again without doing anything. So a request id must name
  * one logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and
@@ -22,20 +22,20 @@ import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from 
  * deleting by id. Deleting by name needs one: a retry must not delete a volume that has got the name since.
  */
 export interface AgentVolumes {
-  /** At most one for a claim, whatever the claim says by now. */
+  /** Creates at most one volume for a claim, even if the claim has changed since. */
   create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
   findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
-  /** Unknown: no store that the node has open has it, any more perhaps. `uid` is that of the PersistentVolume. */
+  /** 'unknown': no open store of the node has the volume; it may have been deleted. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
-  /** Only what is certainly empty. */
+  /** Deletes the volume only if it is certainly empty. */
   discard(node: string, volume: string, scope: Scope): Promise<void>;
-  /** It outlives its PersistentVolume. */
+  /** Labels a volume that outlives its PersistentVolume. */
   retain(node: string, volume: string, scope: Scope): Promise<void>;
-  /** Gives the size that it has then, which may be more. */
+  /** Returns the new size, which may be larger than requested. */
   expand(node: string, volume: string, bytes: bigint, scope: Scope): Promise<bigint>;
 }
 
-/** For one that makes a file system, or deletes a large tree. */
+/** For creating a file system, or deleting a large tree. */
 const longTimeoutMs = 120_000;
 
 const pathOf = (volume: string): string => `/v1/volumes/${encodeURIComponent(volume)}`;
@@ -66,7 +66,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     } catch (thrown) {
       const { reason } = stowageError(thrown);
       if (reason === 'store-unknown') throw storeNotOpen(store);
-      // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
+      // The claim had other parameters at the first request; or the agent has forgotten the request.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
       const known = await findFor(node, uid, scope);

@@ -18,37 +18,37 @@ import type { StoreObject } from './store-object.ts';
 export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
   readonly stores: NodeStores;
   readonly kinds: ReadonlyMap<string, StoreKind>;
-  /** Where the objects are: Stowage's own. */
+  /** The namespace of the objects: Stowage's own. */
   readonly namespace: string;
 }
 
 export interface CapacityController extends Controller {
-  /** To be fed as the others. */
+  /** The caller has to run it, like the other caches. */
   readonly cache: Cache<CsiStorageCapacity>;
 }
 
-/** What is left for a class on a node; with no node, on whatever the class reaches. */
+/** The free space for a class on a node. Without a node: on every node that the class allows. */
 interface Room {
   readonly node: string | undefined;
   readonly freeBytes: bigint;
 }
 
-/** Whom new objects belong to. Undefined: nobody. */
+/** Returns the owner of new objects, or undefined if there is none. */
 type Owner = () => Promise<OwnerReference | undefined>;
 
-/** What changes all the time is written when it matters, or when it has been wrong for long. */
+/** Free space changes all the time. A small change is written only after this time. */
 const maxStaleMs = 300_000;
 const intervalMs = 60_000;
-/** For the watch to tell of what was written. */
+/** How long the watch may take to deliver our own write. */
 const watchLagMs = 10_000;
-/** For agents to connect again. Without its object a node gets no pods that want a volume. */
+/** How long an agent may take to reconnect. Without its object, the scheduler sends the node no pods that need a volume. */
 const agentGraceMs = 120_000;
 const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
 const classLabel = 'stowage.dev/storage-class';
 
 /**
- * Says for each class of ours how much a new volume may have, and where: the scheduler sends a pod whose claim has no volume yet only to a
- * node that has room for it. The objects belong to the CSIDriver: they go when that does.
+ * Writes a CSIStorageCapacity for each of our classes and each node: the scheduler sends a pod whose claim has no volume yet only to a node
+ * with enough space. The CSIDriver owns the objects, so that they are deleted with it.
  */
 export function createCapacity(options: CapacityOptions): CapacityController {
   const { client, clock, caches, stores, kinds, namespace } = options;
@@ -101,13 +101,13 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     const capacity = quantityOf(room.freeBytes);
     const last = written.get(own);
     const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
-    // What was written a moment ago may not have been told yet.
+    // The cache may not have the last write yet.
     const untold = sinceMs < watchLagMs ? last : undefined;
     const before = untold === undefined ? known?.capacity : untold.capacity;
     if (before !== undefined && (before === capacity || !isSignificant(room.freeBytes, before, sinceMs))) return;
     if (known === undefined && untold === undefined) {
       const owner = await ownerNow();
-      // None: not installed as usual, or being taken away.
+      // No CSIDriver: not installed by the chart, or being uninstalled.
       if (owner === undefined) return;
       const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
       await client.create(
@@ -119,7 +119,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
             ownerReferences: [owner],
             labels: { ...capacityLabels, [classLabel]: labelFor(name) },
           },
-          // One with no labels fits every node; none at all would fit none.
+          // An empty selector matches every node; without nodeTopology it would match none.
           storageClassName: name,
           nodeTopology: { matchLabels: labels },
           capacity,
@@ -139,7 +139,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     lastWantedAt.delete(name);
   }
 
-  /** As it is now: one that was deleted and made anew is another, and what belongs to the one before is taken away at once. */
+  /** Reads the current CSIDriver: after it was recreated, objects owned by the old one would be garbage-collected at once. */
   async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
     const driver = await ignoreNotFound(client.get(csiDrivers, { name }, signal));
     if (driver === undefined) return undefined;
@@ -162,13 +162,13 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   caches.nodes.on({
     added: addLocalClasses,
     changed: (node, before) => {
-      // Kubelets put it there when they know the driver; nodes say that they live all the time.
+      // A kubelet sets the label when the driver registers. Most other changes are heartbeats.
       if (topologyOf(node) !== topologyOf(before)) addLocalClasses();
     },
   });
-  // Somebody took it away: what was written is not so any more.
+  // Somebody deleted the object, so forget what was written.
   cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
-  // What was left by another controller for a class that is gone.
+  // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
   stores.onChange(addLocalClasses);
   return { ...controller, cache };
@@ -193,7 +193,7 @@ const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, na
     indexes: { class: ({ storageClassName }) => [storageClassName] },
   });
 
-/** Asked when it is needed, and no more than once. */
+/** Calls `ask` lazily and at most once. */
 function once<T>(ask: () => Promise<T>): () => Promise<T> {
   let asked: Promise<T> | undefined;
   return () => {
@@ -202,7 +202,7 @@ function once<T>(ask: () => Promise<T>): () => Promise<T> {
   };
 }
 
-/** More than a hundredth of what is free, or from something to nothing, or back; anything else after a while. */
+/** A change of at least 1 % of the free space, or between zero and non-zero; any change after `maxStaleMs`. */
 function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
   const before = bytesOf(known) ?? 0n;
   if (sinceMs >= maxStaleMs || (before === 0n) !== (free === 0n)) return true;
@@ -210,12 +210,12 @@ function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
   return difference * 100n >= before;
 }
 
-/** The same for the same class and node, so that it cannot be there twice. */
+/** Derived from class and node, so that there cannot be two objects for them. */
 const objectName = (name: string, node: string | undefined): string =>
   `stowage-${createHash('sha256')
     .update(JSON.stringify([name, node ?? null]))
     .digest('hex')
     .slice(0, 32)}`;
 
-/** For who looks for them; names of classes may be longer than values of labels. */
+/** A label for people. Names of classes can be longer than label values. */
 const labelFor = (name: string): string => name.slice(0, 63).replace(/[^A-Za-z0-9]+$/, '');

@@ -14,23 +14,23 @@ import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 import { reportFailure } from './report-failure.ts';
 
-/** What keeps a PersistentVolume that a claim has; Kubernetes takes it away when no claim does. */
+/** Kubernetes keeps this finalizer on a PersistentVolume while a claim uses it. */
 const protection = 'kubernetes.io/pv-protection';
 
-/** There is no such volume, nobody who has it any more, or nothing to write it on: then it will not be said later either. */
+/** The volume or its node does not exist, or the store is read-only: a retry would not succeed either. */
 const cannotBeLabelled = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
 
-/** What becomes of a volume when nobody claims it any more. */
+/** What happens to the volume of a PersistentVolume without a claim. */
 type Fate = 'delete' | 'leave';
 
-/** Volumes end with their PersistentVolumes, or are left where they are, as the reclaim policy says. */
+/** Deletes or retains the volumes of released PersistentVolumes, by their reclaim policy. */
 export function createDeleting(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
-  /** Undefined: it is none of our business, or not yet. */
+  /** Undefined if there is nothing to do, or not yet. */
   function fateOf(volume: PersistentVolume): Fate | undefined {
     const { metadata, spec, status } = volume;
-    // Those that somebody wrote by hand are theirs, with everything that is on them.
+    // Never touch PersistentVolumes that somebody wrote by hand.
     const isMade = metadata.annotations?.[provisionedBy] === spec.csi?.driver;
     if (!isMade || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
     const isOver = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protection);
@@ -46,7 +46,7 @@ export function createDeleting(parts: ControllerParts): Controller {
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     const cached = caches.volumes.get(key);
     if (cached === undefined || fateOf(cached) === undefined) return done;
-    // Somebody may have changed their mind since; what is destroyed does not come back.
+    // Deletion is final, so get the current reclaim policy from the API server.
     const volume = await ignoreNotFound(client.get(persistentVolumes, { name: key }, scope.signal));
     if (volume === undefined || volume.metadata.uid !== cached.metadata.uid) return done;
     const fate = fateOf(volume);
@@ -71,7 +71,7 @@ export function createDeleting(parts: ControllerParts): Controller {
     if (!isHandle(handle)) scope.log.warn('no volume was deleted: the volumeHandle is not one of Stowage', { handle });
   }
 
-  /** By whatever they call it: somebody may have given it to a second namespace. */
+  /** Searches by every handle: somebody may have written a second PersistentVolume for another namespace. */
   function otherPersistentVolumesOf(volume: PersistentVolume): readonly string[] {
     const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
     const byName =
@@ -85,13 +85,13 @@ export function createDeleting(parts: ControllerParts): Controller {
 
   const persistentVolumesWith = (handle: string): readonly PersistentVolume[] => caches.volumes.by('handle', handle);
 
-  /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
+  /** Labels the volume as retained, so that the controllers of orphans ignore it. Until then the PersistentVolume stays. */
   async function retainVolume(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
     try {
       await provisioner.retain(volume, scope);
     } catch (error) {
       const { reason } = stowageError(error);
-      // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
+      // An agent may not know a new store yet, so `store-unknown` is final only if the Store object is gone.
       const isStoreGone =
         reason === 'store-unknown' && caches.stores.get(handleAndStoreOf(volume).store ?? '') === undefined;
       if (!isStoreGone && !cannotBeLabelled.has(reason)) throw error;
@@ -99,12 +99,12 @@ export function createDeleting(parts: ControllerParts): Controller {
     }
   }
 
-  /** In this order: an object that is being deleted is changed by others too. */
+  /** Removes the finalizer before the deletion: other controllers also change an object that is being deleted. */
   async function release({ metadata }: PersistentVolume, { signal }: Scope): Promise<void> {
     const { name = '', uid = '', resourceVersion = '', deletionTimestamp, finalizers = [] } = metadata;
     if (finalizers.includes(volumeFinalizer)) {
       const left = finalizers.filter((one) => one !== volumeFinalizer);
-      // Only the one that was read: what others have put there since stays.
+      // With the resourceVersion that was read, so that finalizers added by others are kept.
       const body = { metadata: { uid, resourceVersion, finalizers: left } };
       await ignoreNotFound(client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal));
     }
@@ -126,26 +126,26 @@ export function createDeleting(parts: ControllerParts): Controller {
       if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);
     },
   });
-  /** By far the most of them are somebody's. */
+  /** Most PersistentVolumes are bound and need no reconcile. */
   const keyIfUnclaimed = (volume: PersistentVolume | undefined): readonly string[] =>
     volume === undefined || fateOf(volume) === undefined ? [] : [volume.metadata.name ?? ''];
   controller.follow(caches.volumes, keyIfUnclaimed);
-  // Known before anything is done: of what is on one that is gone nobody can be asked.
+  // Wait for these caches: the controller has to know which nodes and stores are gone.
   controller.follow(caches.nodes, () => []);
   controller.follow(caches.stores, () => []);
-  // Its claim is the last to go.
+  // A PersistentVolume may be released before its claim is gone.
   controller.follow(caches.claims, ({ spec: { volumeName = '' } }) => keyIfUnclaimed(caches.volumes.get(volumeName)));
   return controller;
 }
 
-/** A name on a node's store is only that node's. One that does not say which node it means may mean this one. */
+/** On stores of nodes a name is unique only within a node. A PersistentVolume without a known node may mean any node. */
 function mayBeOnSameNode(one: PersistentVolume, other: PersistentVolume): boolean {
   const [mine, theirs] = [topologiesOf(one), topologiesOf(other)];
   const isOnNodes = driverNamed(one.spec.csi?.driver)?.topology === 'node' && mine.length > 0 && theirs.length > 0;
   return !isOnNodes || mine.some((node) => theirs.includes(node));
 }
 
-/** A node lets go of it a moment after its last pod has ended, and nobody tells us: it is tried again. */
+/** A node releases the volume shortly after its last pod has ended, without notifying the controller: `busy` causes a retry. */
 const stillInUse = (cause: unknown): StowageError =>
   new StowageError('the volume is still in use on a node', {
     code: 'busy',

@@ -1,13 +1,13 @@
 import { type StowageError, stowageError } from '#core/errors.ts';
 
 /**
- * Of a volume that nobody claims and that stays where it is: it may hold something, or cannot be deleted. An agent that is too old to
- * look and delete in one has no such path.
+ * Whether a volume without a claim has to stay, because it may contain data or cannot be deleted. `path-unknown`: the agent is too old to
+ * have the atomic "delete if empty".
  */
 export const isDiscardRefused = ({ code, reason }: StowageError): boolean =>
   code === 'in-use' || ['volume-not-empty', 'store-read-only', 'path-unknown'].includes(reason);
 
-/** The end of a deletion of what is certainly empty. That it is gone already, or stays, is no failure. */
+/** Awaits a "delete if empty". A volume that is already deleted, or has to stay, is not a failure. */
 export async function ignoreDiscardRefused(deletion: Promise<unknown>): Promise<void> {
   try {
     await deletion;

@@ -2,7 +2,7 @@ import type { Pod } from '#wire/kube/types.ts';
 import type { MountProblem, MountProblemKind } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
 
-/** What stands in the condition of a claim. */
+/** The reasons of the conditions on claims and stores. */
 export const reasons = {
   dead: 'MountDead',
   unmounted: 'MountGone',

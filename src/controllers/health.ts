@@ -17,47 +17,46 @@ export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly restarts: Pick<Restarts, 'consider'>;
 }
 
-/** On a claim whose volume was ill at some time; those that never were have none. */
+/** The type of the condition on claims whose volume was unhealthy at some time. Other claims do not have it. */
 const healthy = 'stowage.dev/Healthy';
-/** As the health monitor of CSI says it. */
+/** The reasons that the CSI external-health-monitor uses. */
 const eventReasons = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
 const action = 'Monitor';
 
-/** What a pod was told is there for an hour. */
+/** The API server keeps an Event on a pod for an hour. */
 const repeatMs = 1_800_000;
-/** Whether a pod was started again nobody tells us. */
+/** Pods are not watched, so poll for whether one was restarted. */
 const recheckMs = 60_000;
-/** More than so many Events wait for the API server: there is time. */
+/** If more Events than this wait for the API server, retry later. */
 const maxWaitingEvents = 100;
 const busyRetryMs = 2_000;
 
 /**
- * Says of volumes that are ill, and of those that are well again, where their users look. How a claim's volume is stands in a condition
- * of the claim, and on which nodes it is ill in an annotation: both are what is compared, so a change is told once, whoever leads. Each
- * change is an Event on the claim. Pods have no place for it: they get Events, remembered here alone; another leader tells the ill ones
- * once more.
+ * Reports unhealthy volumes, and their recovery, on claims and pods. A condition of the claim has the volume's health, and an annotation the
+ * unhealthy nodes. The controller compares with both, so that it reports each change once, also across a change of leader. Each change
+ * is an Event on the claim. Pods get only Events, which this process remembers; a new leader reports unhealthy volumes to their pods
+ * again.
  *
- * Kubernetes' own monitor leaves it at Events, which are gone after an hour; who looks at a claim later is to see it, too. Nobody
- * takes other conditions away: whoever writes those of resizing keeps what is not theirs. On the PersistentVolume nothing is said:
- * users may not even read it.
+ * Kubernetes' own health monitor only writes Events, which expire after an hour; the condition stays. Other controllers, such as the
+ * resizer, keep conditions that are not theirs. Nothing is written to the PersistentVolume: users may not be allowed to read it.
  */
 export function createHealth(options: HealthOptions): Controller {
   const { client, clock, caches, events, mountProblems, restarts } = options;
   const reader = createPodReader(client);
-  /** When a pod was last told of a volume. */
+  /** The last problem reported to each pod, and when. By volume and PersistentVolume, then by pod uid. */
   const reported = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
 
-  /** Another handle of the volume has a PersistentVolume: then it is told by that one. */
+  /** Whether a PersistentVolume refers to the volume by another handle, which then reports the problem. */
   const hasOtherHandle = (handle: string): boolean =>
     mountProblems
       .of(handle)
       .some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
 
   async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
-    // One store that is silent can make thousands of claims ill. Events are written one after the other.
+    // One silent store can make thousands of claims unhealthy, and Events are written one at a time.
     if (events.waiting > maxWaitingEvents) return again(busyRetryMs * (1 + Math.random()));
     const those = caches.volumes.by('handle', volume);
-    // What lives with its pod is known by its id alone.
+    // An ephemeral volume of a pod has no PersistentVolume, and is known only by its id.
     if (those.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
     const afterMs: number[] = [];
     for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await check(volume, one, scope));
@@ -65,7 +64,7 @@ export function createHealth(options: HealthOptions): Controller {
     return soonest === Number.POSITIVE_INFINITY ? done : again(soonest);
   }
 
-  /** Of what lives with its pod there is no PersistentVolume. Gives when to look again. */
+  /** `of` is undefined for an ephemeral volume of a pod. Returns after how long to check again. */
   async function check(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
     const ref = of?.spec.claimRef;
     const claimed = claimOf(ref);
@@ -88,7 +87,7 @@ export function createHealth(options: HealthOptions): Controller {
     return claim !== undefined && claim.metadata.uid === ref?.uid ? claim : undefined;
   }
 
-  /** Whether there is nothing more to find out. */
+  /** Returns whether the claim's condition is final for now. */
   async function updateClaim(
     claim: PersistentVolumeClaim,
     worst: readonly AffectedPod[],
@@ -133,7 +132,7 @@ export function createHealth(options: HealthOptions): Controller {
     const lastTransitionTime = known?.status === condition.status ? (known.lastTransitionTime ?? now) : now;
     const conditions = [...others, { type: healthy, ...condition, lastTransitionTime }];
     const annotations = { [unhealthyNodes]: nodes.length === 0 ? null : textOf(nodes) };
-    // The list is replaced as a whole: only where it is still the one that was read. Annotations can be changed with the status.
+    // A merge patch replaces the whole list, so require the resourceVersion that was read. The status subresource accepts annotations too.
     const body = { metadata: { resourceVersion, annotations }, status: { conditions } };
     await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
   }
@@ -183,7 +182,7 @@ export function createHealth(options: HealthOptions): Controller {
   mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);
   });
-  // Those that an earlier leader called ill.
+  // The claims that an earlier leader marked as unhealthy.
   controller.follow(caches.claims, (claim) => {
     const isIll = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
     const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;

@@ -4,7 +4,7 @@ import type { Cache } from './machinery/cache.ts';
 import type { Controller, ControllerCounts } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 
-/** What a controller that leads works with. */
+/** What the leader's metrics are read from. */
 export interface LeaderWork {
   readonly controllers: readonly Controller[];
   readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;
@@ -12,19 +12,19 @@ export interface LeaderWork {
   readonly events: Pick<Events, 'waiting' | 'dropped'>;
 }
 
-/** The figures of a controller, for Prometheus. Of one that waits there are few. */
+/** The Prometheus metrics of a controller process. A process that is not the leader has only a few. */
 export interface ControllerMetrics {
   readonly contentType: string;
   text(): Promise<string>;
-  /** Of every call to the API server. */
+  /** Counts a call to the API server. */
   request(call: { readonly verb: string; readonly code: string }): void;
-  /** The same, which counts what is said on objects. */
+  /** Wraps `events` so that reports are counted. */
   countEvents<T extends Events>(events: T): T;
-  /** From now on it leads. */
+  /** This process is now the leader. */
   startLeading(parts: LeaderWork): void;
 }
 
-/** How late timers are is looked at so often: as often as the library does by itself, an idle server would be woken 100 times a second. */
+/** The interval of event loop measurements. The library's default would wake an idle process 100 times a second. */
 const eventLoopPrecisionMs = 100;
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 const outcomes = ['done', 'again', 'retried', 'terminal'] as const satisfies readonly (keyof ControllerCounts)[];
@@ -84,7 +84,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     request: ({ verb, code }) => requests.inc({ verb, code }),
     countEvents: (events) => ({
       ...events,
-      // They are looked at, not kept.
+      // Getters, since a spread would copy the current values.
       get waiting() {
         return events.waiting;
       },
@@ -106,7 +106,7 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
   };
 }
 
-/** Of the work queues and of the caches, as they are when somebody looks. */
+/** Metrics of work queues and caches, read at each scrape. */
 function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork | undefined): void {
   new Gauge({
     name: 'stowage_controller_keys',

@@ -9,36 +9,36 @@ import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 
-/** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
+/** What can be wrong with a mount, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
 export const mountProblemKinds = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
 export type MountProblemKind = (typeof mountProblemKinds)[number];
 
-/** A mount that is not well for a pod, as the agent of its node says. */
+/** A problem of a pod's mount, as the agent of its node reports it. */
 export interface MountProblem {
   readonly node: string;
   readonly volume: string;
-  /** By what a PersistentVolume may call it. */
+  /** Every volumeHandle by which a PersistentVolume may refer to the volume. */
   readonly handles: readonly string[];
-  /** Empty: it is not known. */
+  /** Empty if unknown. */
   readonly store: string;
   readonly pod: { readonly namespace: string; readonly name: string; readonly uid: string };
   readonly kind: MountProblemKind;
   readonly detail: string;
-  /** When the mount was made anew; zero where it was not. */
+  /** When the mount was remounted, or zero. */
   readonly repairedAt: number;
 }
 
 /**
- * Asks every agent now and then what is not well on its node. That is asked for, and not listened to: what was missed while nobody
- * led, or while a connection was down, would have to be asked for anyway, and an answer is empty almost always.
+ * Polls every agent for the problems on its node. It polls instead of listening: after a change of leader or a lost connection it
+ * would have to ask anyway, and almost every answer is empty.
  */
 export interface MountProblems extends Controller {
-  /** By any of its handles. */
+  /** Looks a volume up by any of its handles. */
   of(handle: string): readonly MountProblem[];
   all(): Iterable<MountProblem>;
-  /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
+  /** Whether the node's agent is connected and its last two answers agree. */
   isConfirmed(node: string): boolean;
-  /** Called with the volumes of which something else is known now, each by all of its handles. */
+  /** Calls back with the volumes whose problems changed, each by all of its handles. */
   onChange(changed: (handles: ReadonlySet<string>) => void): void;
 }
 
@@ -49,20 +49,20 @@ export interface MountProblemsOptions {
   readonly random?: () => number;
 }
 
-/** A minute passes at most before somebody is told; half of that on average. */
+/** A problem is reported after a minute at most, after half a minute on average. */
 const confirmedIntervalMs = 30_000;
-/** What was seen only once may be over in a moment: a server that restarts, a mount that is just going away. */
+/** Asks again soon after a new answer: the problem may be over in a moment, as when a server restarts or a mount is being removed. */
 const unconfirmedIntervalMs = 10_000;
 const requestTimeoutMs = 15_000;
 const maxItems = 2_000;
 const maxDetail = 300;
 
 interface NodeReport {
-  /** Seen the last time. */
+  /** The problems in the last answer. */
   readonly lastKeys: ReadonlySet<string>;
-  /** Seen twice. */
+  /** The problems in the last two answers. */
   readonly problems: readonly MountProblem[];
-  /** That is all of it. */
+  /** Whether both answers had the same problems. */
   readonly isConfirmed: boolean;
 }
 
@@ -94,7 +94,7 @@ export function createMountProblems({
       put(node, undefined);
       return done;
     }
-    // What it last said stays: an agent that is not there says nothing of its mounts.
+    // Keep the last report: a disconnected agent says nothing about its mounts.
     if (!agents.nodes().includes(node)) return done;
     let found: readonly MountProblem[];
     try {
@@ -117,7 +117,7 @@ export function createMountProblems({
     reconcile,
     workers: 16,
     maxRetryMs: 2 * confirmedIntervalMs,
-    // None that is silent keeps another waiting.
+    // An agent that does not answer must not delay the others.
     groupOf: (node) => node,
   });
   controller.follow(caches.nodes, () => []);
@@ -154,7 +154,7 @@ type Answer = Readonly<Record<string, unknown>>;
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
 
-/** Those of pods: what else is mounted there is nobody's in the cluster. An agent is not trusted further than its own node. */
+/** Only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
 function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
   return items.slice(0, maxItems).flatMap((item) => {
@@ -174,7 +174,7 @@ function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   });
 }
 
-/** Its uid is in the path that the kubelet chose: below its folder of pods, or as the device's own name. */
+/** The pod's uid is in the path that the kubelet chose: in a path below `pods/`, or as the last part of the path of a block device. */
 function podFrom(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
   const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
   const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';

@@ -16,22 +16,22 @@ export interface NodeChooserOptions {
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;
-  /** The nodes that may have made a claim's volume by now, the last one last. */
+  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
   readonly askedNodes: ReadonlyMap<string, readonly string[]>;
 }
 
-/** Which node a volume is made on, where the scheduler has not said so. */
+/** Chooses the node of a volume if the scheduler has not. */
 export interface NodeChooser {
-  /** The same as before, where it was chosen before. Again: not known yet. */
+  /** Returns the previous choice for this claim, if there was one. `Again` if the choice is not possible yet. */
   choose(want: VolumeRequest, store: string): string | Again;
-  /** That node has not made it, and will not soon. */
+  /** The node refused to create the volume, and a retry would not help soon. */
   refused(uid: string, node: string): void;
   forget(uid: string): void;
 }
 
 /**
- * For agents that were there before to be there again, and for stores to be open again. Longer is not waited: whatever one that stays away has made
- * for the claim is empty, and is taken away when it is back.
+ * How long agents may take to reconnect, and stores to reopen. After that, another node is chosen: a volume that the absent node may have
+ * created for the claim is empty, and is deleted when the node is back.
  */
 const agentGraceMs = 60_000;
 const startUpMs = 5_000;
@@ -49,7 +49,7 @@ export function createNodeChooser({
   const lostAt = new Map<string, number>();
   const cameAt = new Map<string, number>();
   const refusals = new Map<string, Set<string>>();
-  /** Claims that were there before us: another controller may have chosen for them. Later ones are ours alone, since one leads at a time. */
+  /** Unbound claims in the first list: an earlier leader may have chosen a node for them. */
   const inherited = new Set<string>();
   caches.claims.on({
     added: ({ metadata: { uid = '' }, spec }) => {
@@ -65,7 +65,7 @@ export function createNodeChooser({
   const isThere = (node: string): boolean => agents.nodes().includes(node);
   const isOpen = (node: string, store: string): boolean =>
     isThere(node) && stores.of(node)?.stores.get(store)?.isOpen === true;
-  /** Not too long ago it could make volumes. One whose disk is silent is as good as one that is off, and its agent stays. */
+  /** Whether the store was open recently. The agent of a node whose disk hangs stays connected, so this does not rely on the connection. */
   function mayBecomeOpen(node: string, store: string): boolean {
     const since = isThere(node) ? (stores.lastOpenAt(node, store) ?? cameAt.get(node)) : lostAt.get(node);
     return isOpen(node, store) || clock.elapsed() - (since ?? startedAt) < agentGraceMs;
@@ -73,7 +73,7 @@ export function createNodeChooser({
 
   const hasRefused = (uid: string, node: string): boolean => refusals.get(uid)?.has(node) === true;
 
-  /** Where it is, or may be. One that has refused since cannot give it, whatever it has. */
+  /** The node that has, or may have, the claim's volume, unless it refused later. */
   function previousChoice(uid: string, store: string): string | Again | undefined {
     const last = askedNodes.get(uid)?.findLast((node) => !hasRefused(uid, node));
     const found = volumes.nodesWithVolumeFor(uid).filter((node) => isThere(node) && !hasRefused(uid, node));
@@ -87,14 +87,14 @@ export function createNodeChooser({
     return isOver || isKnown ? undefined : again(retryMs);
   }
 
-  /** Those that are there have not all been askedNodes yet, or none had the time to come. */
+  /** Whether connected agents have not reported their stores yet, or no agent has had the time to connect. */
   const isSettling = (): boolean => {
     const isNew = (node: string): boolean => clock.elapsed() - (cameAt.get(node) ?? startedAt) < agentGraceMs;
     const there = agents.nodes();
     return there.length === 0 ? isNew('') : there.some((node) => stores.of(node) === undefined && isNew(node));
   };
 
-  /** At first the agents come all at once, and the first one to be askedNodes would get everything. */
+  /** At start-up all agents connect at once, and the first one to report would get all volumes. */
   const isStartingUp = (): boolean =>
     clock.elapsed() - startedAt < startUpMs && agents.nodes().some((node) => stores.of(node) === undefined);
 
@@ -115,7 +115,7 @@ export function createNodeChooser({
       .toSorted(byRoom);
     if (best !== undefined) return best.node;
     if (isSettling()) return again(retryMs);
-    // All are askedNodes again the next time.
+    // The next attempt asks all nodes again.
     refusals.delete(uid);
     throw noRoom(store, open.length);
   }
@@ -132,7 +132,7 @@ export function createNodeChooser({
 
 const isOutOfService = ({ spec }: Node): boolean => (spec?.taints ?? []).some(({ key }) => key === outOfService);
 
-/** As the scheduler would have it. */
+/** Applies the rules of the scheduler. */
 function isSchedulable(node: Node, { allowed }: VolumeRequest): boolean {
   const { labels = {} } = node.metadata;
   if (isOutOfService(node) || node.spec?.unschedulable === true || labels[nodeTopologyKey] === undefined) return false;
@@ -147,7 +147,7 @@ interface Candidate {
   readonly room: bigint;
 }
 
-/** The most room first; the same order for the same. */
+/** The most free space first, then by name. */
 function byRoom(a: Candidate, b: Candidate): number {
   if (a.room !== b.room) return a.room > b.room ? -1 : 1;
   return a.node < b.node ? -1 : 1;

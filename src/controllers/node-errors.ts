@@ -1,6 +1,6 @@
 import { StowageError } from '#core/errors.ts';
 
-/** What goes wrong with volumes that are on nodes, for who looks at claims and PersistentVolumes. */
+/** A command in the errors about volumes on nodes, which users read on claims and PersistentVolumes. */
 const how = 'kubectl get pods --namespace stowage-system --output wide';
 
 export const nodeUnknown = (node: string): StowageError =>

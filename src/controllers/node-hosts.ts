@@ -5,26 +5,26 @@ import { ignoreNotFound } from './controller-parts.ts';
 
 /** A machine that is, or was, a node of this cluster. */
 export interface NodeHost {
-  /** As records of use on stores call it. */
+  /** The host name in the use records of stores. */
   readonly host: string;
   readonly node: string;
-  /** Of the Node object: another one of that name is another node. */
+  /** The uid of the Node object, which differs if the node was recreated. */
   readonly uid: string;
 }
 
 /**
- * Which machines are nodes of this cluster, kept where a node's end does not take it along: when a node is deleted while nobody
- * leads, this is all that tells its records of use from those of machines that are no business of this cluster.
+ * Records which machines are nodes of this cluster, in a ConfigMap that outlives the Node objects. If a node is deleted while there is no
+ * leader, only this distinguishes its use records from those of machines outside the cluster.
  */
 export interface NodeHosts {
   read(signal: AbortSignal): Promise<readonly NodeHost[]>;
   record(host: NodeHost, signal: AbortSignal): Promise<void>;
-  /** Nothing is left of them on any store. */
+  /** Call it when no store has use records of these hosts. */
   forget(hosts: Iterable<string>, signal: AbortSignal): Promise<void>;
 }
 
 const name = 'stowage-nodes';
-/** What a key may be there, and what hosts are called anyway. */
+/** Valid as a key of a ConfigMap; all host names fit. */
 const hostPattern = /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/;
 
 export const isHost = (given: unknown): given is string => typeof given === 'string' && hostPattern.test(given);

@@ -19,16 +19,16 @@ import { createNodeHosts, isHost, type NodeHost } from './node-hosts.ts';
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly core: Core;
   readonly agents: Agents;
-  /** Where it is kept which machines are nodes. */
+  /** The namespace of the ConfigMap that records which machines are nodes. */
   readonly namespace: string;
 }
 
 const maxConcurrent = 8;
-/** No node is called so: it stands for all that are known. */
+/** The key of a check of all recorded nodes. No node has this name. */
 const everyNode = '';
 const intervalMs = 900_000;
 const pageSize = 500;
-/** Of what lives with a pod: core/ephemeral.ts. */
+/** The label of ephemeral volumes (core/ephemeral.ts). */
 const ephemeralLabel = ownLabel('ephemeral');
 const inUseRetryMs = 60_000;
 
@@ -37,30 +37,30 @@ const isLost = (node: Node | undefined): boolean =>
 
 type UseFilter = (use: SeenUse) => boolean;
 
-/** A node that is gone, as far as is known. */
+/** A node that is gone according to the last read. */
 interface LostNode {
   readonly name: string;
-  /** Which records of use are its own. */
+  /** Whether a use record belongs to the node. */
   readonly isOwnUse: UseFilter;
-  /** Asked again before each of them is broken: to work through all of them takes a while, and it may be back meanwhile. */
+  /** Checked again before each use record is broken: working through all of them takes a while, and the node may be back meanwhile. */
   isStillLost(): Promise<boolean>;
 }
 
 /**
- * A node that Kubernetes declares gone, by deleting it or by the taint, no longer uses volumes: what it said on their stores
- * is taken back, so that others may have them. Nobody else does that. A node that is only silent still counts.
+ * Breaks the use records of nodes that are gone for good, so that other nodes can use their volumes. A node is gone if its Node object is
+ * deleted or has the out-of-service taint. A node that is only unreachable keeps its records. Nothing else breaks them.
  */
 export function createNodeLoss(options: NodeLossOptions): Controller {
   const { client, clock, caches, events, core, agents } = options;
   const hosts = createNodeHosts(client, options.namespace);
-  /** The nodes whose machine is on record, by their uid. */
+  /** By node name: the uid of the Node object whose machine is recorded. */
   const recordedNodes = new Map<string, string>();
 
   async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
     if (name === everyNode) return await findDeletedNodes(scope);
     const cached = caches.nodes.get(name);
     if (cached !== undefined && !isLost(cached)) return await recordHost(name, cached, scope);
-    // Keys are of nodes that were there: one that is not is one that was deleted.
+    // A key is the name of a node that existed, so a node that is not found was deleted.
     const node = await ignoreNotFound(client.get(nodes, { name }, scope.signal));
     if (!isLost(node)) return done;
     const its = (await hosts.read(scope.signal)).filter((one) => one.node === name);
@@ -69,14 +69,14 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     const lost: LostNode = { name, isOwnUse: its.length === 0 ? usesOfNodeName(name) : usesOfHosts(its), isStillLost };
     if (!(await release(lost, scope)) || node !== undefined || its.length === 0) return done;
     if (!(await deleteEphemeralVolumes(lost, its, scope))) return again(inUseRetryMs);
-    // It may be another node by that name, of which that is not to be forgotten.
+    // A new node may have the name by now, and its record must stay.
     if (await isStillLost()) await hosts.forget(hostsOf(its), scope.signal);
     return done;
   }
 
   /**
-   * What lived with pods of the node went with them, and the list of it with the node. False: the machine is not as dead as
-   * Kubernetes says, and still uses one; what it makes of its pods is not known, so that stays until it is silent.
+   * Deletes the ephemeral volumes of the node's pods, which nobody else would delete. Returns false if the machine is still alive and uses
+   * one, although Kubernetes says that the node is gone. The state of its pods is unknown, so the volume stays until the machine is silent.
    */
   async function deleteEphemeralVolumes(
     { name, isOwnUse, isStillLost }: LostNode,
@@ -90,7 +90,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
       const volume = await resolved(id, scope);
       if (volume === undefined) return;
       const uses = (await core.uses.of(volume, scope)) ?? [];
-      // Of a machine that the node only said to be.
+      // The use record says that the machine is another node, so the agent's word does not count.
       if (uses.some((use) => gone.has(use.host) && !isOwnUse(use))) return;
       if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await isStillLost())) {
         isOver = false;
@@ -103,13 +103,13 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     return isOver;
   }
 
-  /** Those that went while nobody led: nobody tells us of them. */
+  /** Finds nodes that were deleted while there was no leader: the watch does not report them. */
   async function findDeletedNodes({ signal }: Scope): Promise<Again> {
     for (const { node } of await hosts.read(signal)) if (caches.nodes.get(node) === undefined) controller.add(node);
     return again(intervalMs);
   }
 
-  /** Which machine it is. The agent's word counts for its own node alone. */
+  /** Records the machine of a node. An agent is trusted only about its own node. */
   async function recordHost(name: string, { metadata: { uid = '' } }: Node, scope: Scope): Promise<Done> {
     if (recordedNodes.get(name) === uid || !agents.nodes().includes(name)) return done;
     const { instance: host } = (await agents.call(name, { method: 'GET', path: '/v1/status' }, scope)) as {
@@ -125,7 +125,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     // The node of this name was deleted, and another machine has the name now.
     const before = all.filter((one) => one.node === name && one.host !== host && one.uid !== uid);
     if (before.length > 0) {
-      // A Node object of that uid does not come back.
+      // A deleted Node object never gets its uid back, so the node stays lost.
       await release({ name, isOwnUse: usesOfHosts(before), isStillLost: async () => true }, scope);
       await hosts.forget(hostsOf(before), scope.signal);
     }
@@ -135,7 +135,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     return done;
   }
 
-  /** Of this cluster: those that have a PersistentVolume, and those that had one. */
+  /** The volumes of this cluster: those with a PersistentVolume, and those that had one. */
   function clusterVolumes(): Iterable<Pick<Volume, 'id' | 'store'>> {
     const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
@@ -148,7 +148,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     return own.values();
   }
 
-  /** False: the node is back, and what it still uses stays its own. */
+  /** Returns false if the node is back; it keeps its remaining use records. */
   async function release({ name, isOwnUse, isStillLost }: LostNode, scope: Scope): Promise<boolean> {
     let released = 0;
     let isBack = false;
@@ -176,7 +176,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     events.report({ ...about, regarding: nodeReference(name) });
   }
 
-  /** Undefined: it is gone, and its store has answered. */
+  /** Undefined if the store has answered that the volume does not exist. */
   async function resolved(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
     try {
       return await core.catalogue.resolve(id, scope);
@@ -199,7 +199,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   controller.follow(caches.nodes);
   controller.follow(caches.volumes, () => []);
   controller.add(everyNode);
-  // Its machine may be another since.
+  // The node may be another machine since.
   agents.follow((name) => {
     recordedNodes.delete(name);
     controller.add(name);
@@ -207,7 +207,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   return controller;
 }
 
-/** A store that does not answer keeps only its own volumes, and is asked by a few. */
+/** With a concurrency limit for each store: a store that does not answer delays only its own volumes. */
 async function eachByStore<T extends Pick<Volume, 'store'>>(
   volumes: Iterable<T>,
   work: (volume: T) => Promise<void>,
@@ -217,7 +217,7 @@ async function eachByStore<T extends Pick<Volume, 'store'>>(
   for (const one of settled) if (one.status === 'rejected') throw one.reason;
 }
 
-/** On stores that are shared, as far as it is known. */
+/** The recorded volumes on shared stores. */
 function* volumesWith({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
   const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: pageSize };
@@ -233,15 +233,15 @@ function* volumesWith({ stores, catalogue }: Core, labels: Labels): Generator<Vo
 const hostsOf = (all: readonly NodeHost[]): readonly string[] => all.map(({ host }) => host);
 
 /**
- * Which machine it is, is the word of the node's agent; what the machine itself has said on the store has to agree with it, or a node
- * could have the records of any machine broken. One that took the writer and was stopped before it said more has no name there.
+ * The node's agent says which machine it is; the use record that the machine itself wrote must name the same node. Otherwise a node could
+ * have the records of any machine broken. A machine that became the writer and died before it wrote its node has its host name there.
  */
 function usesOfHosts(all: readonly NodeHost[]): UseFilter {
   const known = new Map(all.map((one) => [one.host, one.node]));
   return ({ host, node }) => known.has(host) && (node === known.get(host) || node === host);
 }
 
-/** For nodes whose agent was never heard. Machines that are no nodes may have the same name: theirs are not used by pods. */
+/** For nodes whose agent never connected. A machine outside the cluster may have the same name, but its volumes are not used by pods. */
 const usesOfNodeName =
   (name: string): UseFilter =>
   ({ node, users }) =>

@@ -40,7 +40,7 @@ export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provision
   readonly cluster: string;
 }
 
-/** Of a store that this node cannot use as it is, while others may. */
+/** Reasons for which a node cannot create the volume, while another node may. */
 const reasonsForAnotherNode = new Set([
   'store-root-missing',
   'store-root-changed',
@@ -54,17 +54,17 @@ const reasonsForAnotherNode = new Set([
 ]);
 
 /**
- * Of stores that belong to nodes: their agents make the volumes, and are asked with the claim's UID, so that one of them makes at most one for
- * a claim. Two nodes may each have one when the choice of the node changed while it was not known what became of the first: only one of them
- * gets to be the PersistentVolume, whose name follows from the UID, and the other is taken away by `node-volumes.ts`, now or when its agent
- * is back. To wait for that agent instead would let one machine that is off hold up claims for as long as it is.
+ * The provisioner for stores that belong to nodes. Their agents create the volumes, with the claim's UID as the request id, so that each agent
+ * creates at most one volume for a claim. Two nodes may each create one if the node changes while the result of the first request is unknown.
+ * Only one of them becomes the PersistentVolume, whose name is derived from the UID; `node-volumes.ts` deletes the other, now or when its
+ * agent is back. Waiting for that agent instead would let one machine that is off block its claims.
  */
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
-  /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
+  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
   const askedNodes = new Map<string, readonly string[]>();
-  /** What was asked for where no node had the room, by claim. */
+  /** By claim: the requested size, if no node had enough space. */
   const unmetSizes = new Map<string, bigint>();
   const chooser = createNodeChooser({ ...options, askedNodes });
   const onAgents = createAgentVolumes(agents, cluster);
@@ -79,7 +79,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     added: (volume) => {
       const uid = volume.spec.claimRef?.uid ?? '';
       const [mine] = nodeNamesOf(volume);
-      // What others of them have made is nobody's from now on.
+      // Volumes that other nodes created for the claim are orphans now.
       for (const node of askedNodes.get(uid) ?? []) if (node !== mine) volumes.add(node);
       forget(uid);
     },
@@ -94,7 +94,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     throw unknownStore(wanted, names);
   }
 
-  /** What its volumes are bound to: as the kubelet has put it on the node. Undefined: there is no such node. */
+  /** The value of the topology label that the kubelet set on the node. Undefined if there is no such node. */
   async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
     const node = caches.nodes.get(name) ?? (await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
     if (node === undefined) return undefined;
@@ -105,13 +105,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
 
   function nodeNamesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
     return topologiesOf(volume).map((value) => {
-      // Not by their labels: whoever has one node could write there that it is another.
+      // Derive the value from the node name. A compromised kubelet can change its node's labels.
       const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
       return known?.metadata.name ?? value;
     });
   }
 
-  /** The node of its volume. Throws where nobody can be asked any more. */
+  /** The node of the volume. Throws if the node is unknown or gone. */
   function nodeOf(volume: PersistentVolume): string {
     const { handle } = handleAndStoreOf(volume);
     const [node] = nodeNamesOf(volume);
@@ -130,21 +130,21 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const before = askedNodes.get(uid) ?? [];
     askedNodes.set(uid, [...before.filter((one) => one !== node), node]);
     const isThere = agents.nodes().includes(node);
-    // Before it is made: many are asked for at the same time, and would all go to the same node.
+    // Count the size before the volume exists: otherwise many concurrent requests would all choose the same node.
     stores.addPending(node, store, want.bytes);
     const made = await onAgents.create(node, store, want, scope).catch((thrown: unknown) => {
       stores.addPending(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
-      // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
+      // Refused: this request created nothing. An earlier request to the node may have; cleanup looks for that.
       const isRefused =
         !isThere || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
       if (isRefused) askedNodes.set(uid, before);
-      // What is said of its room is not so any more, and the scheduler goes by it.
+      // The reported capacity, which the scheduler uses, is wrong, so check the node's stores again.
       if (canTryAnotherNode(thrown)) stores.add(node);
       throw thrown;
     });
     const { volume } = made;
-    // Not as it was last looked at: the store may mean another place since.
+    // Ask again instead of using the last report: the store may be at another location since.
     const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
     return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
@@ -168,7 +168,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       scope.signal.throwIfAborted();
       const node = chooseNode(want, store);
       if (typeof node !== 'string') return node;
-      // Each of them is asked once: whatever it is chosen again for, others have their turn first.
+      // Ask each node only once per attempt.
       if (tried.has(node)) return again(retryMs);
       tried.add(node);
       try {
@@ -181,7 +181,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
-  /** A store that the node no longer has open would make every volume of it look deleted. */
+  /** If the node does not have the store open, all its volumes would look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     try {
       const { isOpen, identity } = await storeOn(node, store, scope);
@@ -202,7 +202,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       });
       agents.follow(changed);
       caches.nodes.on({
-        // All of them, at first: nobody has been refused yet.
+        // Not for the first list: no request has failed yet.
         added: () => caches.nodes.synced && changed(),
         changed: (now, before) => {
           if (!hasSamePlacement(now, before)) changed();
@@ -211,12 +211,12 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     },
     deleteAbandoned: async (uid, isHad, scope) => {
       for (const node of new Set([...(askedNodes.get(uid) ?? []), ...volumes.nodesWithVolumeFor(uid)])) {
-        // One that is away is looked through when it is back.
+        // `node-volumes.ts` searches an absent node when it is back.
         if (!agents.nodes().includes(node)) continue;
         const made = await onAgents.findFor(node, uid, scope);
         if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
         if (await isHad(made, scope.signal)) continue;
-        // What cannot go is looked at again, and told of, by `node-volumes.ts`.
+        // `node-volumes.ts` retries and reports volumes that cannot be deleted.
         await ignoreDiscardRefused(onAgents.discard(node, made.id, scope));
       }
       forget(uid);
@@ -227,7 +227,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
     retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), handleOf(volume), scope),
-    // Its own node makes it larger, mounted or not: kubelets have nothing left to do.
+    // The agent expands the volume, mounted or not, so kubelets have nothing to do.
     expand: async (volume, bytes, scope) => ({
       bytes: await onAgents.expand(nodeOf(volume), handleOf(volume), bytes, scope),
       nodeExpansionRequired: false,
@@ -235,11 +235,11 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   };
 }
 
-/** Whether volumes may be on it, as far as the cluster says that. */
+/** Whether the fields are equal that decide which volumes the node may have. */
 const hasSamePlacement = (one: Node, other: Node): boolean =>
   isDeepStrictEqual([one.metadata.labels, one.spec], [other.metadata.labels, other.spec]);
 
-/** The node has not made it, and others may. */
+/** Whether the node did not create the volume, and another node may. */
 function canTryAnotherNode(error: unknown): boolean {
   const { code, reason } = stowageError(error);
   return code === 'exhausted' || reasonsForAnotherNode.has(reason);

@@ -12,28 +12,28 @@ import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { StoreObject } from './store-object.ts';
 
-/** What a node's agent last said of the stores that are its own. */
+/** The last report of a node's agent about the node's own stores. */
 export interface NodeView {
   readonly node: string;
   readonly stores: ReadonlyMap<string, NodeStore>;
 }
 
-/** The local stores of all nodes whose agents are connected, as they were a moment ago. */
+/** The recent state of the local stores of all nodes whose agents are connected. */
 export interface NodeStores extends Controller {
   of(node: string): NodeView | undefined;
   all(): Iterable<NodeView>;
-  /** A volume is made there, or, with less than nothing, was not. */
+  /** Counts a volume that is being created. A negative size takes back a failed one. */
   addPending(node: string, store: string, bytes: bigint): void;
   /**
-   * How large the volumes are that were made there since it was last asked: for who spreads them. It is no room that is gone, since sizes are
-   * limits that are filled one day or never. Whether one more may be made is said by the agent.
+   * The total size of the volumes created there since the last report, for spreading volumes over nodes. It must not be subtracted from the
+   * free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
    */
   pendingBytes(node: string, store: string): bigint;
-  /** When it was last seen open there since the agent came, as elapsed time. Undefined: never. */
+  /** When the store was last reported open since the agent connected, by the clock's `elapsed`. Undefined: never. */
   lastOpenAt(node: string, store: string): number | undefined;
   /**
-   * Called with a node's name when what is known of it has changed, and what that was before. Undefined: nothing was, or its agent may have
-   * followed a change of a store since, which need not be seen from here.
+   * Calls back when the report of a node changes, with the report before. Undefined if there was none, or if the agent may have applied a
+   * change of a Store object meanwhile, which need not show in the report.
    */
   onChange(changed: (node: string, before: NodeView | undefined) => void): void;
 }
@@ -42,7 +42,7 @@ const openIntervalMs = 30_000;
 const closedIntervalMs = 10_000;
 const requestTimeoutMs = 10_000;
 const checksAtOnce = 4;
-/** For an agent to have a store that is new, or changed; the next time twice as long. */
+/** The first delay for an agent to apply a new or changed Store object; it doubles each time. */
 const firstRetryMs = 250;
 
 export interface NodeStoresOptions {
@@ -57,7 +57,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
   const pendingBytes = new Map<string, Map<string, bigint>>();
   const lastOpenAt = new Map<string, Map<string, number>>();
   const retryDelays = new Map<string, number>();
-  /** Their agents may still have a store as it was said before. */
+  /** Nodes whose agents may not have applied the last change of a Store object. */
   const staleNodes = new Set<string>();
   const listeners = new Set<Parameters<NodeStores['onChange']>[0]>();
   const notify = (node: string, before: NodeView | undefined): void => {
@@ -96,18 +96,18 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     lastOpenAt.set(node, until);
     views.set(node, { node, stores });
     if (staleNodes.has(node)) notify(node, undefined);
-    // Whoever waits for something there would be woken by every look at every node.
+    // Without a change do not notify: it would wake every waiting claim with every poll of every node.
     else if (!isDeepStrictEqual(before?.stores, stores)) notify(node, before);
   }
 
-  /** Its agent is connected, and what it said before is not so for ever. One that is lost is known to be. */
+  /** A connected agent that does not answer: its last report must not stay valid. A lost connection is handled elsewhere. */
   function closeAll(node: string, problem: string): void {
     const before = views.get(node)?.stores;
     if (before === undefined) return;
     update(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
   }
 
-  /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
+  /** When to ask again for stores that the agent has not applied yet. Undefined if it has them all, or after too many retries. */
   function retryDelayFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isMissing = [...caches.stores.all()].some(
       ({ metadata, spec }) => isOnNode(placementOf(kinds, spec.uri)) && !stores.has(metadata.name ?? ''),
@@ -127,7 +127,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
     const seen = new Map<string, NodeStore>();
     await eachBounded(own, checksAtOnce, async (store) => void seen.set(store.name, await check(node, store, scope)));
-    // As they were listed, whichever has answered first.
+    // In the order of the list, not of the answers.
     return own.flatMap(({ name }) => seen.get(name) ?? []);
   }
 
@@ -139,7 +139,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
         await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
       );
     } catch (thrown) {
-      // One disk that hangs says nothing of the others.
+      // One disk that hangs must not affect the others.
       const { message, reason } = stowageError(thrown);
       if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
       return closed(store, message);
@@ -152,7 +152,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     reconcile,
     workers: 16,
     maxRetryMs: openIntervalMs,
-    // None that is silent keeps another waiting.
+    // An agent that does not answer must not delay the others.
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));
@@ -161,9 +161,9 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     for (const node of agents.nodes()) controller.add(node);
   };
   addAll();
-  // Known before any of them is asked: only those that are declared count.
+  // Wait for this cache: only stores with a Store object count.
   controller.follow(caches.stores, () => []);
-  /** What was seen of it is of another place, or of the same with other limits. */
+  /** Drops the reports about a store after its Store object changed: they are about another location, or other limits. */
   const forget = ({ metadata: { name = '' } }: StoreObject): void => {
     for (const { node, stores } of Array.from(views.values())) {
       const others = new Map([...stores].filter(([one]) => one !== name));
@@ -194,8 +194,8 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
 }
 
 /**
- * Whether more can be made there than before. Free room comes and goes with all that others write: it counts where it is enough for somebody
- * now who was short of it.
+ * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for a request
+ * in `short`.
  */
 export function canTakeMore(
   now: NodeView | undefined,
@@ -220,7 +220,7 @@ const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: str
   freeBytes: 0n,
 });
 
-/** Their statuses change all the time. */
+/** Ignores the status, which changes all the time. */
 function hasSameSpec(one: StoreObject, other: StoreObject): boolean {
   const said = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({ uid, uri, options });
   return isDeepStrictEqual(said(one), said(other));

@@ -18,36 +18,36 @@ import { storeReference } from './store-object.ts';
 
 export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly agents: Agents;
-  /** The cluster's instance, by which its volumes are known. */
+  /** The cluster's instance, with which its volumes are labelled. */
   readonly cluster: string;
 }
 
-/** What lies on nodes for claims that have no PersistentVolume of it: begun by a controller that is gone, or elsewhere since. */
+/** Finds volumes on nodes that were created for a claim and have no PersistentVolume, because the leader or the node changed. */
 export interface NodeVolumes extends Controller {
-  /** The nodes that have one for that claim. */
+  /** The nodes that have such a volume for the claim. */
   nodesWithVolumeFor(uid: string): readonly string[];
-  /** Whether everything that is on it was seen. */
+  /** Whether all volumes of the node have been listed. */
   isSearched(node: string): boolean;
 }
 
-/** Whoever made it has had the time to write its PersistentVolume. */
+/** Long enough for a controller to write the PersistentVolume. */
 const minAgeMs = 600_000;
 const intervalMs = 900_000;
 const pageSize = 500;
-/** No disk of a node has more. */
+/** A bound on the volumes of one node. */
 const maxVolumesOnNode = 50_000;
-/** At a time: each costs requests to the API server. */
+/** Per search, since each costs requests to the API server. */
 const maxSuspects = 1_000;
 const maxShownVolumes = 5;
 
 /**
- * Looks through each node when its agent connects, and now and then. A volume whose claim is gone, or has another one, is deleted where it
- * is certain that nothing is in it, as it is when it never had a PersistentVolume; otherwise it is reported and left alone.
+ * Searches each node when its agent connects, and periodically. A volume whose claim is gone, or has another volume, is deleted if it is
+ * certainly empty, as it is if it never had a PersistentVolume; otherwise it is reported and stays.
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
   const onAgents = createAgentVolumes(agents, cluster);
-  /** By node: the uids of their claims. Absent: not looked through yet. */
+  /** By node: the UIDs of the claims of such volumes. Absent if the node has not been searched yet. */
   const unboundClaims = new Map<string, ReadonlySet<string>>();
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
@@ -78,7 +78,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       seen += volumes.length;
       if (volumes.length > pageSize || seen > maxVolumesOnNode || (volumes.length === 0 && next !== undefined))
         throw unexpectedAnswer();
-      // What a store held when it last answered is nothing to destroy something for; that it may hold it is worth knowing.
+      // Never delete volumes of a store that did not answer; but do report that they may exist.
       for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
       if (next === undefined) return;
       after = `&after=${encodeURIComponent(next)}`;
@@ -87,12 +87,12 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 
   function isSuspect({ labels, createdAt }: AgentVolume, uid: string): boolean {
     if (labels[retainedLabel] !== undefined || createdAt > clock.now()) return false;
-    // Its claim has another volume. That one was written down, so this one never will be.
+    // The claim has a PersistentVolume for another volume, so this one will never get one.
     if (caches.volumes.by('claim', uid).length > 0) return true;
     return clock.now() - createdAt >= minAgeMs && !caches.claims.by('uid', uid).some(isUnbound);
   }
 
-  /** Of those that the API server itself knows, which may be newer than what was told to us. */
+  /** Asks the API server, since the caches may be behind. */
   async function dropKnown(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
     for (const suspect of Array.from(suspects.values())) {
       const { id, labels } = suspect;
@@ -106,13 +106,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
     if (suspects.size === 0) return;
-    // By whatever name: somebody may have written one by hand.
+    // By any handle: somebody may have written a PersistentVolume by hand.
     const byHandle = new Map([...suspects.values()].flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
     for await (const { items } of client.list(persistentVolumes, {}, signal))
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
+  /** Deletes only what is certainly empty. If the content cannot be counted, that is a volume that nobody was ever given. */
   async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);
@@ -134,7 +134,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const more = those.length > maxShownVolumes ? `, and ${those.length - maxShownVolumes} more` : '';
       const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
-      // Each node's are a matter of their own.
+      // `related` makes one Event for each node.
       events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });
     }
   }
@@ -159,8 +159,8 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   };
 }
 
-/** It has none yet; not somebody else's either. */
+/** The claim has no volume yet, also none of another driver. */
 const isUnbound = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
 
-/** Of one that is only remembered: as if it were being made at this moment. */
+/** For a volume of a store that did not answer: a creation time in the future protects it from deletion. */
 const untouchable = { createdAt: Number.POSITIVE_INFINITY } as const;

@@ -20,7 +20,7 @@ export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
-/** Whoever made it has had the time to write its PersistentVolume. */
+/** Long enough for a controller to write the PersistentVolume. */
 const minAgeMs = 600_000;
 const intervalMs = 900_000;
 const openRetryMs = 1_000;
@@ -28,10 +28,10 @@ const pageSize = 500;
 const maxShownVolumes = 5;
 
 /**
- * Volumes that were made for a claim of this cluster, and have neither that claim nor a PersistentVolume. A controller that dies
- * between the two leaves one when the claim goes meanwhile. Such a volume was never mounted and so is empty: it is deleted. One
- * that has files had a PersistentVolume once, which somebody took away without us, or which a cluster that was restored from a backup
- * does not know: it is reported, and left alone.
+ * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. A controller that dies
+ * before it has written the PersistentVolume leaves one if the claim is then deleted. Such a volume was never mounted, so it is empty,
+ * and is deleted. A volume with files once had a PersistentVolume, which somebody removed without Stowage, or which a cluster restored from a
+ * backup does not know: it is reported and stays.
  */
 export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {
   async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
@@ -40,7 +40,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     if (object === undefined) return done;
     // The controller `node-volumes.ts` looks for orphans on nodes.
     if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
-    // The core is told of it by another controller, which may be slower, and nobody tells us when it has opened it.
+    // The stores controller configures the core, and there is no notification when the store is open, so poll.
     if (view?.store === undefined) return again(openRetryMs);
     const suspects = new Map<string, Volume>();
     for await (const volume of volumesOf(store, scope)) if (isSuspect(volume)) suspects.set(volume.id, volume);
@@ -62,7 +62,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
       const query = { stores: [store], labels, contains: undefined, after, limit: pageSize };
       const { volumes, unanswered } = await core.catalogue.page(query, scope);
-      // What it held when it last answered is nothing to destroy something for.
+      // Never delete volumes of a store that did not answer.
       if (unanswered.length > 0) return;
       yield* volumes;
       const last = volumes.at(-1);
@@ -79,7 +79,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     return known.every((those) => those.length === 0);
   }
 
-  /** Of those that the API server itself knows, which may be newer than what was told to us. */
+  /** Asks the API server, since the caches may be behind. */
   async function dropKnown(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
     if (suspects.size === 0) return;
     const all = [...suspects.values()];
@@ -97,7 +97,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
       }
   }
 
-  /** Only what is empty for certain. */
+  /** Deletes only what is certainly empty. */
   async function deleteIfEmpty({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
       await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
@@ -112,7 +112,7 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   }
 
   const controller = createController({ name: 'orphans', clock, reconcile, workers: 2, groupOf: (key) => key });
-  // A status that changes is no reason to look again: only that there is a store.
+  // Only new stores: the status changes all the time.
   caches.stores.on({ added: ({ metadata: { name } }) => controller.add(name ?? '') });
   controller.follow(caches.claims, () => []);
   controller.follow(caches.volumes, () => []);

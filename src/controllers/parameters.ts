@@ -6,7 +6,7 @@ import { quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { volumeNameFor } from './names.ts';
 
-/** Throws for a class that cannot be used. */
+/** Throws for a class with invalid parameters. */
 export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
   const read = readParameters(Object.entries(parameters), classParameters, {
     unknown: (key) =>
@@ -22,7 +22,7 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   return read;
 }
 
-/** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
+/** Throws for mountOptions that Stowage would not apply. The error does not name them: they may contain secrets. */
 export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
   if (areMountFlags(splitMountFlags(mountOptions))) return;
   throw new StowageError(`class '${name}' has mountOptions that Stowage does not support`, {
@@ -40,7 +40,7 @@ function invalid(message: string, action: string): StowageError {
   });
 }
 
-/** What the volume of a claim is to be called. */
+/** The name for the volume of a claim. */
 export function nameFor({ metadata }: PersistentVolumeClaim, template: string | undefined): string {
   const { namespace, name, uid = '', labels = {}, annotations = {} } = metadata;
   if (template === undefined) return volumeNameFor(uid);

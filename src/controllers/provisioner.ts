@@ -17,56 +17,59 @@ import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
-/** A volume for a claim. */
+/** The volume that a claim asks for. */
 export interface VolumeRequest {
   readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
-  /** Undefined: the only one that the driver has. */
+  /** Undefined: the driver's only store. */
   readonly store: string | undefined;
   readonly name: string;
   readonly bytes: bigint;
   readonly enforce: boolean;
   readonly access: Access;
   readonly labels: Labels;
-  /** The one that the scheduler chose for its first pod. */
+  /** The node that the scheduler chose for the first pod. */
   readonly node: string | undefined;
-  /** Where the class lets its volumes be. Empty: everywhere. */
+  /** The allowed topologies of the class. Empty: everywhere. */
   readonly allowed: NonNullable<StorageClass['allowedTopologies']>;
 }
 
 export interface ProvisionedVolume {
   readonly volume: Pick<Volume, 'id' | 'name' | 'store' | 'bytes'>;
-  /** Where it can be used. Undefined: everywhere. */
+  /** The nodes that can use the volume. Undefined: all. */
   readonly nodeSelector: NodeSelector | undefined;
-  /** What its store calls itself, if that is known. */
+  /** The identity of its store, if known. */
   readonly identity: string | undefined;
 }
 
 export interface ExpandedVolume {
   readonly bytes: bigint;
-  /** Whoever has it mounted has to see to it too. */
+  /** Whether the nodes that have the volume mounted have to expand it too. */
   readonly nodeExpansionRequired: boolean;
 }
 
 /**
- * Makes and ends the volumes of one driver: the core of this process those of `file.stowage.dev`, the agents of nodes those of
+ * Creates and deletes the volumes of one driver: the core of this process does it for `file.stowage.dev`, the agents of the nodes for
  * `local.stowage.dev`.
  */
 export interface Provisioner {
   readonly driver: string;
-  /** The same claim gets the same volume, whoever asks and however often. */
+  /** Idempotent: the same claim gets the same volume, also from another controller. */
   create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again>;
-  /** Another node than the one that the scheduler chose may have what this one refused. */
+  /** Whether another node than the one that the scheduler chose may succeed after this error. */
   canTryAnotherNode?(error: unknown): boolean;
-  /** Calls when what could not be made before may be made now. */
+  /** Calls back when a retry of failed requests may succeed. */
   follow?(changed: () => void): void;
   /**
-   * Takes away what was made for a claim that is gone, or has another volume. None is success; what anybody has, or what may hold
-   * something, stays: whoever looks for volumes that nobody claims tells of it.
+   * Deletes the volume that was created for a claim that is gone, or has another volume. Idempotent. A volume that a PersistentVolume
+   * refers to, or that may contain data, stays: the controllers of orphans report it.
    */
   deleteAbandoned(uid: string, isHad: HasPersistentVolume, scope: Scope): Promise<void>;
-  /** The volume of a PersistentVolume. Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
+  /**
+   * Deletes the volume of a PersistentVolume. Idempotent, but reports success for an absent volume only if its store has answered.
+   * Throws 'in-use'.
+   */
   delete(volume: PersistentVolume, scope: Scope): Promise<void>;
-  /** Its PersistentVolume is gone and the volume stays. */
+  /** Labels a volume that outlives its PersistentVolume. */
   retain(volume: PersistentVolume, scope: Scope): Promise<void>;
   expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<ExpandedVolume>;
 }
@@ -81,13 +84,13 @@ export const claimLabelsFor = (
   [claimLabels.cluster]: cluster,
 });
 
-/** Somebody decided that the volume outlives its PersistentVolume. */
+/** The label of a volume that outlives its PersistentVolume, by the reclaim policy Retain. */
 export const retainedLabel = ownLabel('retained');
 
 /** Why a store that an object declares is not open. Undefined: there is no such object. */
 export type WhyNotOpen = (store: string) => StowageError | undefined;
 
-/** Of stores that can be worked on from here. */
+/** The provisioner for stores that this process opens. */
 export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provisioner {
   const fileStores = (): readonly StoreView[] =>
     core.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
@@ -140,7 +143,7 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
     },
     delete: async (volume, scope) => {
       const { store } = handleAndStoreOf(volume);
-      // A store that is no longer asked would make every volume of it look deleted.
+      // If the store is not configured any more, all its volumes would look deleted.
       if (store !== undefined && !fileStores().some(({ config }) => config.name === store))
         throw whyNotOpen(store) ?? storeRemoved(store);
       try {
@@ -198,11 +201,11 @@ export const storeRemoved = (store: string): StowageError =>
     'Recreate its Store object; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   );
 
-/** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
+/** Call it for a volume that was not found. Throws if the Store of that name is at another location than when the volume was created. */
 export function refuseMovedStore({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
   const before = metadata.annotations?.[storeIdentity];
   if (before === undefined || before === now) return;
-  // Closed at this moment, or of an agent that does not say it.
+  // The store is closed at the moment, or the agent is too old to report the identity.
   if (now === undefined) throw storeNotOpen(store);
   throw new StowageError(
     `store '${store}' is at another location than when the volume was created, and the volume may still be at the old one`,

@@ -25,28 +25,28 @@ import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
 import type { ProvisionedVolume, Provisioner, VolumeRequest } from './provisioner.ts';
 import { reportFailure } from './report-failure.ts';
 
-/** A watch that is so far behind is looked past. */
+/** How long to wait for the watch to deliver a PersistentVolume that this process wrote. After that, create it again. */
 const watchLagMs = 10_000;
-/** What was made for a claim is taken back, while the cache says that it is there: one of them is old. */
+/** Retry delay while the volume of the same claim is being deleted: the cache and the API server disagree about the claim. */
 const cleanupRetryMs = 1_000;
 
-/** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
+/** Kubernetes sets one of these on a claim after it found no existing PersistentVolume for it. */
 const provisionerAnnotations = [
   'volume.kubernetes.io/storage-provisioner',
   'volume.beta.kubernetes.io/storage-provisioner',
 ];
 
 /**
- * Claims become volumes. Two requests for each: the PersistentVolume and an Event. Nothing is asked before: whatever happens to the
- * claim meanwhile, Kubernetes sees that the PersistentVolume is nobody's, and then it is deleted as any other.
+ * Creates a volume and a PersistentVolume for each claim, with two requests: the PersistentVolume and an Event. It does not get the claim
+ * first: if the claim changes meanwhile, Kubernetes releases the PersistentVolume, which is then deleted like any other.
  */
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
   const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
-  /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
+  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
-  /** The class of a claim that is ours, and waits for a volume. */
+  /** Undefined if the claim does not wait for a volume, or its class is not for one of our drivers. */
   function classAndProvisioner(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
     if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
     if (claim.spec.volumeName !== undefined) return undefined;
@@ -66,7 +66,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     }
   }
 
-  /** Not one of the same name that took its place meanwhile: it is not to blame. */
+  /** Does not report on a new claim that has the same name. */
   function reportFailed(claim: PersistentVolumeClaim, error: unknown): void {
     if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
     const about = { reason: 'ProvisioningFailed', action: 'Provision' };
@@ -119,14 +119,14 @@ export function createProvisioning(parts: ControllerParts): Controller {
     }
   }
 
-  /** The scheduler takes another look, as it has to when the one that it chose is not there any more. */
+  /** Removes the selected node, so that the scheduler chooses again. */
   async function unselectNode({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
     const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
     await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
   }
 
-  /** There is one of that class that nobody has: Kubernetes takes it if it fits, and says so if it does not. */
+  /** Whether an unbound PersistentVolume of that class exists. Kubernetes binds it if it fits, or annotates the claim if it does not. */
   const mayBindExisting = (claim: PersistentVolumeClaim): boolean =>
     caches.volumes.by('free', classNameOf(claim)).length > 0 &&
     !provisionerAnnotations.some((key) => claim.metadata.annotations?.[key] !== undefined);
@@ -142,7 +142,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     try {
       await client.create(persistentVolumes, volume, signal);
     } catch (thrown) {
-      // By us, in a call whose answer got lost: nobody else gives that name to it.
+      // This controller created it, in a call whose answer was lost: nobody else uses this name.
       if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
     }
   }
@@ -156,14 +156,14 @@ export function createProvisioning(parts: ControllerParts): Controller {
     groupOf: (key) =>
       abandonedClaims.isKey(key) ? '#' : (classAndProvisioner(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
-  /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
+  /** A claim and its PersistentVolume each change about four times while they are bound. Most of these changes need no reconcile. */
   const keyIfPending = (key: string): readonly string[] =>
     written.has(key) || classAndProvisioner(caches.claims.get(key)) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
     const back = abandonedClaims.keysOf(claim);
-    // The next one of that name does not pay for how often this one failed.
+    // Reconcile the key, which resets its backoff: the next claim of that name must not inherit this one's failures.
     return back.length > 0 ? [key, ...back] : keyIfPending(key);
   });
   for (const [driver, { follow }] of provisioners)
@@ -185,7 +185,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   return controller;
 }
 
-/** Not before the scheduler knows where the first pod goes, where the class wants it so. */
+/** With WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
 const mayProvision = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
   volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
 
@@ -194,14 +194,14 @@ const builtInSources: ReadonlySet<string> = new Set([
   'snapshot.storage.k8s.io/VolumeSnapshot',
 ]);
 
-/** They fill a volume by a claim of their own, and then give it to this one. */
+/** A volume populator fills a volume through a claim of its own, and then binds it to this claim. */
 function needsPopulator({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
   return (
     dataSourceRef !== undefined && !builtInSources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`)
   );
 }
 
-/** Throws for what cannot be had. */
+/** Throws for a request that Stowage does not support. */
 function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeRequest {
   const { metadata, spec } = claim;
   const { namespace = '', name = '', uid = '' } = metadata;
@@ -217,7 +217,7 @@ function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeReq
   if (bytes === undefined || bytes === 0n)
     throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
-  // What no kubelet could mount: better no volume than one whose pods wait for ever.
+  // No kubelet could mount such a volume, and its pods would wait forever.
   const onMany =
     driverNamed(kind.provisioner)?.multiNode === false
       ? spec.accessModes?.find((mode) => mode.endsWith('Many'))
@@ -236,7 +236,7 @@ function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeReq
     access,
     name: nameFor(claim, nameTemplate),
     labels: labelsOf(metadata.labels ?? {}),
-    // With any other binding mode it is what is left of another class, or of nobody.
+    // With any other binding mode the annotation has no meaning; it may be left over from another class.
     node: kind.volumeBindingMode === 'WaitForFirstConsumer' ? metadata.annotations?.[selectedNode] : undefined,
     allowed: kind.allowedTopologies ?? [],
   };
@@ -245,7 +245,7 @@ function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeReq
 const unsupported = (what: string, action: string): StowageError =>
   new StowageError(`the claim ${what}`, { code: 'unsupported', reason: 'claim-unsupported', action });
 
-/** As far as they can be labels of volumes: path templates of stores are made of them. */
+/** The claim's labels that are valid as volume labels. Path templates of stores use them. */
 const labelsOf = (labels: Labels): Labels =>
   Object.fromEntries(
     Object.entries(labels)
@@ -284,7 +284,7 @@ function volumeFor(
   };
 }
 
-/** A store that all nodes reach is used where the class allows it, and nowhere else. */
+/** The node affinity for a store that all nodes reach: the allowed topologies of the class. */
 function affinityOf({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
   const terms = allowedTopologies.flatMap(({ matchLabelExpressions = [] }) =>
     matchLabelExpressions.length === 0

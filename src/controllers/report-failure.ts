@@ -7,7 +7,7 @@ import { failureOf } from './machinery/outcome.ts';
 const neverAborted = new AbortController().signal;
 const adminHint = 'by: kubectl get stores, and the log of the controller';
 
-/** That something failed, on the object that it failed for. What the API server will have forgotten in a moment is not worth telling. */
+/** Reports a failure as a Warning Event on the object. Errors of the API server that a retry may solve are not reported. */
 export function reportFailure(
   events: Events,
   regarding: ObjectReference,

@@ -9,13 +9,13 @@ import { type Again, type Done, done } from './machinery/outcome.ts';
 import { claimReference } from './names.ts';
 import { reportFailure } from './report-failure.ts';
 
-/** Of a claim that grows; those that Kubernetes knows. */
+/** The conditions that Kubernetes defines for a claim that is being resized. */
 const resizeConditions = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
 const storage = 'storage';
 
 const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
 
-/** Claims that ask for more get it. */
+/** Expands the volumes of claims that request more than they have. */
 export function createResizing(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
@@ -43,7 +43,7 @@ export function createResizing(parts: ControllerParts): Controller {
     await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
-  /** What kubelets still have to do is said in the claim, and they say when it is done. */
+  /** If kubelets have to finish the expansion, the claim says so, and the kubelets update it when they are done. */
   async function patchClaimStatus(
     claim: PersistentVolumeClaim,
     bytes: bigint,
@@ -86,7 +86,7 @@ export function createResizing(parts: ControllerParts): Controller {
     },
   });
   controller.follow(caches.claims, (claim) => (isTooSmall(claim) ? [keyOf(claim)] : []));
-  // Changes of it are our own.
+  // Most changes of PersistentVolumes are our own; only wait for the cache here.
   controller.follow(caches.volumes, () => []);
   caches.volumes.on({
     added: ({ spec: { claimRef } }) => {
@@ -97,13 +97,13 @@ export function createResizing(parts: ControllerParts): Controller {
   return controller;
 }
 
-/** By far the most have what they ask for; and of one that has just got its volume, Kubernetes has yet to say how large that is. */
+/** Most claims have what they request. A claim that was just bound has no `status.capacity` yet. */
 const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
   claim?.status?.capacity !== undefined && sizeIn(claim.status.capacity) < sizeIn(claim.spec.resources?.requests);
 
 const isBound = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
   metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;
 
-/** We have done our part, and a kubelet does the rest when the volume is mounted. */
+/** The controller has done its part; a kubelet finishes when the volume is mounted. */
 const waitsForNodes = ({ status }: PersistentVolumeClaim): boolean =>
   status?.allocatedResourceStatuses?.[storage]?.startsWith('NodeResize') === true;

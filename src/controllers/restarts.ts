@@ -13,12 +13,12 @@ import type { MountProblem } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
 
 /**
- * Evicts pods that only a restart helps, where the user of the claim wants that: by the annotation `stowage.dev/restart-consumers` on
- * the claim. It is the claim's, and not the class's or the store's: whether an application bears being restarted is known by who
- * runs it. Evicted, not deleted: disruption budgets hold.
+ * Evicts pods that only a restart helps, if the claim has the annotation `stowage.dev/restart-consumers`. The annotation is on the claim,
+ * not on the class or the store, because the owner of the application knows whether it tolerates a restart. Eviction, unlike
+ * deletion, respects disruption budgets.
  */
 export interface Restarts extends Controller {
-  /** It is looked at whether it is wanted, and possible; also when it is considered again and again. */
+  /** Evicts the pod if the claim asks for it and it is possible. Can be called repeatedly for the same pod. */
   consider(problem: MountProblem, claim: PersistentVolumeClaim): void;
 }
 
@@ -26,16 +26,16 @@ export interface RestartsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly events: Events;
-  /** Between two of them, in the whole cluster: one keeper that ends can concern all pods of a node. */
+  /** The pause between two evictions in the whole cluster: one dead keeper can affect all pods of a node. */
   readonly pauseMs?: number;
 }
 
 const defaultPauseMs = 5_000;
-/** A budget that does not allow it now may do so later. */
+/** A disruption budget may allow the eviction later. */
 const maxRetryMs = 120_000;
 
 export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs }: RestartsOptions): Restarts {
-  /** By the pod's uid: the claim for which it is. */
+  /** The problem and the claim, by the pod's uid. */
   const candidates = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
   const reader = createPodReader(client);
   let nextAt = 0;
@@ -45,7 +45,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     if (want === undefined) return done;
     const { problem, claimed } = want;
     const { name } = claimed;
-    // Both as they are now: what happens next is felt.
+    // Get the claim and the pod from the API server: an eviction cannot be undone.
     const claim = await ignoreNotFound(client.get(claims, claimed, scope.signal));
     const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
     const affected = isWanted ? await reader.affectedPod(problem, name, scope) : undefined;
@@ -56,7 +56,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     const outcome = await evict(problem.pod, scope);
     if (outcome === 'gone') return forget(key);
     if (outcome === 'forbidden') {
-      // Others need not wait for a pod that stays.
+      // A pod that stays must not delay the next eviction.
       nextAt = clock.elapsed();
       const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
       const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
@@ -77,7 +77,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     return done;
   }
 
-  /** Throws what may pass: a budget that forbids it, among others. Forbidden: by Stowage's admission policy, or for lack of rights. */
+  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by Stowage's admission policy, or for lack of rights. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
     { signal, log }: Scope,
@@ -90,7 +90,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
       return 'evicted';
     } catch (thrown) {
       const reason = reasonOf(thrown);
-      // It went by itself, or another has its name.
+      // The pod is gone, or another pod has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
       if (reason !== 'Forbidden') throw thrown;
       log.warn('the API server does not allow to evict a pod', { pod: `${namespace}/${name}`, error: thrown });
@@ -116,7 +116,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
   };
 }
 
-/** Nobody would make another one in its place: then it stays. A kubelet makes its own again, whatever anybody evicts. */
+/** A pod without a controller would not be recreated, so it stays. Evicting a static pod, whose owner is its Node, has no effect. */
 function willBeRecreated({ metadata }: Pod): boolean {
   const owner = metadata.ownerReferences?.find(({ controller }) => controller === true);
   return owner !== undefined && owner.kind !== 'Node';

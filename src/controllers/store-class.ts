@@ -13,10 +13,10 @@ import type { StoreObject } from './store-object.ts';
 
 const defaultClass = 'storageclass.kubernetes.io/is-default-class';
 const managedBy = 'app.kubernetes.io/managed-by';
-/** The name that a class was made with: whoever copies one copies its labels and its owner, but not its name. */
+/** The name with which a class was created. It detects copies, which have the same labels and owner, but another name. */
 const madeAs = 'stowage.dev/made-as';
 
-/** The class that goes with a store, as its object wants it. Undefined: none. */
+/** The StorageClass that a Store object asks for. Undefined if it asks for none. */
 function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
   const wish = spec.storageClass;
   if (wish === undefined) return undefined;
@@ -29,7 +29,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
       name: own,
       labels: { [storeLabel]: name, [managedBy]: 'stowage' },
       annotations: { [madeAs]: own, ...(wish.default === true ? { [defaultClass]: 'true' } : {}) },
-      // It goes with its store.
+      // Kubernetes deletes the class with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
     provisioner: driver.name,
@@ -44,7 +44,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
   };
 }
 
-/** Whether it has the one it wants; the name of the one that is somebody else's. Undefined: it wants none. */
+/** Whether the store has its class, or the name is taken by a class of somebody else. Undefined if it asks for none. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassParts {
@@ -53,7 +53,7 @@ interface ClassParts {
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
-/** Most fields of a class cannot be changed: another one takes its place. Claims that have their volume do not notice. */
+/** Most fields of a class are immutable, so a changed class is recreated. Bound claims are not affected. */
 export async function reconcileClass(
   { client, caches, kinds }: ClassParts,
   store: StoreObject,
@@ -76,7 +76,7 @@ export async function reconcileClass(
   return { ready: true };
 }
 
-/** In what is ours: others may add labels and annotations. */
+/** Compares only the fields that the controller sets: others may add labels and annotations. */
 function hasSameSpec(one: StorageClass, wanted: StorageClass): boolean {
   const own = ({ metadata, ...rest }: StorageClass): unknown => [
     metadata.name,

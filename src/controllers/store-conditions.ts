@@ -4,7 +4,7 @@ import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';
 
-/** What is seen of a store. */
+/** What the controller or the agents found out about a store. */
 export interface StoreObservation {
   readonly ready: ConditionValue;
   readonly reachable: ConditionValue;
@@ -20,7 +20,7 @@ export const conditionFalse = (reason: string, message: string, action: string |
   reason,
   message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
 });
-/** `Denied` is for denied access only: the code also stands for a server that Stowage does not trust, and for read-only places. */
+/** `Denied` is only for denied access: the code `denied` also stands for a server that Stowage does not trust, and for read-only stores. */
 const reasonOf = (problem: StowageError): string =>
   isAccessDenied(problem) ? 'Denied' : problem.code === 'denied' ? 'NotUsable' : camelCase(problem.code);
 export const conditionForProblem = (problem: StowageError): ConditionValue =>
@@ -36,10 +36,10 @@ export const onlyReady = (ready: ConditionValue): StoreObservation => ({
 const camelCase = (code: string): string =>
   code.replaceAll(/(?:^|-)([a-z])/g, (_, letter: string) => letter.toUpperCase());
 
-/** Of those that have trouble. */
+/** How many nodes with a problem the message names. */
 const maxShownNodes = 5;
 
-/** Of a store that every node has one of its own of: what their agents say, together. It is ready where one of them has it. */
+/** Summarizes the agents' reports about a store that each node has for itself. The store is ready if it is open on at least one node. */
 export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>): StoreObservation {
   const all = [...nodeStores.all()].map(({ node, stores }) => ({ node, store: stores.get(name) }));
   const known = all.flatMap(({ node, store }) => (store === undefined ? [] : { node, ...store }));
@@ -70,7 +70,7 @@ export function observeOnNodes(name: string, nodeStores: Pick<NodeStores, 'all'>
   };
 }
 
-/** Looks at a store when one of its nodes has it, or no longer. Its sizes change all the time, and wait for their turn. */
+/** Enqueues a store when it opens or closes on a node. Its sizes change all the time, and are read with the next periodic check. */
 export function followNodeStores(
   nodeStores: Pick<NodeStores, 'all' | 'onChange'>,
   controller: Pick<Controller, 'add'>,

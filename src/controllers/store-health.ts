@@ -13,11 +13,11 @@ export interface StoreHealthOptions {
   readonly events: Events;
 }
 
-/** How the mounts of a store are, as its nodes see it: a server that the controller reaches may be out of a node's reach. */
+/** The health of a store's mounts, as the nodes report it: a node may not reach a server that the controller reaches. */
 export interface StoreHealth {
-  /** Undefined: nobody knows whether it is as was said before. */
+  /** Undefined if unknown; then keep what the status says. */
   of(store: string, before: StoreStatus | undefined): MountsReport | undefined;
-  /** Called with the stores of which something else is known. */
+  /** Calls back with each store whose mount problems changed. */
   onChange(changed: (store: string) => void): void;
 }
 
@@ -26,7 +26,7 @@ export interface MountsReport {
   readonly nodes: UnhealthyNodes;
 }
 
-/** Those whose changes are Events on the store. Their actions differ: what is said of one is not said of the other. */
+/** The conditions whose changes become Events on the store. Each has its own action, so an Event for one does not replace one for the other. */
 const reportedConditions = [
   { type: 'Ready', action: 'Monitor' },
   { type: 'MountsHealthy', action: 'MonitorMounts' },
@@ -36,7 +36,7 @@ export function createStoreHealth({ mountProblems, caches, events }: StoreHealth
   caches.stores.on({ changed: (object, before) => reportChanges(events, object, before) });
   return {
     of: (store, before) => {
-      // That it was made anew concerns a mount, not the store.
+      // A remount concerns the mount, not the store.
       const problems = [...mountProblems.all()].filter((one) => one.store === store && one.kind !== 'repaired');
       const worst = problems.toSorted((a, b) => mountProblemKinds.indexOf(a.kind) - mountProblemKinds.indexOf(b.kind));
       const [first] = worst;
@@ -56,7 +56,7 @@ export function createStoreHealth({ mountProblems, caches, events }: StoreHealth
       const concerned = new Map<string, string>();
       mountProblems.onChange((volumes) => {
         for (const { volume, store } of mountProblems.all()) if (volumes.has(volume)) concerned.set(volume, store);
-        // Of those that are well again, what they were known by.
+        // A volume that is healthy again is in `concerned` from before.
         for (const store of new Set([...volumes].flatMap((volume) => concerned.get(volume) ?? []))) changed(store);
         for (const volume of volumes) if (mountProblems.of(volume).length === 0) concerned.delete(volume);
       });

@@ -30,33 +30,33 @@ import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeRefer
 import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoresController extends Controller {
-  /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
+  /** Resolves when the core is configured for the first time. Until then it knows no volume. */
   whenConfigured(): Promise<void>;
 }
 
 export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
-  /** What agents say of stores that are their nodes' own. */
+  /** The agents' reports about stores that belong to nodes. */
   readonly nodeStores: Pick<NodeStores, 'all' | 'onChange'>;
-  /** How mounts of them are. Left out: nobody knows. */
+  /** The health of the stores' mounts. Without it, there is no MountsHealthy condition. */
   readonly storeHealth?: StoreHealth;
 }
 
 const readyIntervalMs = 60_000;
 const notReadyIntervalMs = 10_000;
 
-/** The core has the stores that Store objects say, and the objects say how they are. */
+/** Configures the core with the stores of the Store objects, and writes their status. */
 export function createStoresController(options: StoresOptions): StoresController {
   const { client, clock, caches, events, core, kinds, nodeStores, storeHealth } = options;
   const first = Promise.withResolvers<void>();
-  /** What the core was last told: whoever comes meanwhile waits for the same. */
+  /** The last configuration of the core. Concurrent reconciles wait for it. */
   let lastConfigured: { readonly text: string; readonly work: Promise<void> } | undefined;
   let invalid: ReadonlyMap<string, StowageError> = new Map();
 
   const opensHere = (uri: string): boolean => opensInController(placementOf(kinds, uri));
 
-  /** All of them at once: a directory may go from one to another. */
+  /** Configures all stores at once: a directory may move from one store to another. */
   async function configure(scope: Scope): Promise<void> {
     const objects = [...caches.stores.all()].filter(({ metadata }) => metadata.deletionTimestamp === undefined);
     const text = JSON.stringify(objects.map(({ metadata: { uid }, spec }) => [uid, spec.uri, spec.options]).sort());
@@ -73,7 +73,7 @@ export function createStoresController(options: StoresOptions): StoresController
   async function configureCore(objects: readonly StoreObject[], scope: Scope): Promise<void> {
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
-    // The others are worked on by the agents of their nodes.
+    // The agents of the nodes open the others.
     const own = found.configs.filter(({ uri }) => opensHere(uri));
     await core.stores.configure(own, undefined, scope);
     first.resolve();
@@ -129,7 +129,7 @@ export function createStoresController(options: StoresOptions): StoresController
     reconcile,
     workers: 8,
     perGroup: 1,
-    // One that is silent keeps only itself waiting.
+    // A silent store delays only itself.
     groupOf: (key) => key,
   });
   controller.follow(caches.stores);
@@ -149,7 +149,7 @@ export function createStoresController(options: StoresOptions): StoresController
     ...controller,
     run: async (scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
-      // With no object at all no key is ever looked at.
+      // Without any Store object no key is reconciled, so configure here too.
       const began = caches.stores.whenSynced(either).then(() => configure(scope));
       began.catch((error: unknown) => {
         if (!either.aborted) scope.log.warn('could not configure the stores', { error });
@@ -160,7 +160,7 @@ export function createStoresController(options: StoresOptions): StoresController
   };
 }
 
-/** Access that is denied is no matter of the network. */
+/** Denied access is not a network problem. */
 const notReachable = ({ detail, action, reason = '' }: CheckStep): ConditionValue =>
   conditionFalse(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
 
@@ -201,13 +201,13 @@ function statusOf(
     conditions: [
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
-      // What was said before stays as long as nobody knows better.
+      // Keep the old condition while the health is unknown.
       ...(mounts === undefined
         ? [mountsCondition(object) ?? []].flat()
         : [condition('MountsHealthy', mounts.condition)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
-    // Null takes away what was said before.
+    // Null removes the field in a merge patch.
     capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
     volumes: seen.volumes ?? null,
     unhealthyNodes: orNull(mounts === undefined ? before?.unhealthyNodes : mounts.nodes),
@@ -217,7 +217,7 @@ function statusOf(
 const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
   nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
-/** As it is kept: without what is null. */
+/** Without nulls, as the API server stores it. */
 const present = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 
@@ -230,7 +230,7 @@ const classVerdict = (kept: NonNullable<ClassState>): ConditionValue =>
         'Choose another name.',
       );
 
-/** What others write there changes it all the time: less than a hundredth is not worth telling. */
+/** Free space changes all the time, so changes of less than 1 % are not written. */
 function capacityOf(
   { total, free }: { readonly total: bigint; readonly free: bigint },
   before: { readonly total: string; readonly free: string } | undefined,

@@ -9,7 +9,7 @@ import { agentAccount } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
 import { mayBeTokenFor } from './token-claims.ts';
 
-/** Whose token it is, as Kubernetes says. */
+/** The owner of a token, according to Kubernetes. */
 export interface ReviewedUser {
   readonly username: string;
   readonly uid: string;
@@ -20,33 +20,33 @@ export interface ReviewedUser {
 export interface TokenReviewsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
-  /** Whom a token must be meant for. A token for somebody else, the API server included, is refused. */
+  /** The required audience. Tokens for other audiences, also for the API server, are refused. */
   readonly audience: string;
   /**
-   * How long an answer that lets somebody in is remembered; zero: never. The API server itself remembers for ten seconds whom it
-   * has let in, so that for as long nobody is kept out later than by asking it each time. Refusals are not remembered.
+   * How long to cache a positive answer; zero: never. The API server itself caches positive answers for ten seconds, so a revoked token is
+   * refused no later with a cache of up to that time. Refusals are not cached.
    */
   readonly rememberMs?: number;
-  /** Only tokens of service accounts come here: what cannot be one, by what it says of itself, is refused without asking. */
+  /** Only tokens of service accounts are expected: a token that cannot be one, by its claims, is refused without a review. */
   readonly accountsOnly?: boolean;
 }
 
 export interface TokenReviews {
   /**
-   * `from`: an address, which makes only so many be asked for at a time. Throws: 'token-missing', 'token-refused' (unauthenticated),
-   * or 'review-failed' (unavailable) where Kubernetes could not be asked.
+   * `from` is the client's address, which has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
+   * 'review-failed' (unavailable) if Kubernetes does not answer.
    */
   review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
 }
 
 const callMs = 10_000;
-/** At a time: whoever can reach the door can make us ask. */
+/** The limit of concurrent reviews: everybody who can reach the server can cause one. */
 const maxConcurrent = 16;
-/** Of those who wait for that, of all and of one address, and of those remembered. */
+/** The limits of waiting reviews, in total and for one address, and of cached answers. */
 const maxWaiting = 256;
 const maxWaitingPerAddress = 16;
 const maxRemembered = 1_000;
-/** What can be a token at all. Those of Kubernetes have some 1,200 characters. */
+/** The form of a token. Those of Kubernetes have about 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
 /** The token of an `Authorization: Bearer` header. */
@@ -70,7 +70,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
         throw reviewFailed(cause);
       });
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
-    // An API server that knows nothing of audiences does not say them, and has looked at none.
+    // An API server that does not support audiences does not check them, and returns none.
     if (status?.authenticated !== true || status.audiences?.includes(audience) !== true || username === '')
       throw refused(audience);
     return { username, uid, groups, extra };
@@ -78,7 +78,8 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
 
   async function askLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
     const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
-    if (waiting >= maxWaiting || others >= maxWaitingPerAddress) throw reviewFailed(new Error('too many tokens are being reviewed'));
+    if (waiting >= maxWaiting || others >= maxWaitingPerAddress)
+      throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
     if (from !== undefined) waitingFrom.set(from, others + 1);
     try {
@@ -101,7 +102,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
       if (!tokenPattern.test(token)) throw refused(audience);
       if (accountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw refused(audience);
       if (rememberMs === 0) return await askLimited(token, scope, from);
-      // Not the token itself: it would stay in memory for longer than it is used.
+      // A hash, so that the token does not stay in memory.
       const key = createHash('sha256').update(token).digest('base64');
       return await remembered.of(key, () => askLimited(token, scope, from));
     },
@@ -110,7 +111,7 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
 
 const nodeName = 'authentication.kubernetes.io/node-name';
 
-/** The node that an agent may speak for: by its token, which is bound to its pod, and by nothing that it says. */
+/** The node of an agent. It comes only from the agent's token, which is bound to its pod. */
 export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
   const account = agentAccount(namespace);
   if (username !== account) {

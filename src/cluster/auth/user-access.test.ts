@@ -6,7 +6,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createTokenReviews } from './token-reviews.ts';
-import { createUserAccess, rememberMs, type UserAccess, type AccessRequest } from './user-access.ts';
+import { type AccessRequest, createUserAccess, rememberMs, type UserAccess } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: UserAccess;

@@ -11,24 +11,24 @@ import { audiences } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
 import { bearerOf, type ReviewedUser, type TokenReviews } from './token-reviews.ts';
 
-/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
+/** A verb on a resource of the group `stowage.dev` (`resource/subresource`), on a path, or on a pod. */
 export type AccessRequest =
   | { readonly resource: string; readonly verb: string }
   | { readonly pod: PodName; readonly verb: string }
   | { readonly path: string; readonly verb: string };
 
-/** A user of the cluster, as the API knows those who ask. */
+/** A user of the cluster, as the REST API sees its callers. */
 export interface AdmittedUser {
   readonly id: string;
   readonly role: 'user';
-  /** They may read Store objects, in which it stands how stores are reached. */
+  /** The user may read Store objects, which contain the addresses of stores. */
   readonly informed: boolean;
   readonly stores: readonly [];
 }
 
-/** Who may use the API is for Kubernetes to say: by the token, and by rules of its own. */
+/** Kubernetes authenticates the users of the API by their tokens, and authorizes them by its RBAC rules. */
 export interface UserAccess {
-  /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
+  /** `subject` is the name of the resource. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
   admit(
     headers: IncomingHttpHeaders,
     wanted: AccessRequest,
@@ -40,17 +40,17 @@ export interface UserAccess {
 export interface UserAccessOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
-  /** Of the audience of users. */
+  /** For the audience of users. */
   readonly reviews: TokenReviews;
-  /** Told why Kubernetes could not be asked: users are not. */
+  /** Gets the causes of failed reviews, which users do not get. */
   readonly log: Log;
 }
 
 const group = 'stowage.dev';
-/** The API server keeps `authorization` for itself: who comes through its proxy has this one. */
+/** The API server's proxy removes `authorization`, so requests through it carry this header. */
 const ownHeader = 'stowage-authorization';
 const callMs = 10_000;
-/** A right that is taken away counts that much later. */
+/** A revoked right stays valid for this time. */
 export const rememberMs = 5_000;
 const maxRemembered = 5_000;
 
@@ -76,7 +76,12 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
     }
   }
 
-  const isAllowedTo = (user: ReviewedUser, wanted: AccessRequest, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
+  const isAllowedTo = (
+    user: ReviewedUser,
+    wanted: AccessRequest,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<boolean> => {
     const key = createHash('sha256')
       .update(JSON.stringify([user, wanted, subject ?? null]))
       .digest('base64');
@@ -114,7 +119,7 @@ function attributesOf(wanted: AccessRequest, name: string | undefined): Omit<Sub
   };
 }
 
-/** One of two headers: with both it could not be told who is meant. */
+/** Refuses requests with both headers: they could name two users. */
 function tokenIn(headers: IncomingHttpHeaders): string | undefined {
   const own = headers[ownHeader];
   if (own !== undefined && headers.authorization !== undefined) throw ambiguous();

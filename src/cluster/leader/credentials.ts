@@ -6,29 +6,29 @@ import { followOne } from '#wire/kube/followed.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
 import { leaderObjectNames, serverNames } from '../names.ts';
-import { type Credential, type StoredCredential, makeCredential, readCredential } from './certificate.ts';
+import { type Credential, makeCredential, readCredential, type StoredCredential } from './certificate.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface CredentialsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** A Secret that somebody else keeps. It is only read. */
+  /** A Secret that somebody else maintains. It is only read. */
   readonly secret?: string | undefined;
-  /** Called with the first, and with each that takes its place. By then agents can know it. */
+  /** Called with the first credential and with each new one, after its authority was published for agents. */
   readonly use: (credential: Credential) => void;
 }
 
-/** How often it is looked at whether it is time for a new one. */
+/** How often to check whether the certificate has to be renewed. */
 const resyncMs = 6 * 3_600_000;
-/** Should what wakes us not come. */
+/** In case the watch does not report the change. */
 const retryMs = 5_000;
 
 const labels = { 'app.kubernetes.io/managed-by': 'stowage.dev' };
 const textOf = (secret: Secret | undefined, key: string): string =>
   Buffer.from(secret?.data?.[key] ?? '', 'base64').toString('utf8');
 
-/** Keeps the door's certificate, in a Secret, and what it is known by, in a ConfigMap; until the signal ends it. */
+/** Maintains the server's certificate in a Secret, and its authority in a ConfigMap, until the signal aborts. */
 export async function maintainCredentials(options: CredentialsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace, secret: given, use } = options;
   const isOwn = given === undefined;
@@ -45,7 +45,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
     return kept;
   }
 
-  /** Undefined: there is none that would do, or it is time for a new one. */
+  /** Undefined if there is no usable certificate, or it has to be renewed. */
   function usableOrUndefined(found: Secret | undefined, { log }: Scope): StoredCredential | undefined {
     if (found === undefined) return undefined;
     try {
@@ -58,8 +58,8 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   }
 
   /**
-   * Of several who find none, the API server lets one make it, and of several who find an old one, one replace it: the others
-   * fail, and come back to what that one made.
+   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and
+   * then use what that one wrote.
    */
   async function ownCredential(scope: Scope): Promise<Credential> {
     const found = secret.object;
@@ -69,9 +69,14 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
     const encoded = (text: string): string => Buffer.from(text, 'utf8').toString('base64');
     const data = { 'tls.crt': encoded(made.cert), 'tls.key': encoded(made.key) };
     const type = 'kubernetes.io/tls';
-    // Its type cannot be changed: one of another type was not made by us.
+    // The type of a Secret is immutable. A Secret of another type was not created by Stowage.
     if (found !== undefined && found.type !== type)
-      await client.delete(secrets, { namespace, name: leaderObjectNames.secret }, { uid: found.metadata.uid }, scope.signal);
+      await client.delete(
+        secrets,
+        { namespace, name: leaderObjectNames.secret },
+        { uid: found.metadata.uid },
+        scope.signal,
+      );
     if (found === undefined || found.type !== type)
       await client.create(
         secrets,
@@ -88,7 +93,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
     return usable(secret.object);
   }
 
-  /** What a certificate is known by: those who signed it, where the Secret has them, else the certificate itself. */
+  /** What clients have to trust: the CA, if the Secret has one, otherwise the certificate itself. */
   const authorityOf = ({ cert }: Credential): string => {
     const signedBy = isOwn ? '' : textOf(secret.object, 'ca.crt');
     return signedBy === '' ? cert : signedBy;
@@ -106,7 +111,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   async function pass(at: Scope): Promise<number> {
     const credential = await (isOwn ? ownCredential(at) : givenCredential()).catch(ignoreLostRace);
     if (credential === undefined) return retryMs;
-    // Before it is used: who was told of it too late has to come again.
+    // Publish before use: an agent that does not have the new authority yet cannot connect.
     await publish(authorityOf(credential), at.signal).catch(ignoreLostRace);
     const { cert, key } = credential;
     const text = JSON.stringify([cert, key]);
@@ -118,7 +123,7 @@ export async function maintainCredentials(options: CredentialsOptions, scope: Sc
   await runReconcileLoop({ what: 'certificate', clock, objects: [secret, authority], reconcile: pass }, scope);
 }
 
-/** Another was quicker: what it wrote comes by the watch, and wakes us. */
+/** Another process was faster. The watch reports what it wrote, and triggers the next pass. */
 function ignoreLostRace(thrown: unknown): undefined {
   if (!['AlreadyExists', 'Conflict'].includes(reasonOf(thrown))) throw thrown;
 }

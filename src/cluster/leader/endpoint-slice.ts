@@ -13,19 +13,19 @@ export interface LeaderSliceOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** Of this pod: an IPv4 or IPv6 address. */
+  /** The address of this pod, IPv4 or IPv6. */
   readonly address: string;
   readonly port: number;
 }
 
-/** Should nobody tell us that it was changed. */
+/** In case the watch misses a change. */
 const resyncMs = 60_000;
 const retryMs = 5_000;
 const callMs = 3_000;
 
 const labels = {
   'kubernetes.io/service-name': leaderObjectNames.service,
-  // Otherwise Kubernetes' own controller would take it for one of its own, and remove it.
+  // Otherwise Kubernetes' own EndpointSlice controller would manage it, and delete it.
   'endpointslice.kubernetes.io/managed-by': 'stowage.dev',
 };
 
@@ -38,7 +38,7 @@ function sliceOf({ namespace, address, port }: LeaderSliceOptions): EndpointSlic
   };
 }
 
-/** Of the whole object what is ours to say. */
+/** The fields that Stowage sets, for comparison. */
 const comparable = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
   JSON.stringify([
     Object.keys(labels).map((key) => metadata.labels?.[key]),
@@ -47,7 +47,7 @@ const comparable = ({ metadata, addressType, endpoints, ports }: EndpointSlice):
     (ports ?? []).map(({ name, port, protocol }) => [name, port, protocol]),
   ]);
 
-/** Says that this process leads, to whoever asks the Service; again when somebody says otherwise, until the signal ends it. */
+/** Points the Service to this process, and repairs the EndpointSlice when somebody changes it, until the signal aborts. */
 export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
   const slice = followOne({ client, clock, namespace, resource: endpointSlices, name: leaderObjectNames.slice });
@@ -77,7 +77,7 @@ export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Sc
       log.info('the Service points to this process', { address: options.address, port: options.port });
       return resyncMs;
     } catch (thrown) {
-      // What was changed meanwhile comes by the watch, and wakes us.
+      // The watch reports the concurrent change, and triggers the next pass.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
@@ -86,7 +86,7 @@ export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Sc
   await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], reconcile: pass }, scope);
 }
 
-/** Before an orderly end: nobody is sent here any more. Another's is left alone. Never throws. */
+/** Removes the EndpointSlice before an orderly shutdown, unless it points to another process. Never throws. */
 export async function removeLeaderSlice(options: LeaderSliceOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
   const at = { namespace, name: leaderObjectNames.slice };

@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpoints } from '#wire/kube/resources.ts';
-import { maintainLeaderEndpoints, type LeaderEndpointsOptions, removeLeaderEndpoints } from './endpoints.ts';
+import { type LeaderEndpointsOptions, maintainLeaderEndpoints, removeLeaderEndpoints } from './endpoints.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;

@@ -22,7 +22,7 @@ const resyncMs = 60_000;
 const retryMs = 5_000;
 const callMs = 3_000;
 
-/** Otherwise an EndpointSlice would be made of it, beside the one that is there. */
+/** Otherwise Kubernetes would mirror the Endpoints to a second EndpointSlice. */
 const labels = { 'endpointslice.kubernetes.io/skip-mirror': 'true', 'app.kubernetes.io/managed-by': 'stowage.dev' };
 
 function endpointsOf({ namespace, address, port, pod }: LeaderEndpointsOptions): Endpoints {
@@ -46,8 +46,8 @@ const comparable = ({ subsets = [] }: Endpoints): string =>
   );
 
 /**
- * The leader's address once more, for those who come through the API server: its proxy goes by Endpoints, whatever EndpointSlices
- * say, and only to addresses of pods (Kubernetes 1.35, pkg/registry/core/service/storage). Until the signal ends it.
+ * Maintains the leader's address as Endpoints too, until the signal aborts: the API server's proxy uses Endpoints, not EndpointSlices, and
+ * connects only to addresses of pods (Kubernetes 1.35, pkg/registry/core/service/storage).
  */
 export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
@@ -64,7 +64,7 @@ export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, s
       }
       return resyncMs;
     } catch (thrown) {
-      // What was changed meanwhile comes by the watch, and wakes us.
+      // The watch reports the concurrent change, and triggers the next pass.
       if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
@@ -72,7 +72,7 @@ export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, s
   await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], reconcile: pass }, scope);
 }
 
-/** Before an orderly end. Another's are left alone. Never throws. */
+/** Removes the Endpoints before an orderly shutdown, unless they point to another process. Never throws. */
 export async function removeLeaderEndpoints(options: LeaderEndpointsOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
   const at = { namespace, name: leaderObjectNames.service };

@@ -5,17 +5,17 @@ import type { Followed } from '#wire/kube/followed.ts';
 import { sleepOrWake } from '../sleep-or-wake.ts';
 
 export interface ReconcileLoopOptions {
-  /** For the log. */
+  /** A name for the log. */
   readonly what: string;
   readonly clock: Clock;
-  /** Each of them was seen before anything is done, and all is looked at again when one has changed. */
+  /** The loop waits until all of them are synced, and runs again when one of them changes. */
   readonly objects: readonly Followed<unknown>[];
-  /** Puts right what is not as it should be, and does nothing where all is. Gives when to look again in any case. */
+  /** Idempotent. Returns the time until the next run. */
   readonly reconcile: (scope: Scope) => Promise<number>;
   readonly random?: () => number;
 }
 
-/** Until the signal ends it. What fails is tried again, later each time, or when something has changed. */
+/** Runs until the signal aborts. Retries failures with backoff, or when an object changes. */
 export async function runReconcileLoop(keeping: ReconcileLoopOptions, scope: Scope): Promise<void> {
   const { what, clock, objects, reconcile: pass, random = Math.random } = keeping;
   const { signal, log } = scope;

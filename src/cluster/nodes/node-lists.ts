@@ -8,7 +8,7 @@ interface ListOf<T> {
   readonly items: readonly T[];
 }
 
-/** A list that each node has of its own: a page is that of some nodes. */
+/** Merges a list that each node has. Each page covers some nodes. */
 export async function listOfNodes<T extends object>(
   apis: NodeApis,
   path: string,
@@ -25,7 +25,7 @@ export async function listOfNodes<T extends object>(
   };
 }
 
-/** Where a volume that nodes share is mounted, and by whom it is used. */
+/** Where a shared volume is mounted, and by which users. */
 export async function mountedOnNodes(apis: NodeApis, volume: VolumeId, scope: Scope): Promise<VolumeMounts> {
   const path = `/v1/mounts?volume=${encodeURIComponent(volume)}`;
   const asked = await askNodes<ListOf<MountJson>>(apis, nodesAfter(apis, undefined), path, scope);

@@ -5,7 +5,7 @@ import { quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { VolumeRequest } from '#front/rest/cluster-nodes.ts';
 import type { VolumeDetailJson } from '#front/rest/schemas.ts';
-import { type NodeAnswers, askNodes, type NodeApis, nodesAfter } from './node-apis.ts';
+import { askNodes, type NodeAnswers, type NodeApis, nodesAfter } from './node-apis.ts';
 import { storesOfNodes } from './node-stores.ts';
 
 const isUnknown = (reason: string): boolean => reason === 'volume-unknown' || reason === 'store-unknown';
@@ -15,7 +15,7 @@ interface FoundVolume {
   readonly volume: VolumeDetailJson;
 }
 
-/** The node that has this volume. Undefined: none has. Throws when that cannot be told. */
+/** Finds the node that has the volume. Undefined if no node has it. Throws if not all nodes could be asked. */
 async function findVolume(apis: NodeApis, ref: string, scope: Scope): Promise<FoundVolume | undefined> {
   const path = `/v1/volumes/${encodeURIComponent(ref)}`;
   const { answers, unreached } = await askNodes<VolumeDetailJson>(apis, nodesAfter(apis, undefined), path, scope);
@@ -27,7 +27,7 @@ async function findVolume(apis: NodeApis, ref: string, scope: Scope): Promise<Fo
   return undefined;
 }
 
-/** What a request comes to on the node whose volume it is about, after it failed on the controller. */
+/** Repeats a request that failed on the controller on the node that has the volume. */
 export async function retryOnNode(
   apis: NodeApis,
   failure: unknown,
@@ -42,7 +42,7 @@ export async function retryOnNode(
   const held = await findVolume(apis, ref, call);
   if (held === undefined) throw failure;
   if (isConditional) throw conditionUnsupported(held);
-  // By its id: in the meantime another may have got the name.
+  // By id: another volume may have the name by now.
   const path = request.path.replace('{volume}', encodeURIComponent(held.volume.id));
   const change = method === 'GET' ? {} : { requestId: idempotencyKeyFrom(call.requestId) };
   const answer = await apis.ask(held.node, { method, path, ...change, ...(body === undefined ? {} : { body }) }, call);
@@ -50,8 +50,12 @@ export async function retryOnNode(
   return hasNode ? { ...answer, node: held.node } : answer;
 }
 
-/** Why not, where it is about a store that each node has for itself. */
-async function storeOfNodesError(apis: NodeApis, name: string | undefined, scope: Scope): Promise<StowageError | undefined> {
+/** The error for a request about a store that each node has for itself. */
+async function storeOfNodesError(
+  apis: NodeApis,
+  name: string | undefined,
+  scope: Scope,
+): Promise<StowageError | undefined> {
   const { stores } = await storesOfNodes(apis, scope);
   if (name === undefined || !stores.some((store) => store.name === name)) return undefined;
   return new StowageError(`each node has its own store ${quoted(name)}, and only the node's agent can do this`, {
@@ -61,7 +65,7 @@ async function storeOfNodesError(apis: NodeApis, name: string | undefined, scope
   });
 }
 
-/** As a header can have it. */
+/** A hash, since a header cannot carry every request id. */
 const idempotencyKeyFrom = (requestId: string): string => createHash('sha256').update(requestId).digest('base64url');
 
 const ambiguousVolume = (ref: string, all: NodeAnswers<VolumeDetailJson>['answers']): StowageError =>

@@ -9,14 +9,14 @@ const worst = ['unavailable', 'not-answering', 'open'] as const;
 type AgentStore = Omit<StoreJson, SpaceKey> & Partial<Pick<StoreJson, SpaceKey>>;
 type SpaceKey = 'totalBytes' | 'freeBytes';
 
-/** Null: one of them is not known. */
+/** Null if one of the figures is unknown. */
 const sumOf = (figures: readonly (string | null | undefined)[]): string | null =>
   figures.reduce<string | null>(
     (sum, figure = null) => (sum === null || figure === null ? null : String(BigInt(sum) + BigInt(figure))),
     '0',
   );
 
-/** Each node has a store of that name of its own: as one, with what there is on each. */
+/** Merges the stores of the same name on all nodes into one, with the figures of each node. */
 function merged(all: readonly { readonly node: string; readonly store: AgentStore }[]): readonly StoreJson[] {
   const byName = Map.groupBy(all, ({ store }) => store.name);
   return [...byName.values()].flatMap((group) => {

@@ -43,7 +43,7 @@ async function askAgent(apis: NodeApis, store: string, location: PodLocation, sc
   const from = podAddressPlace(location);
   const path = `/v1/stores/${encodeURIComponent(store)}/check`;
   const answer = await apis.ask(node, { method: 'POST', path, body: { from } }, scope);
-  // An agent of a later version may say more.
+  // A newer agent may return more fields.
   const known = Value.Clean(storeCheck, answer);
   if (!Value.Check(storeCheck, known)) throw unreadable(node);
   // An agent of an earlier version ignores where the check is to start, and checks from the node.

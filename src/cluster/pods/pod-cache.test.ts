@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { Refusal, type LeaderAddress } from '../tunnel/leader-connection.ts';
-import { type RequestedPod, createPodCache, type PodCache } from './pod-cache.ts';
+import { type LeaderAddress, Refusal } from '../tunnel/leader-connection.ts';
+import { createPodCache, type PodCache, type RequestedPod } from './pod-cache.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
 const { signal } = new AbortController();

@@ -1,7 +1,7 @@
 import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { Refusal, type LeaderAddress } from '../tunnel/leader-connection.ts';
+import { type LeaderAddress, Refusal } from '../tunnel/leader-connection.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
 export interface RequestedPod {
@@ -10,26 +10,26 @@ export interface RequestedPod {
   readonly uid: string;
 }
 
-/** What whoever leads says of pods, as far as it has to be asked: what is told of a pod does not change as long as it is that pod. */
+/** Caches the leader's answers about pods. An answer never changes for the same pod uid. */
 export interface PodCache {
-  /** Undefined: nobody could be asked, or it is another's name by now. Who asks for the same pod meanwhile waits for the same answer. */
+  /** Undefined if the leader cannot be reached, or another pod has the name. Concurrent callers share one request. */
   of(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
-  /** It does not answer: for a while nobody waits for it again. */
+  /** Stops asking this leader for a while. */
   markUnreachable(leader: LeaderAddress): void;
-  /** It does. */
+  /** The leader answers again. */
   markReachable(): void;
 }
 
 export interface PodCacheOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Undefined: nobody leads. */
+  /** Undefined if there is no leader. */
   readonly leader: () => LeaderAddress | undefined;
-  /** In bounded time. Throws a Refusal, where there is nothing wrong with the way. */
+  /** Must take bounded time. Throws a Refusal if the leader was reached and rejected the request. */
   readonly ask: (leader: LeaderAddress, pod: RequestedPod) => Promise<PodAnswer>;
 }
 
-/** More than there are pods on a node. */
+/** More than the pods of a node. */
 const maxPods = 1_000;
 const unreachableMs = 10_000;
 
@@ -45,7 +45,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
   }
 
   function remember(answer: PodAnswer): void {
-    // The first in is the first out.
+    // Evict the oldest.
     for (const oldest of known.keys()) {
       if (known.size < maxPods) break;
       known.delete(oldest);
@@ -56,7 +56,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
   async function asked(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
     try {
       const answer = await ask(to, pod);
-      // Another pod of the same name says nothing of this one.
+      // The answer is about another pod of the same name.
       if (answer.uid !== pod.uid) return undefined;
       remember(answer);
       return answer;

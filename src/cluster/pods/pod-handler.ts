@@ -11,10 +11,10 @@ import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
 import type { RequestHandler } from '../server/tls-server.ts';
 
-/** What an agent is told of a pod of its own node: nothing that CSI could not have told it. */
+/** What an agent may know about a pod of its own node: nothing beyond what CSI could tell it. */
 export interface PodAnswer {
   readonly uid: string;
-  /** Whether its users are the node's. */
+  /** False if the pod has a user namespace of its own. */
   readonly hostUsers: boolean;
 }
 
@@ -30,8 +30,8 @@ export interface PodHandlerOptions {
 const answerMs = 5_000;
 
 /**
- * Agents may not read pods: who may read them reads those of all nodes. So they ask here, each for pods of the node that its token
- * names. Everything else is the next one's.
+ * Answers agents' questions about pods. Agents have no right to read pods, since RBAC cannot restrict it to one node. Each agent may ask
+ * about pods of the node that its token names. Other requests go to `next`.
  */
 export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;
@@ -54,7 +54,7 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
       const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
       const node = nodeOfAgent(reviewed, namespace);
       const pod = await podOf(wanted, limit.signal);
-      // Whether there is such a pod elsewhere is not for this agent to know.
+      // Do not reveal whether the pod exists on another node.
       if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
       const told: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
@@ -76,7 +76,7 @@ interface PodPath {
   readonly name: string;
 }
 
-/** Names of Kubernetes need no escapes. */
+/** Kubernetes names need no percent-encoding. */
 function podPathIn(url: string): PodPath | undefined {
   const [, namespace, name] = podPath.pattern.exec(url) ?? [];
   return namespace === undefined || name === undefined ? undefined : { namespace, name };

@@ -8,11 +8,11 @@ import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
 
 export interface PodLocation {
-  /** Another pod of the same name has another one. */
+  /** Distinguishes pods of the same name. */
   readonly uid: string;
   readonly node: string;
   readonly address: string;
-  /** It has the network of its node, and the node's address. */
+  /** Whether the pod uses the network, and so the address, of its node. */
   readonly hostNetwork: boolean;
 }
 

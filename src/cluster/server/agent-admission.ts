@@ -15,17 +15,17 @@ export interface AgentAdmissionOptions {
   readonly namespace: string;
   readonly clock: Clock;
   readonly log: Log;
-  /** Ends whoever still waits to be let in. */
+  /** Aborts pending admissions. */
   readonly signal: AbortSignal;
 }
 
-/** Called for every request that asks for another protocol. */
+/** Handles HTTP upgrade requests. */
 export type UpgradeHandler = (request: IncomingMessage, socket: Duplex, head: Buffer) => void;
 
 const admissionMs = 15_000;
 const switchingProtocols = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${upgrade.protocol}\r\n\r\n`;
 
-/** Lets agents in, each for the node that its token names. */
+/** Admits agents, each for the node that its token names. */
 export function createAgentAdmission(options: AgentAdmissionOptions): UpgradeHandler {
   const { reviews, agents, namespace, clock } = options;
   let asked = 0;
@@ -55,7 +55,7 @@ export function createAgentAdmission(options: AgentAdmissionOptions): UpgradeHan
       const { remoteAddress } = request.socket;
       if (!gone.signal.aborted) options.log.warn('rejected an agent', { from: remoteAddress, error: thrown });
       if (socket.writable) refuseOnSocket(socket, thrown);
-      // Who does not take the answer, or does not hang up after it, keeps nothing of ours.
+      // Free the socket of a client that does not read the answer, or does not hang up.
       clock.after(admissionMs, () => socket.destroy());
     }
   }

@@ -11,7 +11,7 @@ export const agentAbsent = (node: string): StowageError =>
     action: `Check Stowage's pod on that node: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
   });
 
-/** What kept an answer from coming. Of a change nobody knows then whether it happened; asked for again as the same, it happens once. */
+/** Translates why there was no answer. A change may have happened or not; a retry with the same request id does not repeat it. */
 export function agentLost(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
@@ -39,7 +39,7 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
     action: 'Check that the agents and the controller have the same version.',
   });
 
-/** The parsed answer; or, thrown, what the agent said. */
+/** Returns the parsed answer, or throws the agent's error. */
 export function parsedAnswer(node: string, { status, text }: Answer): unknown {
   const body = parsed(node, status, text);
   if (status >= 200 && status < 300) return body;
@@ -57,7 +57,7 @@ function parsed(node: string, status: number, text: string): unknown {
 
 const reasonPattern = new RegExp(reasonGrammar);
 
-/** A node is trusted with what is on it, not with what the controller's log and Events look like. */
+/** An agent is not trusted with the controller's log and Events, so its texts are made harmless. */
 function problem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;

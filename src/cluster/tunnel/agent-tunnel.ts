@@ -7,39 +7,39 @@ import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { leaderObjectNames, podPath, serverNames } from '../names.ts';
-import { type RequestedPod, createPodCache } from '../pods/pod-cache.ts';
+import { createPodCache, type RequestedPod } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
 import { sleepOrWake } from '../sleep-or-wake.ts';
-import { askLeader, connectToLeader, Refusal, type LeaderAddress } from './leader-connection.ts';
+import { askLeader, connectToLeader, type LeaderAddress, Refusal } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 
-/** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
+/** An agent's connection to the leader, which sends its requests through it. The agent reconnects for as long as it runs. */
 export interface AgentTunnel extends AsyncDisposable {
   readonly isConnected: boolean;
-  /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
+  /** Undefined if the leader did not answer in time. Mounting must not depend on the answer: it has to work without a controller. */
   pod(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
 export interface AgentTunnelOptions {
-  /** Sees the EndpointSlice and the ConfigMap of the door. */
+  /** May read the leader's EndpointSlice and ConfigMap. */
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
-  /** Stowage's own. */
+  /** Stowage's own namespace. */
   readonly namespace: string;
-  /** With the token of this pod for the controller; the kubelet renews it. */
+  /** Has the token of this pod for the controller; the kubelet renews it. */
   readonly tokenFile: string;
-  /** This agent's REST API, as whoever owns its socket has it. */
+  /** This agent's REST API, with the rights of the owner of its socket. */
   readonly api: RequestListener;
   readonly random?: () => number;
 }
 
-/** For a question that a pod waits for. */
+/** A pod waits for the answer. */
 const podRequestMs = 2_000;
-/** A connection that held for so long is no sign of trouble. */
+/** A connection that lasted this long resets the backoff. */
 const stableMs = 30_000;
 
-/** Never throws, and takes nothing from the agent but a connection: volumes are mounted without any controller. */
+/** Never throws, and must not affect the rest of the agent: mounting works without a controller. */
 export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const { client, clock, namespace, random = Math.random } = options;
   const log = options.log.with({ part: 'controller-link' });
@@ -68,11 +68,11 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     },
   });
 
-  /** Until it is lost, or another leads. */
+  /** Connects and serves until the connection is lost, or the leader changes. */
   async function serveUntilLost(to: LeaderAddress): Promise<void> {
     const moved = new AbortController();
     using _ = slice.on(() => {
-      // Who led may still do for a moment after it took its address away: only another's makes a difference.
+      // A leader that removed its address may still answer for a moment, so only another address is a reason to leave.
       const now = target();
       if (now !== undefined && (now.host !== to.host || now.port !== to.port)) moved.abort();
     });
@@ -110,7 +110,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
         continue;
       }
       const text = JSON.stringify(to);
-      // Another leads, or is known by another certificate: what was in vain before says nothing of it.
+      // There is another leader, or another certificate: earlier failures do not count.
       if (text !== last) backOff.reset();
       last = text;
       await attempt(to);
@@ -135,7 +135,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   };
 }
 
-/** Undefined: nobody leads, or nobody can tell by what it is known. */
+/** Undefined if there is no leader, or its authority is not published. */
 function targetOf(
   slice: Followed<EndpointSlice>,
   authority: Followed<ConfigMap>,

@@ -4,14 +4,14 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { answerTypes } from '#base/problem.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
-import { agentAbsent, parsedAnswer, agentLost } from './agent-answers.ts';
+import { agentAbsent, agentLost, parsedAnswer } from './agent-answers.ts';
 import { agentCall } from './agent-calls.ts';
 import { exchange } from './exchange.ts';
 import { keepPinging } from './pings.ts';
 
-/** The agents at the door. */
+/** The leader's end of the agents' connections. */
 export interface ConnectedAgents extends Agents, Disposable {
-  /** A connection that was turned round. Of several of one node the one that was asked for last counts, whichever is ready first. */
+  /** Takes an upgraded connection. Of several connections of one node the last one requested is used, even if another is ready later. */
   accept(node: string, order: number, stream: Duplex): void;
 }
 
@@ -28,7 +28,7 @@ interface AgentConnection {
 }
 
 const defaultTimeoutMs = 30_000;
-/** Lists come in pages. */
+/** Enough, since lists are paged. */
 const defaultMaxAnswerBytes = 16 << 20;
 
 export function createConnectedAgents({
@@ -36,7 +36,7 @@ export function createConnectedAgents({
   log,
   maxAnswerBytes = defaultMaxAnswerBytes,
 }: ConnectedAgentsOptions): ConnectedAgents {
-  /** Those that are asked. */
+  /** The connection in use of each node. */
   const current = new Map<string, AgentConnection>();
   const openConnections = new Set<AgentConnection>();
   const followers = new Set<(node: string) => void>();
@@ -52,7 +52,7 @@ export function createConnectedAgents({
   }
 
   function open(node: string, order: number, stream: Duplex): AgentConnection {
-    // Nothing is sent by the other side that was not asked for, and headers are few: the rest of its bounds are Node's own.
+    // Server push is off, and headers are limited. The other limits are Node's defaults.
     const session = connect('http://agent', {
       createConnection: () => stream,
       maxHeaderListPairs: 64,
@@ -62,7 +62,7 @@ export function createConnectedAgents({
     const line: AgentConnection = { order, session, end: () => session.destroy() };
     openConnections.add(line);
     session.on('error', (error) => log.debug('the connection of an agent failed', { node, error }));
-    // It takes no more: what it was asked is answered, the rest is another connection's.
+    // After GOAWAY the agent answers the requests in flight, and accepts no new ones on this connection.
     session.once('goaway', () => forget(node, line));
     session.once('close', () => {
       openConnections.delete(line);
@@ -73,7 +73,7 @@ export function createConnectedAgents({
     return line;
   }
 
-  /** From then on it is the one that is asked. */
+  /** Uses this connection for the node from now on, unless there is a later one. */
   function use(node: string, line: AgentConnection): void {
     const before = current.get(node);
     if (before !== undefined && before.order > line.order) {
@@ -119,7 +119,7 @@ export function createConnectedAgents({
     },
     accept: (node, order, stream) => {
       const line = open(node, order, stream);
-      // Not before it has said how much it takes at a time; what it cannot speak, it never says.
+      // Wait for its SETTINGS, which limit concurrent streams. A client that does not speak HTTP/2 never sends them.
       line.session.once('remoteSettings', () => use(node, line));
     },
     [Symbol.dispose]: () => {

@@ -11,7 +11,7 @@ export interface Answer {
   readonly text: string;
 }
 
-/** The answer is longer than anything that is asked for. */
+/** The answer exceeds the limit. */
 export class AnswerTooLong extends Error {
   override readonly name = 'AnswerTooLong';
 }
@@ -21,8 +21,12 @@ export class ConnectionLost extends Error {
   override readonly name = 'ConnectionLost';
 }
 
-/** One request and its whole answer. Ends with the signal, at once, whatever the other side does; then throws its reason. */
-export async function exchange(session: ClientHttp2Session, out: ExchangeRequest, signal: AbortSignal): Promise<Answer> {
+/** Sends one request and reads its whole answer. When the signal aborts, it throws the reason at once, whatever the other side does. */
+export async function exchange(
+  session: ClientHttp2Session,
+  out: ExchangeRequest,
+  signal: AbortSignal,
+): Promise<Answer> {
   signal.throwIfAborted();
   const { promise, resolve, reject } = Promise.withResolvers<Answer>();
   const stream = openRequest(session, out);
@@ -48,7 +52,7 @@ export async function exchange(session: ClientHttp2Session, out: ExchangeRequest
     isEnded = true;
   });
   stream.once('close', () => {
-    // Node ends what was cut off as well; only here it is known which of both it was.
+    // Node also emits `end` for a stream that was cut off, so decide here whether the answer is complete.
     if (isEnded && status !== 0 && stream.rstCode === constants.NGHTTP2_NO_ERROR && !session.destroyed)
       resolve({ status, text: Buffer.concat(chunks).toString('utf8') });
     else reject(new ConnectionLost('the connection ended'));

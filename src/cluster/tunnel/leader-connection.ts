@@ -8,7 +8,7 @@ import { streamOver } from '#base/socket-stream.ts';
 import { harmless } from '#base/terminal-safe.ts';
 import { upgrade } from '../names.ts';
 
-/** Where the leader is, and how it is known to be the one. */
+/** The leader's address, and how to verify its certificate. */
 export interface LeaderAddress {
   readonly host: string;
   readonly port: number;
@@ -21,7 +21,7 @@ export interface LeaderConnectionOptions extends LeaderAddress {
   readonly tokenFile: string;
 }
 
-/** Whoever leads was reached, and said no. */
+/** The leader was reached, and rejected the agent. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
 }
@@ -29,15 +29,23 @@ export class Refusal extends Error {
 const connectMs = 20_000;
 const maxAnswerChars = 16 * 1024;
 
-/** A connection that was turned round: whoever leads asks on it from then on. */
+/** Connects and upgrades the connection: afterwards the leader sends the requests. */
 export const connectToLeader = (to: LeaderConnectionOptions, signal: AbortSignal): Promise<Duplex> =>
   withLeader(to, connectMs, signal, requestUpgrade);
 
-/** One question, and what was answered. */
-export const askLeader = (to: LeaderConnectionOptions, path: string, ms: number, signal: AbortSignal): Promise<string> =>
+/** Sends one request and returns the text of the answer. */
+export const askLeader = (
+  to: LeaderConnectionOptions,
+  path: string,
+  ms: number,
+  signal: AbortSignal,
+): Promise<string> =>
   withLeader(to, ms, signal, async (socket, token, host) => {
     using _ = { [Symbol.dispose]: () => socket.destroy() };
-    return await requestText(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
+    return await requestText(socket, {
+      path,
+      headers: { host, authorization: `Bearer ${token}`, connection: 'close' },
+    });
   });
 
 async function withLeader<T>(
@@ -55,7 +63,7 @@ async function withLeader<T>(
     servername: to.servername,
     ca: to.ca,
     minVersion: 'TLSv1.2',
-    // What is published may be the server's own certificate, signed by somebody whom only the API server's word stands for.
+    // The published authority may be the server's own certificate, whose issuer is not published.
     allowPartialTrustChain: true,
   });
   const stop = (): void => {
@@ -64,7 +72,7 @@ async function withLeader<T>(
   limit.signal.addEventListener('abort', stop, { once: true });
   try {
     if (limit.signal.aborted) stop();
-    // Before it is known who is there, nothing is said, and least of all the token.
+    // Send nothing, above all not the token, before the server's certificate is verified.
     await waitForTls(socket);
     return await talk(socket, token, to.servername);
   } catch (thrown) {
@@ -78,7 +86,7 @@ async function withLeader<T>(
 async function waitForTls(socket: TLSSocket): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   socket.once('secureConnect', resolve);
-  // It stays: an error that nobody hears would end the process.
+  // This handler stays: an `error` event without a handler would end the process.
   socket.on('error', reject);
   socket.once('close', () => reject(new Error('the connection was closed')));
   socket.setNoDelay(true);

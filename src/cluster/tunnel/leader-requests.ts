@@ -18,11 +18,11 @@ export interface ServeLeaderOptions {
   readonly stream: Duplex;
   readonly clock: Clock;
   readonly log: Log;
-  /** The REST API, as whoever owns its socket has it. */
+  /** The REST API, with the rights of the owner of its socket. */
   readonly api: RequestListener;
 }
 
-/** At a time; the others wait at the controller. */
+/** The limit of concurrent calls; further ones wait at the controller. */
 const maxCalls = 64;
 const requestHeaders = ['accept', 'idempotency-key'];
 const requestHeadersWithBody = [...requestHeaders, 'content-type'];
@@ -36,14 +36,14 @@ const responseHeaders = [
   'x-request-id',
 ];
 
-/** No request of a controller is as large; the API takes as much. */
+/** Larger than any request of a controller, and the limit of the API. */
 const maxBody = 64 * 1024;
 const bodyMs = 30_000;
 const chunkBytes = 16 * 1024;
-/** Made once: with its stack, each would cost more than most calls. */
+/** Created once: an Error with its stack for each call would cost more than most calls. */
 const callerGone = new Error('the caller no longer waits for the answer');
 
-/** Passes on what the controller asks, until the connection is lost or the signal ends it. Never throws. */
+/** Forwards the controller's requests to the API, until the connection is lost or the signal aborts. Never throws. */
 export async function serveLeader({ stream, clock, log, api }: ServeLeaderOptions, signal: AbortSignal): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const session = performServerHandshake(stream, {
@@ -62,16 +62,16 @@ export async function serveLeader({ stream, clock, log, api }: ServeLeaderOption
   stream.destroy();
 }
 
-/** By a call within this process: through its socket, both ends of which are here, most calls cost less than their way. */
+/** Calls the API within this process: going through its socket would cost more than most calls themselves. */
 async function forwardRequest(
   call: ServerHttp2Stream,
   headers: IncomingHttp2Headers,
   { api, clock, log }: Omit<ServeLeaderOptions, 'stream'>,
 ): Promise<void> {
-  // Whatever it is, it ends the call; what is said about it is said elsewhere.
+  // An error ends the call, and is logged elsewhere.
   call.on('error', () => undefined);
   const { ':path': path = '', ':method': method = '' } = headers;
-  // To whoever can open the socket the API gives all that there is; of that a controller has what it needs.
+  // The API gives the owner of its socket every right. A controller may use only the calls in the table.
   const known = agentCall(method, path);
   if (known === undefined) {
     refuse(call, pathUnknown());
@@ -95,13 +95,13 @@ async function answer(call: ServerHttp2Stream, request: InjectOptions, api: Requ
   const { statusCode, headers, rawPayload } = await abortOnClose(call, (signal) => inject(api, { ...request, signal }));
   if (call.destroyed || call.closed || call.headersSent) return;
   call.respond({ ':status': statusCode, ...pickHeaders(headers, responseHeaders) });
-  // A connection holds only so much that the other side has not taken yet.
+  // Send a large answer in chunks, so that flow control bounds what is buffered.
   if (rawPayload.length === 0) call.end();
   else if (rawPayload.length <= chunkBytes) call.end(rawPayload);
   else await pipeline(Readable.from(chunksOf(rawPayload)), call);
 }
 
-/** Nobody waits for an answer that nobody wants any more; what is being changed is changed all the same. */
+/** Aborts the wait for the answer when the caller hangs up. A change that has started still completes. */
 async function abortOnClose<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const ending = new AbortController();
   const end = (): void => ending.abort(callerGone);
@@ -117,7 +117,7 @@ function* chunksOf(payload: Buffer): Generator<Buffer, void, undefined> {
   for (let at = 0; at < payload.length; at += chunkBytes) yield payload.subarray(at, at + chunkBytes);
 }
 
-/** Of what is larger than a request may be, a byte more than that is enough to have it refused. */
+/** Reads at most one byte more than the limit, which is enough for the API to refuse the request. */
 async function bodyOf(call: ServerHttp2Stream, clock: Clock): Promise<Buffer> {
   const parts: Buffer[] = [];
   let left = maxBody + 1;

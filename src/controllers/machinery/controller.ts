@@ -15,19 +15,19 @@ export interface ControllerCounts {
   readonly delayed: number;
 }
 
-/** Brings what keys stand for to what it should be. What has changed is not told to it: it looks. */
+/** Reconciles keys. It is level-based: a key says what to look at, not what has changed. */
 export interface Controller {
   readonly name: string;
-  /** To be looked at now. */
+  /** Enqueues a key now. */
   add(key: string): void;
-  /** Whatever changes in a cache: the keys that it concerns, its own unless said otherwise. To be called before `run`. */
+  /** Enqueues the keys that a change in a cache concerns; by default the object's own key. Call it before `run`. */
   follow<T extends KubeObject>(cache: Cache<T>, keysOf?: (object: T) => Iterable<string>): void;
   counts(): ControllerCounts;
-  /** Called with how long each look at a key took. */
+  /** Calls back with the duration of each reconcile. */
   onDuration(listener: (seconds: number) => void): void;
   /**
-   * Works as soon as the caches it follows have seen everything. Until `stop`; then it finishes what it has begun. The scope's
-   * signal ends everything at once.
+   * Starts when the caches that it follows are synced. After `stop` it finishes the running reconciles. The scope's signal aborts them
+   * too.
    */
   run(scope: Scope, stop: AbortSignal): Promise<void>;
 }
@@ -35,23 +35,23 @@ export interface Controller {
 export interface ControllerOptions {
   readonly name: string;
   readonly clock: Clock;
-  /** Never twice at a time for one key. What it throws is tried again, or not, by what kind of error it is. */
+  /** Never runs twice at a time for one key. The kind of error that it throws decides on the retry. */
   readonly reconcile: (key: string, scope: Scope) => Promise<Done | Again>;
-  /** What a key may have to wait for, such as its store: groups do not wait for each other. */
+  /** What a key may have to wait for, such as its store. Groups do not delay each other. */
   readonly groupOf?: (key: string) => string;
-  /** Of every error, before it is tried again: for Events. */
+  /** Called with every error before the retry, to report Events. */
   readonly onFailure?: (key: string, error: unknown) => void;
   readonly workers?: number;
   readonly perGroup?: number;
   readonly firstRetryMs?: number;
   readonly maxRetryMs?: number;
-  /** What nobody tells us when it is mended, such as a full disk, is looked at again after about this. */
+  /** The approximate retry delay after terminal errors: nothing notifies the controller when a full disk has space again. */
   readonly terminalMs?: number;
   readonly random?: () => number;
 }
 
 export function createController(options: ControllerOptions): Controller {
-  const { name, clock, reconcile, groupOf = () => '', onFailure: onFailure, workers = 16, random = Math.random } = options;
+  const { name, clock, reconcile, groupOf = () => '', onFailure, workers = 16, random = Math.random } = options;
   const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
   const queue = createWorkQueue({
     clock,
@@ -117,7 +117,7 @@ export function createController(options: ControllerOptions): Controller {
       const handlers: Handlers<T> = {
         added: each,
         changed: (object, before) => {
-          // It may concern others by now.
+          // The object may concern other keys than before.
           each(before);
           each(object);
         },
@@ -141,7 +141,7 @@ export function createController(options: ControllerOptions): Controller {
   };
 }
 
-/** Most of what is looked at is as it should be, and nothing is said of it. */
+/** Creates the log lazily: most reconciles log nothing. */
 function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>): Scope {
   let own: Scope['log'] | undefined;
   return {

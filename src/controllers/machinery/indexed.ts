@@ -1,11 +1,11 @@
-/** Objects by key, and by what index functions make of them. */
+/** Objects by key, and by the values of index functions. */
 export interface Indexed<T> {
   readonly size: number;
   get(key: string): T | undefined;
   keys(): Iterable<string>;
   values(): Iterable<T>;
   by(index: string, value: string): readonly T[];
-  /** Gives what was there before. */
+  /** Returns the object that was there before. */
   put(key: string, object: T): T | undefined;
   remove(key: string): T | undefined;
 }
