@@ -105,7 +105,7 @@ test.each([
   ['its id', volume],
   ['store and name', 'silver..a'],
 ])(
-  'a claim and its pods are told that their volume, known by %s, is ill, and that it is well again, each once',
+  'a claim and its pods get one Event when their volume, known by %s, becomes unhealthy, and one when it is healthy again',
   async (_, volumeHandle) => {
     const csi = { driver: 'file.stowage.dev', volumeHandle };
     const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
@@ -137,7 +137,7 @@ test.each([
   },
 );
 
-test('what is seen only once is told to nobody', async () => {
+test('a problem in only one answer of an agent is not reported', async () => {
   putPod('web');
   start();
   let asked = 0;
@@ -148,10 +148,10 @@ test('what is seen only once is told to nobody', async () => {
 });
 
 test.each<[string, () => void]>([
-  ['is not there', () => undefined],
+  ['does not exist', () => undefined],
   ['is on another node', () => putPod('web', 'node-2')],
-  ['is another one', () => putPod('web', 'node-1', undefined, { uid: 'another' })],
-  ['is ending', () => putPod('web', 'node-1', undefined, { deletionTimestamp: '2026-01-01T00:00:00Z' })],
+  ['was replaced', () => putPod('web', 'node-1', undefined, { uid: 'another' })],
+  ['is being deleted', () => putPod('web', 'node-1', undefined, { deletionTimestamp: '2026-01-01T00:00:00Z' })],
   [
     'has no such claim',
     () => {
@@ -159,7 +159,7 @@ test.each<[string, () => void]>([
       it.api.put(podsAt, { metadata: { name: 'web', uid: uidOf('web') }, spec: { nodeName: 'node-1', volumes: [] } });
     },
   ],
-])('an agent is not believed that a volume is ill for a pod which %s', async (_, make) => {
+])('a problem of a pod that %s is not reported', async (_, make) => {
   make();
   start();
   say('node-1', trouble('web'));
@@ -181,7 +181,7 @@ const calledIll = (nodes: string | undefined): void => {
 const unhealthyNodes = async (): Promise<string | undefined> =>
   (await it.list(claims))[0]?.metadata.annotations?.[annotation];
 
-test('what another leader called ill is called well only when the agents of its nodes say so, or the nodes are gone', async () => {
+test('a claim that an earlier leader marked unhealthy becomes healthy only when the agents of its nodes have reported, or the nodes are deleted', async () => {
   calledIll('node-1 node-2');
   start();
   say('node-1');
@@ -233,7 +233,7 @@ const putNode = (name: string): void => {
   it.api.put(paths.nodes, { metadata: { name, labels: { [nodeTopologyKey]: name } } });
 };
 
-test('a claim that an earlier version called unhealthy, without its nodes, is healthy when every agent has reported', async () => {
+test('a claim that an earlier version marked unhealthy, without its nodes, becomes healthy when every agent has reported', async () => {
   for (const name of ['node-1', 'node-2']) putNode(name);
   calledIll(undefined);
   start();
@@ -245,7 +245,7 @@ test('a claim that an earlier version called unhealthy, without its nodes, is he
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('with more unhealthy nodes than a message names, a claim is healthy when the next leader has heard of all of them', async () => {
+test('a claim with more unhealthy nodes than its message names becomes healthy when all of them have reported to the next leader', async () => {
   const nodes = nodeNames(12);
   putNodes(nodes);
   start();
@@ -258,7 +258,7 @@ test('with more unhealthy nodes than a message names, a claim is healthy when th
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a claim is not healthy while a node is away that had a lesser problem than the one its message tells', async () => {
+test('a claim stays unhealthy while a node is away that had a lesser problem than the one in its message', async () => {
   putNodes(nodeNames(2));
   start();
   say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
@@ -271,7 +271,7 @@ test('a claim is not healthy while a node is away that had a lesser problem than
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a leader that first hears of another node does not forget those that it has not heard of yet', async () => {
+test('a leader that gets the report of another node first keeps the nodes that have not reported yet', async () => {
   putNodes(nodeNames(2));
   start();
   say('node-2', trouble('on2'));
@@ -289,7 +289,7 @@ test('a leader that first hears of another node does not forget those that it ha
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('with more unhealthy nodes than names fit on a claim, all nodes with agents count', async () => {
+test('a claim with more unhealthy nodes than fit in its annotation needs the reports of all nodes with agents', async () => {
   const nodes = nodeNames(501);
   for (const name of nodes) putNode(name);
   it.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
@@ -301,7 +301,7 @@ test('with more unhealthy nodes than names fit on a claim, all nodes with agents
   expect(nodesToKeep(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
-test('an agent that is lost leaves everything as it said', async () => {
+test('the last report of an agent stays when its connection is lost', async () => {
   putPod('web');
   start();
   say('node-1', trouble('web'));
@@ -311,7 +311,7 @@ test('an agent that is lost leaves everything as it said', async () => {
   expect(await condition()).toMatchObject({ status: 'False' });
 });
 
-test('a mount that was made anew is an illness for who had it before, until it is started again', async () => {
+test('a remounted volume is unhealthy for containers that started before, until they restart', async () => {
   putPod('old');
   putPod('new', 'node-1', '2026-01-01T12:00:01Z');
   start();
@@ -331,7 +331,7 @@ const optIn = (value: string): void => {
   it.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
 };
 
-test('with the annotation, pods that only a restart helps are evicted, one after the other', async () => {
+test('pods that only a restart helps are evicted one after the other if the claim has the annotation', async () => {
   optIn('true');
   for (const pod of ['one', 'two', 'well']) putPod(pod);
   putPod('alone', 'node-1', undefined, { ownerReferences: [] });
@@ -358,7 +358,7 @@ test('with the annotation, pods that only a restart helps are evicted, one after
   expect(evicted).toHaveLength(2);
 });
 
-test.each(['false', ''])('with the annotation “%s” none is', async (value) => {
+test.each(['false', ''])('no pod is evicted if the annotation is “%s”', async (value) => {
   optIn(value);
   putPod('one');
   start();
@@ -368,7 +368,7 @@ test.each(['false', ''])('with the annotation “%s” none is', async (value) =
   expect(evicted).toEqual([]);
 });
 
-test('a budget that forbids it is asked again', async () => {
+test('an eviction that a disruption budget forbids is retried', async () => {
   optIn('true');
   putPod('one');
   refusal = 429;
@@ -397,7 +397,7 @@ test('a pod that the controller may not evict gets an Event that says so', async
   expect(evicted).toEqual([]);
 });
 
-test('one that its budget kept until it was started again is left alone', async () => {
+test('a pod that was restarted before its disruption budget allowed the eviction is not evicted', async () => {
   optIn('true');
   putPod('one');
   refusal = 429;
@@ -416,7 +416,7 @@ test('one that its budget kept until it was started again is left alone', async 
   expect(evicted).toEqual([]);
 });
 
-test('a block device, and a volume that lives with its pod, too', async () => {
+test('problems of a block device and of an ephemeral volume are reported on their pods', async () => {
   putPod('block');
   const target = `/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/${uidOf('block')}`;
   const inline = 'sv1-00000000-0000-4000-8000-000000000002';
@@ -433,7 +433,7 @@ test('a block device, and a volume that lives with its pod, too', async () => {
   expect((await told('Pod')).join()).toContain('A volume of the pod is unhealthy on node-1');
 });
 
-test('a store says how its mounts are on nodes, and keeps what was said until somebody knows', async () => {
+test('a store has a condition for its mounts on nodes, and keeps it while the health is unknown', async () => {
   const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
   const spec = { uri: it.place('gold') };
   it.api.put(paths.stores, {
@@ -470,7 +470,7 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   );
 });
 
-test('with more unhealthy nodes than a message names, a store is healthy when the next leader has heard of all of them', async () => {
+test('a store with more unhealthy nodes than its message names becomes healthy when all of them have reported to the next leader', async () => {
   const nodes = nodeNames(12);
   for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
   it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: it.place('gold') } });
@@ -502,7 +502,7 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
   expect((await it.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
 });
 
-test('that a store is ill is told of each of its conditions, also at the same moment', async () => {
+test('each condition of a store gets its own Event, also if several change at the same moment', async () => {
   start();
   createStoreHealth({ ...it.parts, mountProblems });
   const put = (status: string): void => {
@@ -518,7 +518,7 @@ test('that a store is ill is told of each of its conditions, also at the same mo
   ]);
 });
 
-test('nonsense from an agent is ignored', async () => {
+test('malformed problems in the answer of an agent are ignored', async () => {
   putPod('web');
   start();
   const nonsense = [

@@ -11,7 +11,7 @@ import { createControllerMetrics } from './metrics.ts';
 const it = controlled();
 const { signal } = new AbortController();
 
-test('says what a controller does, and nothing of what it does not do yet', async () => {
+test('the metrics cover a working leader, and leave out what has not started', async () => {
   let isLeading = false;
   const metrics = createControllerMetrics('1.2.3', () => isLeading);
   const lines = async (): Promise<readonly string[]> =>
@@ -61,7 +61,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   );
 });
 
-test('counts what is asked of the API server, by what became of it', async () => {
+test('calls to the API server are counted by result', async () => {
   const metrics = createControllerMetrics('1', () => false);
   const { access } = it.api;
   using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', observed: metrics.request });

@@ -49,8 +49,8 @@ async function isWell(door: OpenedServer): Promise<void> {
   expect(await door.agents.call('good', get, scopeOf())).toEqual({ good: true });
 }
 
-describe('an agent that is hostile', () => {
-  test('and answers without end is cut off', async () => {
+describe('a hostile agent', () => {
+  test('that answers without end is cut off', async () => {
     const door = await it.open({ maxAnswerBytes: 1 << 20 });
     let sent = 0;
     await answering(door, (stream) => {
@@ -70,7 +70,7 @@ describe('an agent that is hostile', () => {
     await isWell(door);
   });
 
-  test('and answers a byte at a time is not waited for', async () => {
+  test('that answers one byte at a time runs into the deadline', async () => {
     const door = await it.open();
     await answering(door, (stream) => {
       stream.respond({ ':status': 200 });
@@ -119,7 +119,7 @@ describe('an agent that is hostile', () => {
       },
       'agent-lost',
     ],
-  ])('and answers %s is told of', async (_, answer, reason) => {
+  ])('that answers %s causes an error', async (_, answer, reason) => {
     const door = await it.open();
     await answering(door, answer);
     await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
@@ -130,7 +130,7 @@ describe('an agent that is hostile', () => {
     ['garbage', Buffer.from('HTTP/1.1 200 OK\r\n\r\n'.repeat(100))],
     ['frames that are too large', Buffer.from([0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1])],
     ['settings that cannot be', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
-  ])('and says %s is never connected', async (_, bytes) => {
+  ])('that sends %s is never connected', async (_, bytes) => {
     const door = await it.open();
     const stream = await turned(door);
     const ended = once(stream, 'close');
@@ -141,7 +141,7 @@ describe('an agent that is hostile', () => {
     await isWell(door);
   });
 
-  test('and says garbage later is lost', async () => {
+  test('that sends garbage later is disconnected', async () => {
     const door = await it.open();
     const stream = await turned(door);
     stream.resume();
@@ -155,7 +155,7 @@ describe('an agent that is hostile', () => {
     await isWell(door);
   });
 
-  test('and floods with pings is lost, or answered', async () => {
+  test('that floods with pings is disconnected, or answered', async () => {
     const door = await it.open();
     const stream = await turned(door);
     stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
@@ -167,7 +167,7 @@ describe('an agent that is hostile', () => {
     await isWell(door);
   });
 
-  test('and says nothing at all is given up', async () => {
+  test('that sends nothing at all is disconnected', async () => {
     const clock = createFakeClock();
     const door = await it.open({ clock });
     const stream = await turned(door);
@@ -180,7 +180,7 @@ describe('an agent that is hostile', () => {
   });
 });
 
-describe('whoever comes to the door', () => {
+describe('a client of the server', () => {
   async function dialled(door: OpenedServer, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
     const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, ...more };
     const socket = connect(about);
@@ -221,13 +221,13 @@ describe('whoever comes to the door', () => {
     expect(door.agents.nodes()).toEqual([]);
   });
 
-  test('is answered by the API that was hung in', async () => {
+  test('gets its answers from the request handler', async () => {
     const door = await it.open({ handle: (request, response) => response.end(`users, ${request.url}`) });
     expect(await said(door, 'GET /v1/volumes HTTP/1.1\r\nconnection: close\r\n\r\n')).toContain('users, /v1/volumes');
     expect(await said(door, asks({}))).toContain('token-missing');
   });
 
-  test('must speak a TLS of today', async () => {
+  test('must use a current version of TLS', async () => {
     const door = await it.open();
     const old = connect({
       host: '127.0.0.1',
@@ -243,7 +243,7 @@ describe('whoever comes to the door', () => {
     await dialled(door, { maxVersion: 'TLSv1.2' });
   });
 
-  test('and speaks no TLS keeps nothing', async () => {
+  test('that does not speak TLS leaks nothing', async () => {
     const door = await it.open();
     const plain = connectTcp(door.port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
@@ -253,7 +253,7 @@ describe('whoever comes to the door', () => {
     await ended;
   });
 
-  test('finds a renewed certificate, while those who are in stay', async () => {
+  test('gets a renewed certificate, while open connections stay', async () => {
     const door = await it.open({ handle: (_, response) => response.end('here') });
     const before = await dialled(door);
     const renewed = makeCredential(serverNames(testNamespace), Date.now());

@@ -25,7 +25,7 @@ const ok: RequestListener = (_, response) => response.end('{}');
 const get = { method: 'GET', path: '/v1/status' } as const;
 
 describe('an agent', () => {
-  test('waits for a leader, and for what it is known by', async () => {
+  test('waits for a leader, and for the authority of its certificate', async () => {
     const door = await it.open();
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
@@ -41,7 +41,7 @@ describe('an agent', () => {
     await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 
-  test('goes to another who leads, though the first is still there', async () => {
+  test('connects to the next leader, although the first is still running', async () => {
     const [first, second] = [await it.open(), await it.open()];
     it.lead(first);
     it.link({ api: ok });
@@ -51,7 +51,7 @@ describe('an agent', () => {
     await eventually(() => first.agents.nodes()).toEqual([]);
   });
 
-  test('stays while nobody leads, and while the certificate is renewed', async () => {
+  test('stays connected without a leader, and while the certificate is renewed', async () => {
     const door = await it.open();
     it.lead(door);
     it.link({ api: ok });
@@ -68,7 +68,7 @@ describe('an agent', () => {
     expect(it.reviewed).toEqual(['node-1']);
   });
 
-  test('sends the token that it has now, when an earlier one was refused', async () => {
+  test('sends its current token after an earlier one was refused', async () => {
     const door = await it.open();
     it.lead(door);
     it.link({ api: ok });
@@ -79,7 +79,7 @@ describe('an agent', () => {
     await eventually(() => door.agents.nodes()).toContain('node-7');
   });
 
-  test('gives its token to nobody but the leader', async () => {
+  test('sends its token only to the leader', async () => {
     const door = await it.open();
     const other = makeCredential(serverNames(testNamespace), Date.now());
     const heard: Buffer[] = [];
@@ -98,7 +98,7 @@ describe('an agent', () => {
     expect(Buffer.concat(heard).toString()).toBe('');
   });
 
-  test('comes again after the API server was away, and after its door was', async () => {
+  test('reconnects after the API server was away, and after the leader’s server was', async () => {
     const door = await it.open();
     const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
@@ -112,7 +112,7 @@ describe('an agent', () => {
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('notices within 20 s that a connection stands still', async () => {
+  test('notices a stalled connection within 20 s', async () => {
     const clock = createFakeClock();
     const door = await it.open();
     const way = await startCuttableProxy(door.port);
@@ -131,7 +131,7 @@ describe('an agent', () => {
     await eventually(() => link.isConnected).toBe(false);
   });
 
-  test('ends at once, also while it connects', async () => {
+  test('stops at once, also while it connects', async () => {
     const door = await it.open();
     const way = await startCuttableProxy(door.port);
     way.freeze();
@@ -143,7 +143,7 @@ describe('an agent', () => {
   });
 });
 
-describe('a leader that is hostile', () => {
+describe('a hostile leader', () => {
   /** Turns every agent round, and has it. */
   async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
     const credential = makeCredential(serverNames(testNamespace), Date.now());
@@ -200,7 +200,7 @@ describe('a leader that is hostile', () => {
     ['what lies above, and more', { ':path': '/v1/volumes/.?limit=1' }, 404],
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
-  ])('and asks for %s is refused', async (_, headers, status) => {
+  ])('that asks for %s is refused', async (_, headers, status) => {
     const { session } = await leading();
     const reached: string[] = [];
     const api: RequestListener = (request, response) => {
@@ -213,7 +213,7 @@ describe('a leader that is hostile', () => {
     expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
   });
 
-  test('and passes on headers that are not for it has them left out', async () => {
+  test('cannot forward headers that are not allowed', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<unknown>();
     const api: RequestListener = ({ headers }, response) => {
@@ -230,7 +230,7 @@ describe('a leader that is hostile', () => {
     });
   });
 
-  test('and has a store checked can name the network of a pod and no other', async () => {
+  test('can have a store checked only from the network of a pod', async () => {
     const { session } = await leading();
     const seen: string[] = [];
     const api: RequestListener = (request, response) => {
@@ -267,7 +267,7 @@ describe('a leader that is hostile', () => {
     expect(seen).toEqual(passed);
   });
 
-  test('and sends more than a request may be is not read to its end', async () => {
+  test('that sends more than a request may contain is not read to the end', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<number>();
     const api: RequestListener = (request, response) => {
@@ -285,7 +285,7 @@ describe('a leader that is hostile', () => {
     expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);
   });
 
-  test('and sends nonsense is left, and another is gone to', async () => {
+  test('that sends garbage is left for the next leader', async () => {
     const credential = makeCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {

@@ -36,8 +36,8 @@ async function connected(listener: RequestListener = echo, node = 'node-1'): Pro
   return door;
 }
 
-describe('an agent that is connected', () => {
-  test('is asked, and answers', async () => {
+describe('a connected agent', () => {
+  test('gets requests, and answers', async () => {
     const { agents } = await connected();
     expect(await agents.call('node-1', get('/v1/volumes?limit=5'), scopeOf())).toMatchObject({
       method: 'GET',
@@ -57,7 +57,7 @@ describe('an agent that is connected', () => {
     expect(end).not.toHaveProperty('prefer');
   });
 
-  test('answers many at once, each its own, and long ones', async () => {
+  test('answers many concurrent requests, also with long answers', async () => {
     const { agents } = await connected((request, response) => {
       response.writeHead(200).end(JSON.stringify({ url: request.url, text: 'x'.repeat(200_000) }));
     });
@@ -69,7 +69,7 @@ describe('an agent that is connected', () => {
     );
   });
 
-  test('says what is wrong, as it says it', async () => {
+  test('reports its errors unchanged', async () => {
     const { agents } = await connected((_, response) => {
       const problem = { code: 'in-use', reason: 'volume-mounted', detail: 'it is\u202emounted', action: 'Unmount it.' };
       response.writeHead(409, { 'content-type': 'application/problem+json' }).end(JSON.stringify(problem));
@@ -82,12 +82,12 @@ describe('an agent that is connected', () => {
     });
   });
 
-  test('has nothing to say after a deletion', async () => {
+  test('answers a deletion without a body', async () => {
     const { agents } = await connected((_, response) => response.writeHead(204).end());
     expect(await agents.call('node-1', { method: 'DELETE', path: '/v1/volumes/a' }, scopeOf())).toBeUndefined();
   });
 
-  test('whose API is not there says so', async () => {
+  test('without its API answers with an error', async () => {
     const door = await it.open();
     it.lead(door);
     const api: RequestListener = () => {
@@ -112,7 +112,7 @@ describe('an agent that is connected', () => {
     },
   );
 
-  test('is told of to those who follow, as long as they do', async () => {
+  test('is reported to followers, as long as they follow', async () => {
     const door = await it.open();
     const told: string[] = [];
     door.agents.follow(() => {
@@ -131,7 +131,7 @@ describe('an agent that is connected', () => {
   });
 });
 
-test('of two connections of a node the one that was asked for last counts, though it is ready first', async () => {
+test('of two connections of a node the one requested last is used, although it was ready first', async () => {
   const agents = createConnectedAgents({ clock: systemClock(), log: silentLog() });
   onTestFinished(() => agents[Symbol.dispose]());
   const came = ['early', 'late'].map((name, order) => {
@@ -154,7 +154,7 @@ test('of two connections of a node the one that was asked for last counts, thoug
 describe('an agent that does not answer', () => {
   const never: RequestListener = () => undefined;
 
-  test('and is not connected is absent', async () => {
+  test('because it is not connected is absent', async () => {
     const { agents } = await connected();
     await expect(agents.call('node-2', get(), scopeOf())).rejects.toMatchObject({
       code: 'unavailable',
@@ -163,7 +163,7 @@ describe('an agent that does not answer', () => {
     });
   });
 
-  test('in time is not waited for', async () => {
+  test('in time causes an error', async () => {
     const { agents } = await connected(never);
     await expect(agents.call('node-1', { ...get(), deadlineMs: 50 }, scopeOf())).rejects.toMatchObject({
       code: 'deadline',
@@ -172,7 +172,7 @@ describe('an agent that does not answer', () => {
     expect(agents.nodes()).toEqual(['node-1']);
   });
 
-  test('is not waited for by somebody who has gone, and hears of it', async () => {
+  test('does not block a caller that aborts, and sees the abort', async () => {
     const [asked, heard] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
     const { agents } = await connected((request) => {
       request.once('close', () => heard.resolve());
@@ -188,7 +188,7 @@ describe('an agent that does not answer', () => {
     await heard.promise;
   });
 
-  test('because its connection ended is lost, and comes again', async () => {
+  test('because its connection ended is lost, and reconnects', async () => {
     const door = await it.open();
     const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
@@ -219,7 +219,7 @@ describe('an agent that does not answer', () => {
     expect(door.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('on a connection that stands still is noticed within 20 s', async () => {
+  test('on a stalled connection is noticed within 20 s', async () => {
     const clock = createFakeClock();
     const door = await it.open({ clock });
     const way = await startCuttableProxy(door.port);
