@@ -11,7 +11,7 @@ import { type StoreObject, storeObjects } from './store-object.ts';
 export interface Caches {
   /** Indexes: `uid`; `waiting`, the class name of claims without a volume. */
   readonly claims: Cache<PersistentVolumeClaim>;
-  /** Those of our drivers, and unbound ones of others. Indexes: `handle`; `claim`, the claim's uid; `free`, the class name of unbound ones. */
+  /** Those of our drivers, and unbound ones of others. Indexes: `handle`; `claim`, a claim's uid; `free`, the class of unbound ones. */
   readonly volumes: Cache<PersistentVolume>;
   /** Index: `store`, of classes that were created for a Store object. */
   readonly classes: Cache<StorageClass>;

@@ -168,10 +168,10 @@ test.each<[string, () => void]>([
   expect(it.changes()).toEqual([]);
 });
 
-const ill: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
+const unhealthy: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
 const annotation = 'stowage.dev/unhealthy-nodes';
 const calledIll = (nodes: string | undefined): void => {
-  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill] };
+  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, unhealthy] };
   it.api.put(paths.claims, {
     ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
     status,

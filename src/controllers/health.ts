@@ -20,7 +20,7 @@ export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
 /** The type of the condition on claims whose volume was unhealthy at some time. Other claims do not have it. */
 const healthy = 'stowage.dev/Healthy';
 /** The reasons that the CSI external-health-monitor uses. */
-const eventReasons = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
+const eventReasons = { unhealthy: 'VolumeConditionAbnormal', healthy: 'VolumeConditionNormal' } as const;
 const action = 'Monitor';
 
 /** The API server keeps an Event on a pod for an hour. */
@@ -32,10 +32,10 @@ const maxWaitingEvents = 100;
 const busyRetryMs = 2_000;
 
 /**
- * Reports unhealthy volumes, and their recovery, on claims and pods. A condition of the claim has the volume's health, and an annotation the
- * unhealthy nodes. The controller compares with both, so that it reports each change once, also across a change of leader. Each change
- * is an Event on the claim. Pods get only Events, which this process remembers; a new leader reports unhealthy volumes to their pods
- * again.
+ * Reports unhealthy volumes, and their recovery, on claims and pods. A condition of the claim has the volume's health, and an annotation
+ * the unhealthy nodes. The controller compares with both, so that it reports each change once, also across a change of leader. Each
+ * change is an Event on the claim. Pods get only Events, which this process remembers; a new leader reports unhealthy volumes to their
+ * pods again.
  *
  * Kubernetes' own health monitor only writes Events, which expire after an hour; the condition stays. Other controllers, such as the
  * resizer, keep conditions that are not theirs. Nothing is written to the PersistentVolume: users may not be allowed to read it.
@@ -100,7 +100,7 @@ export function createHealth(options: HealthOptions): Controller {
       if (known?.status !== 'False') return true;
       if (nodesNotReported(before, { mountProblems, caches }).length > 0) return false;
       await patchCondition(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
-      const about = { type: 'Normal', reason: eventReasons.well, action, note: claimNote(undefined) } as const;
+      const about = { type: 'Normal', reason: eventReasons.healthy, action, note: claimNote(undefined) } as const;
       events.report({ ...about, regarding: claimReference(claim) });
       return true;
     }
@@ -114,7 +114,12 @@ export function createHealth(options: HealthOptions): Controller {
     const isSaid = known?.status === 'False' && known.reason === condition.reason;
     if (isSaid && known.message === condition.message && textOf(before) === textOf(nodes)) return true;
     await patchCondition(claim, condition, nodes, scope);
-    const about = { type: 'Warning', reason: eventReasons.ill, action, note: claimNote(condition.message) } as const;
+    const about = {
+      type: 'Warning',
+      reason: eventReasons.unhealthy,
+      action,
+      note: claimNote(condition.message),
+    } as const;
     if (!isSaid) events.report({ ...about, regarding: claimReference(claim) });
     return true;
   }
@@ -153,7 +158,7 @@ export function createHealth(options: HealthOptions): Controller {
         ...about,
         regarding: podReference(problem.pod),
         type: 'Warning',
-        reason: eventReasons.ill,
+        reason: eventReasons.unhealthy,
         note,
       });
     }
@@ -164,7 +169,7 @@ export function createHealth(options: HealthOptions): Controller {
         ...about,
         regarding: podReference(problem.pod),
         type: 'Normal',
-        reason: eventReasons.well,
+        reason: eventReasons.healthy,
         note,
       });
     }
@@ -184,14 +189,14 @@ export function createHealth(options: HealthOptions): Controller {
   });
   // The claims that an earlier leader marked as unhealthy.
   controller.follow(caches.claims, (claim) => {
-    const isIll = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
+    const isUnhealthy = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
     const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;
-    return isIll === true && handle !== undefined ? [handle] : [];
+    return isUnhealthy === true && handle !== undefined ? [handle] : [];
   });
   controller.follow(caches.volumes, ({ spec: { csi, claimRef } }) => {
     const conditions = claimOf(claimRef)?.status?.conditions ?? [];
-    const isIll = conditions.some(({ type, status }) => type === healthy && status === 'False');
-    return isIll && csi !== undefined ? [csi.volumeHandle] : [];
+    const isUnhealthy = conditions.some(({ type, status }) => type === healthy && status === 'False');
+    return isUnhealthy && csi !== undefined ? [csi.volumeHandle] : [];
   });
   controller.follow(caches.nodes, () => []);
   return controller;

@@ -16,7 +16,7 @@ export const provisionedBy = 'pv.kubernetes.io/provisioned-by';
 export const selectedNode = 'volume.kubernetes.io/selected-node';
 /** The annotation is older than the field `storageClassName`, and takes precedence. */
 const classAnnotation = 'volume.beta.kubernetes.io/storage-class';
-/** On a PersistentVolume: the identity of the store on which its volume was created. A Store of that name may later be at another location. */
+/** On a PersistentVolume: the identity of its volume's store. A Store of that name may later be at another location. */
 export const storeIdentity = 'stowage.dev/store-identity';
 /** On objects that the controller creates for a Store object. */
 export const storeLabel = 'stowage.dev/store';

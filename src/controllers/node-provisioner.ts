@@ -54,10 +54,10 @@ const reasonsForAnotherNode = new Set([
 ]);
 
 /**
- * The provisioner for stores that belong to nodes. Their agents create the volumes, with the claim's UID as the request id, so that each agent
- * creates at most one volume for a claim. Two nodes may each create one if the node changes while the result of the first request is unknown.
- * Only one of them becomes the PersistentVolume, whose name is derived from the UID; `node-volumes.ts` deletes the other, now or when its
- * agent is back. Waiting for that agent instead would let one machine that is off block its claims.
+ * The provisioner for stores that belong to nodes. Their agents create the volumes, with the claim's UID as the request id, so that each
+ * agent creates at most one volume for a claim. Two nodes may each create one if the node changes while the result of the first request
+ * is unknown. Only one of them becomes the PersistentVolume, whose name is derived from the UID; `node-volumes.ts` deletes the other, now
+ * or when its agent is back. Waiting for that agent instead would let one machine that is off block its claims.
  */
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;

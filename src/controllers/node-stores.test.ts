@@ -102,7 +102,7 @@ test('reports about a store are dropped when its Store object moves it, and the 
   // It follows a moment later, in which it is asked.
   await eventually(asked).toBeGreaterThan(3);
   expect(view()?.get('disks')?.identity).toBe('before');
-  // What it has followed need not be seen from here: whoever waits for it has to try.
+  // Whether the agent has applied the change need not show in its report, so waiting claims have to retry.
   expect(told.length).toBeGreaterThan(2);
   identity = 'after';
   await eventually(() => view()?.get('disks')?.identity).toBe('after');

@@ -209,7 +209,7 @@ describe('a claim', () => {
     it.api.put(paths.classes, aClass());
     const told: unknown[] = [];
     it.api.intercept = ({ method, url = '' }, response) => {
-      // The list of what is there is answered, and of what changes nothing is told.
+      // The list is answered, but the watch reports no changes.
       if (method !== 'GET' || !url.startsWith(`${paths.volumes}?`) || !url.includes('watch=true')) return false;
       response.writeHead(200, { 'content-type': 'application/json' }).flushHeaders();
       told.push(response);

@@ -77,7 +77,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
     return done;
   }
 
-  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by Stowage's admission policy, or for lack of rights. */
+  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by the admission policy, or for lack of rights. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
     { signal, log }: Scope,

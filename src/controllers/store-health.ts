@@ -26,7 +26,7 @@ export interface MountsReport {
   readonly nodes: UnhealthyNodes;
 }
 
-/** The conditions whose changes become Events on the store. Each has its own action, so an Event for one does not replace one for the other. */
+/** The conditions whose changes become Events on the store. Each has its own action, so their Events do not replace each other. */
 const reportedConditions = [
   { type: 'Ready', action: 'Monitor' },
   { type: 'MountsHealthy', action: 'MonitorMounts' },

@@ -12,8 +12,8 @@ interface AgentCall {
 }
 
 /**
- * All calls that agents accept from a controller, for itself and for users whose requests it forwards. An agent can do anything on its node,
- * but a compromised controller must be limited to these calls: it cannot create stores, mounts or tokens. Both sides refuse other
+ * All calls that agents accept from a controller, for itself and for users whose requests it forwards. An agent can do anything on its
+ * node, but a compromised controller must be limited to these calls: it cannot create stores, mounts or tokens. Both sides refuse other
  * calls.
  */
 export const agentCalls: readonly AgentCall[] = [

@@ -26,7 +26,7 @@ const get = { method: 'GET', path: '/v1/status' } as const;
 
 describe('an agent', () => {
   test('waits for a leader, and for the authority of its certificate', async () => {
-    const door = await it.open();
+    const leader = await it.open();
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     // As one is that has no address.
@@ -37,8 +37,8 @@ describe('an agent', () => {
       ports: null,
     } as never);
     expect(link.isConnected).toBe(false);
-    it.lead(door);
-    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+    it.lead(leader);
+    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 
   test('connects to the next leader, although the first is still running', async () => {
@@ -52,35 +52,35 @@ describe('an agent', () => {
   });
 
   test('stays connected without a leader, and while the certificate is renewed', async () => {
-    const door = await it.open();
-    it.lead(door);
+    const leader = await it.open();
+    it.lead(leader);
     it.link({ api: ok });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     const told: string[] = [];
-    onTestFinished(door.agents.follow((node) => told.push(node)));
+    onTestFinished(leader.agents.follow((node) => told.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    door.door.use(renewed);
-    const after: OpenedServer = { ...door, credential: renewed };
+    leader.door.use(renewed);
+    const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
-    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     expect(told).toEqual([]);
     expect(it.reviewed).toEqual(['node-1']);
   });
 
   test('sends its current token after an earlier one was refused', async () => {
-    const door = await it.open();
-    it.lead(door);
+    const leader = await it.open();
+    it.lead(leader);
     it.link({ api: ok });
     writeFileSync(it.tokenFile, agentToken(''));
     // The first may have been read before.
     await eventually(() => it.reviewed.length).toBeGreaterThan(0);
     writeFileSync(it.tokenFile, agentToken('node-7'));
-    await eventually(() => door.agents.nodes()).toContain('node-7');
+    await eventually(() => leader.agents.nodes()).toContain('node-7');
   });
 
   test('sends its token only to the leader', async () => {
-    const door = await it.open();
+    const leader = await it.open();
     const other = makeCredential(serverNames(testNamespace), Date.now());
     const heard: Buffer[] = [];
     const dialled = Promise.withResolvers<void>();
@@ -90,39 +90,39 @@ describe('an agent', () => {
     impostor.on('tlsClientError', () => undefined);
     onTestFinished(() => void impostor.close());
     await once(impostor, 'listening');
-    it.lead(door, (impostor.address() as AddressInfo).port);
+    it.lead(leader, (impostor.address() as AddressInfo).port);
     const link = it.link({ api: ok });
     await dialled.promise;
-    it.lead(door);
+    it.lead(leader);
     await eventually(() => link.isConnected).toBe(true);
     expect(Buffer.concat(heard).toString()).toBe('');
   });
 
   test('reconnects after the API server was away, and after the leader’s server was', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     it.link({ api: ok });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     await it.api.down();
-    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     way.cut();
-    await eventually(() => door.agents.nodes()).toEqual([]);
+    await eventually(() => leader.agents.nodes()).toEqual([]);
     await it.api.up();
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
   test('notices a stalled connection within 20 s', async () => {
     const clock = createFakeClock();
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     const link = it.link({ api: ok, clock });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
       // The first is answered when its ping was read, and the second is asked when that was answered.
-      for (let n = 0; n < 2; n++) expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+      for (let n = 0; n < 2; n++) expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     }
     way.freeze();
     clock.advance(10_000);
@@ -132,10 +132,10 @@ describe('an agent', () => {
   });
 
   test('stops at once, also while it connects', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
     way.freeze();
-    it.lead(door, way.port);
+    it.lead(leader, way.port);
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     await link[Symbol.asyncDispose]();
@@ -159,8 +159,8 @@ describe('a hostile leader', () => {
     });
     await once(server, 'listening');
     onTestFinished(() => void server.close());
-    const door = await it.open();
-    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    const leader = await it.open();
+    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
     return { session: got.promise, server };
   }
 
@@ -298,12 +298,12 @@ describe('a hostile leader', () => {
       server.close();
       server.closeAllConnections();
     });
-    const door = await it.open();
+    const leader = await it.open();
     const turned = once(server, 'upgrade');
-    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
     const link = it.link({ api: ok });
     await turned;
-    it.lead(door);
-    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+    it.lead(leader);
+    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 });

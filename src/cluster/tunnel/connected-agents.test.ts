@@ -29,11 +29,11 @@ const echo: RequestListener = (request, response) => {
 const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
 
 async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedServer> {
-  const door = await it.open();
-  it.lead(door);
+  const leader = await it.open();
+  it.lead(leader);
   it.link({ node, api: listener });
-  await eventually(() => door.agents.nodes()).toEqual([node]);
-  return door;
+  await eventually(() => leader.agents.nodes()).toEqual([node]);
+  return leader;
 }
 
 describe('a connected agent', () => {
@@ -88,14 +88,14 @@ describe('a connected agent', () => {
   });
 
   test('without its API answers with an error', async () => {
-    const door = await it.open();
-    it.lead(door);
+    const leader = await it.open();
+    it.lead(leader);
     const api: RequestListener = () => {
       throw new Error('not yet');
     };
     it.link({ api });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    await expect(door.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    await expect(leader.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'agent-not-serving',
     });
@@ -113,20 +113,20 @@ describe('a connected agent', () => {
   );
 
   test('is reported to followers, as long as they follow', async () => {
-    const door = await it.open();
+    const leader = await it.open();
     const told: string[] = [];
-    door.agents.follow(() => {
+    leader.agents.follow(() => {
       throw new Error('not your concern');
     });
-    const end = door.agents.follow((node) => told.push(`${node} ${door.agents.nodes().length}`));
-    it.lead(door);
+    const end = leader.agents.follow((node) => told.push(`${node} ${leader.agents.nodes().length}`));
+    it.lead(leader);
     const link = it.link({ api: echo });
     await eventually(() => told).toEqual(['node-1 1']);
     await link[Symbol.asyncDispose]();
     await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
     end();
     it.link({ api: echo });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     expect(told).toHaveLength(2);
   });
 });
@@ -189,54 +189,54 @@ describe('an agent that does not answer', () => {
   });
 
   test('because its connection ended is lost, and reconnects', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     const asked = Promise.withResolvers<void>();
     it.link({ api: () => asked.resolve() });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    const asking = door.agents.call('node-1', get(), scopeOf());
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    const asking = leader.agents.call('node-1', get(), scopeOf());
     await asked.promise;
     way.cut();
     await expect(asking).rejects.toMatchObject({ code: 'unavailable', reason: 'agent-lost' });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
   test('because its connection was replaced is lost', async () => {
-    const door = await it.open();
-    it.lead(door);
+    const leader = await it.open();
+    it.lead(leader);
     const asked = Promise.withResolvers<void>();
     const first = it.link({ api: () => asked.resolve() });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    const asking = door.agents.call('node-1', get(), scopeOf());
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    const asking = leader.agents.call('node-1', get(), scopeOf());
     const told: string[] = [];
-    onTestFinished(door.agents.follow((node) => told.push(node)));
+    onTestFinished(leader.agents.follow((node) => told.push(node)));
     await asked.promise;
     it.link({ api: echo });
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await first[Symbol.asyncDispose]();
-    expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
-    expect(door.agents.nodes()).toEqual(['node-1']);
+    expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+    expect(leader.agents.nodes()).toEqual(['node-1']);
   });
 
   test('on a stalled connection is noticed within 20 s', async () => {
     const clock = createFakeClock();
-    const door = await it.open({ clock });
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open({ clock });
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     it.link({ api: echo });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     // It answers, and goes on.
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
-      expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+      expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
     }
     way.freeze();
-    const asking = door.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());
+    const asking = leader.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());
     clock.advance(10_000);
-    expect(door.agents.nodes()).toEqual(['node-1']);
+    expect(leader.agents.nodes()).toEqual(['node-1']);
     clock.advance(10_000);
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
-    await eventually(() => door.agents.nodes()).toEqual([]);
+    await eventually(() => leader.agents.nodes()).toEqual([]);
   });
 });
