@@ -265,7 +265,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     {
       rights: ['get endpointslices stowage-leader', 'get endpoints stowage'],
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the service leads here');
+        await expect.poll(controller.output, wait).toContain('the Service points to this process');
         await controller.stop();
       },
     },
@@ -274,7 +274,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
       rights: ['create subjectaccessreviews', 'patch configmaps stowage-nodes'],
       before: () => remove('configmap/stowage-nodes', 'endpointslice/stowage-leader'),
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the service leads here');
+        await expect.poll(controller.output, wait).toContain('the Service points to this process');
         await asViewer('/v1/stores');
       },
     },
@@ -354,7 +354,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
       await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
     }
     await using controller = await start();
-    await expect.poll(controller.output, wait).toContain('the service leads here');
+    await expect.poll(controller.output, wait).toContain('the Service points to this process');
     expect(controller.output()).not.toMatch(/cannot \w+ resource \\"secrets/);
   }, 200_000);
 });

@@ -43,7 +43,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
         const pod = await podOf('quiet');
         await expect
           .poll(() => fixture.eventsOf(pod), pollOptions)
-          .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is ill on node-1");
+          .toContain("Warning VolumeConditionAbnormal: The volume of claim 'quiet' is unhealthy on node-1");
       } finally {
         fixture.filer.thaw();
       }
@@ -52,7 +52,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
       expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
       await expect
         .poll(() => fixture.eventsOf('quiet'), pollOptions)
-        .toContain('Normal VolumeConditionNormal: The volume is well');
+        .toContain('Normal VolumeConditionNormal: The volume is healthy');
       expect(await fixture.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
     },
     longTimeoutMs,

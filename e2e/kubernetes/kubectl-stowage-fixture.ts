@@ -132,7 +132,7 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
   const state = ['--state', join(folder, 'c')];
   const env = { POD_NAME: pod, POD_IP: addresses.controlPlane };
   const controller = start('controller', env, 'controller', ...common, ...state, '--listen', listen);
-  await saying('controller', controller, 'the service leads here');
+  await saying('controller', controller, 'the Service points to this process');
   const forward = stack.use(
     await startForward(cluster.network.inside, { host: addresses.controlPlane, port: doorPort }, 'door'),
   );

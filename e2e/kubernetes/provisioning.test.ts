@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
       const [made] = await list('pv');
       expect(onStore()).toEqual([made?.metadata.name]);
-      expect(await notes('cart')).toContain(`Volume 'silver/${made?.metadata.name}' was made`);
+      expect(await notes('cart')).toContain(`Created volume 'silver/${made?.metadata.name}'`);
       const address = /health at (\S+)/.exec(controller.output())?.[1] ?? '';
       for (const path of ['healthz', 'readyz']) expect((await fetch(`${address}/${path}`)).status).toBe(200);
       const more = JSON.stringify({ spec: { resources: { requests: { storage: '2Gi' } } } });

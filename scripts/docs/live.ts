@@ -46,7 +46,7 @@ export async function askController(): Promise<string> {
   const metrics = createControllerMetrics('', () => true);
   metrics.request({ verb: 'get', code: '200' });
   const nothing: Events = { waiting: 0, dropped: 0, report: () => undefined, run: async () => undefined };
-  const events = metrics.counting(nothing);
+  const events = metrics.countEvents(nothing);
   events.report({ regarding: {}, type: 'Normal', reason: 'Example', action: 'Example', note: '' });
   let timed = (_seconds: number): void => undefined;
   const counts = { done: 1, again: 0, retried: 0, terminal: 0, waiting: 0, running: 0, delayed: 0 };
@@ -55,13 +55,13 @@ export async function askController(): Promise<string> {
     add: () => undefined,
     follow: () => undefined,
     counts: () => counts,
-    timed: (listener: (seconds: number) => void) => {
+    onDuration: (listener: (seconds: number) => void) => {
       timed = listener;
     },
     run: async () => undefined,
   };
   const caches = { claims: { size: 0, synced: true } };
-  metrics.working({ controllers: [controller], caches, agents: { nodes: () => [] }, events });
+  metrics.startLeading({ controllers: [controller], caches, agents: { nodes: () => [] }, events });
   timed(0);
   return await metrics.text();
 }

@@ -7,17 +7,16 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ControllerOptions } from '#cli/io.ts';
-import type { Handle } from '#cluster/server/tls-server.ts';
+import type { RequestHandler } from '#cluster/server/tls-server.ts';
 import { createCaches } from '#controllers/caches.ts';
 import { createCapacity } from '#controllers/capacity.ts';
 import { createDeleting } from '#controllers/deleting.ts';
 import { createHealth } from '#controllers/health.ts';
-import { createLooks } from '#controllers/health-looks.ts';
-import { createStoreHealth } from '#controllers/health-stores.ts';
 import type { Controller } from '#controllers/machinery/controller.ts';
 import { createEvents, type Events } from '#controllers/machinery/events.ts';
 import { createLeader, LeadershipLost } from '#controllers/machinery/leader.ts';
 import { type ControllerMetrics, createControllerMetrics } from '#controllers/metrics.ts';
+import { createMountProblems } from '#controllers/mount-problems.ts';
 import { createNodeLoss } from '#controllers/node-loss.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeStores } from '#controllers/node-stores.ts';
@@ -27,6 +26,7 @@ import { createCoreProvisioner, createWhyNotOpen } from '#controllers/provisione
 import { createProvisioning } from '#controllers/provisioning.ts';
 import { createResizing } from '#controllers/resizing.ts';
 import { createRestarts } from '#controllers/restarts.ts';
+import { createStoreHealth } from '#controllers/store-health.ts';
 import { createStoresController } from '#controllers/stores.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -141,10 +141,10 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
   const { core } = running;
   const caches = createCaches(client, clock);
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
-  const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
+  const events = parts.metrics.countEvents(createEvents({ client, clock, ...about }));
   // The API for users needs the agents, and the agents' server needs the API.
   const late: { api?: ClusterApi } = {};
-  const handle = (): Handle => (request, response) => late.api?.handle(request, response);
+  const handle = (): RequestHandler => (request, response) => late.api?.handle(request, response);
   const server = createLeaderServer({ ...parts.server, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
   const { agents } = server;
@@ -158,9 +158,9 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
   const provisioners = new Map([file, local].map((one) => [one.driver, one]));
   const common = { ...base, nodeStores, provisioners };
   const capacity = createCapacity({ ...base, stores: nodeStores });
-  const looks = createLooks(base);
+  const mountProblems = createMountProblems(base);
   const restarts = createRestarts(base);
-  const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, looks }) });
+  const stores = createStoresController({ ...common, storeHealth: createStoreHealth({ ...base, mountProblems }) });
   const others = [
     createProvisioning(common),
     createDeleting(common),
@@ -170,11 +170,11 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
     nodeStores,
     nodeVolumes,
     capacity,
-    looks,
+    mountProblems,
     restarts,
-    createHealth({ ...base, looks, restarts }),
+    createHealth({ ...base, mountProblems, restarts }),
   ];
-  parts.metrics.working({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
+  parts.metrics.startLeading({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
   const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
   const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(beside));

@@ -5,12 +5,12 @@ import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
-import { keepCredentials } from '#cluster/leader/credentials.ts';
-import { keepLeaderSlice, removeLeaderSlice } from '#cluster/leader/endpoint-slice.ts';
-import { keepLeaderEndpoints, removeLeaderEndpoints } from '#cluster/leader/endpoints.ts';
+import { maintainCredentials } from '#cluster/leader/credentials.ts';
+import { maintainLeaderSlice, removeLeaderSlice } from '#cluster/leader/endpoint-slice.ts';
+import { maintainLeaderEndpoints, removeLeaderEndpoints } from '#cluster/leader/endpoints.ts';
 import { createPodHandler } from '#cluster/pods/pod-handler.ts';
 import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
-import { createTlsServer, type Handle, nothingHere, type TlsServer } from '#cluster/server/tls-server.ts';
+import { createTlsServer, type RequestHandler, refuseUnknownPath, type TlsServer } from '#cluster/server/tls-server.ts';
 import { createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import type { Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
@@ -53,7 +53,7 @@ export interface LeaderServerOptions {
   /** A Secret with a certificate that somebody else maintains. */
   readonly tlsSecret?: string | undefined;
   /** Handles the requests of users: all that are not from agents. */
-  readonly handle?: ((agents: Agents) => Handle) | undefined;
+  readonly handle?: ((agents: Agents) => RequestHandler) | undefined;
 }
 
 /** The leader's server for agents and users. */
@@ -85,20 +85,24 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
     const reviews = createAgentReviews(client, clock);
     const turn = createAgentAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
     const questions = { ...common, log, reviews, signal: beside.signal };
-    const door = createTlsServer({ clock, turn, handle: createPodHandler(questions, handle?.(agents) ?? nothingHere) });
+    const door = createTlsServer({
+      clock,
+      onUpgrade: turn,
+      onRequest: createPodHandler(questions, handle?.(agents) ?? refuseUnknownPath),
+    });
     const first = Promise.withResolvers<void>();
     const use: TlsServer['use'] = (credential) => {
       door.use(credential);
       first.resolve();
     };
     const either = AbortSignal.any([scope.signal, stop]);
-    const keeping = [keepCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
+    const keeping = [maintainCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
     try {
       await Promise.race([first.promise, aborted(either)]);
       if (either.aborted) return;
       const slice = { ...common, address: at.address, port: await listen(door, at) };
       const behind = { ...slice, pod: at.pod };
-      keeping.push(keepLeaderSlice(slice, beside), keepLeaderEndpoints(behind, beside));
+      keeping.push(maintainLeaderSlice(slice, beside), maintainLeaderEndpoints(behind, beside));
       await aborted(either);
       ending.abort();
       await Promise.all(keeping);

@@ -5,7 +5,7 @@ import { answerBare, type BareAnswer, refusingUnparsable } from '#base/http-pars
 import { problemDocument, problemType } from '#base/problem.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
-/** RFC 9457, as everywhere in the API. */
+/** A problem document (RFC 9457), as everywhere in the API. */
 export function problemOf(thrown: unknown, status?: number): BareAnswer {
   const { code, reason, message, action } = stowageError(thrown);
   const requestId = randomUUID();
@@ -33,8 +33,8 @@ export function refuse(response: ServerResponse, thrown: unknown, status?: numbe
   response.writeHead(problem.status, problem.headers).end(problem.body);
 }
 
-/** On a connection on which nothing else can be answered any more; it ends with it. */
-export function refuseBare(socket: Duplex, thrown: unknown): void {
+/** Answers on a raw socket, and closes the connection. */
+export function refuseOnSocket(socket: Duplex, thrown: unknown): void {
   answerBare(socket, problemOf(thrown));
 }
 
@@ -54,7 +54,7 @@ const malformed = (): StowageError =>
 
 export const refuseUnparsable = refusingUnparsable((status) => problemOf(malformed(), status));
 
-/** `Expect:` with anything but 100-continue. */
+/** Refuses `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
   const unknown = new StowageError('the Expect header asks for something unknown', {
     code: 'invalid',

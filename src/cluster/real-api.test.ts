@@ -17,8 +17,8 @@ import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/
 import { createAgentReviews } from './auth/agent-reviews.ts';
 import { createTokenReviews, nodeOfAgent } from './auth/token-reviews.ts';
 import { type Credential, readCredential } from './leader/certificate.ts';
-import { keepCredentials } from './leader/credentials.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
+import { maintainCredentials } from './leader/credentials.ts';
+import { maintainLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
 import { audiences, serverNames } from './names.ts';
 
 const clock = systemClock();
@@ -147,7 +147,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
             ),
           aBitLonger,
         )
-        .toBe('Kubernetes does not vouch for the token');
+        .toBe('Kubernetes does not accept the token');
     });
   });
 
@@ -158,8 +158,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const common = { client, clock, namespace };
     const own = { ...common, address: '10.0.0.5', port: 8443 };
     const running = [
-      keepCredentials({ ...common, use: (one) => void used.push(one) }, scope),
-      keepLeaderSlice(own, scope),
+      maintainCredentials({ ...common, use: (one) => void used.push(one) }, scope),
+      maintainLeaderSlice(own, scope),
     ];
     const slice = () => client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
     await expect.poll(() => used.length, wait).toBe(1);
@@ -185,7 +185,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect((await slice()).metadata.resourceVersion).toBe(resourceVersion);
     const next = new AbortController();
     const other = { ...common, address: 'fd00::5', port: 8443 };
-    const after = keepLeaderSlice(other, scopeOf(next.signal));
+    const after = maintainLeaderSlice(other, scopeOf(next.signal));
     await expect.poll(slice, wait).toMatchObject({ addressType: 'IPv6', endpoints: [{ addresses: ['fd00::5'] }] });
     next.abort();
     await after;
@@ -282,7 +282,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('goes to the next leader when the first is killed, and comes back after its node was cut off', async () => {
       const first = await controller(8443);
-      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
       const link = await agent();
       await isConnected(link, 8443);
@@ -313,7 +313,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('notices a leader that stands still, and goes to the next', async () => {
       const first = await controller(8443);
-      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
       const link = await agent();
       await isConnected(link, 8443);

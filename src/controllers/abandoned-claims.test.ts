@@ -12,7 +12,7 @@ const it = controllerFixture();
 const made = () => it.list(persistentVolumes);
 
 describe('a claim', () => {
-  test('that is deleted while its volume is made leaves nothing', async () => {
+  test('that is deleted while its volume is created leaves no volume behind', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     let refused = 0;
@@ -53,7 +53,7 @@ describe('a claim', () => {
     ['store and name', 'as the cache knows'],
     ['id', 'as only the API server knows'],
     ['store and name', 'as only the API server knows'],
-  ])('that is given its volume by hand, by its %s, keeps it, %s', async (by, who) => {
+  ])('keeps a volume that somebody bound to it by hand by its %s, %s', async (by, who) => {
     const controller = await refusedOnce('cart');
     const [volume] = await it.volumes();
     const csi = {
@@ -79,7 +79,7 @@ describe('a claim', () => {
     expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
   });
 
-  test('that is gone leaves a volume that somebody has written to', async () => {
+  test('that was deleted leaves its volume behind if the volume has data', async () => {
     const controller = await refusedOnce('cart');
     writeFileSync(join(it.silver, 'pvc-uid-of-cart', 'file'), 'x');
     it.api.remove(paths.claims, 'cart');
@@ -88,7 +88,7 @@ describe('a claim', () => {
     expect(readdirSync(join(it.silver, 'pvc-uid-of-cart'))).toEqual(['file']);
   });
 
-  test('that is gone is forgotten when its volume is taken back', async () => {
+  test('that was deleted is forgotten after the cleanup of its volume', async () => {
     const controller = await refusedOnce('cart');
     it.api.remove(paths.claims, 'cart');
     await eventually(() => it.volumes()).toEqual([]);
@@ -99,7 +99,7 @@ describe('a claim', () => {
     expect(looks()).toBe(1);
   });
 
-  test('that only the cache has lost keeps its volume', async () => {
+  test('keeps its volume if only the cache misses the claim', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     let refused = 0;
@@ -125,7 +125,7 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
   });
 
-  test('that the cache had lost is not made while it is looked whether it is gone', async () => {
+  test('gets no volume while the cleanup checks whether the claim still exists', async () => {
     const controller = await refusedOnce('cart');
     const asking = Promise.withResolvers<ServerResponse>();
     it.api.intercept = ({ method, url }, response) => {
@@ -145,7 +145,7 @@ describe('a claim', () => {
   });
 });
 
-describe('a claim of the same name as one that is gone', () => {
+describe('a claim with the same name as a deleted one', () => {
   const second = (): AnyObject => aClaim('cart', {}, { uid: 'uid-of-second' });
   const failed = async (): Promise<readonly (string | undefined)[]> =>
     (await it.list(events))
@@ -153,7 +153,7 @@ describe('a claim of the same name as one that is gone', () => {
       .map(({ regarding }) => regarding.uid);
   const isWritten = (body: string): boolean => body.includes('"pvc-uid-of-cart"');
 
-  test('has nothing to do with what was begun for that, nor with how it failed', async () => {
+  test('does not wait for the cleanup of the deleted one, nor for its backoff', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     const writing = Promise.withResolvers<ServerResponse>();
@@ -177,7 +177,7 @@ describe('a claim of the same name as one that is gone', () => {
     expect(await failed()).toEqual([]);
   });
 
-  test('gets the same name for its volume as soon as that is taken back', async () => {
+  test('gets the same volume name as soon as the first volume is deleted', async () => {
     it.api.put(paths.classes, aClass('fast', { parameters: { store: 'silver', nameTemplate: '{namespace}-{name}' } }));
     it.api.put(paths.claims, aClaim('cart'));
     let isSilent = true;

@@ -1,67 +1,72 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { createIsHad } from './handles.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { createHasPersistentVolume } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Done, done } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
 
-/** A volume that is being made; disposed of when that is over, however it went. */
-export interface Making extends Disposable {
-  /** Its PersistentVolume is there: what becomes of it is for others to see. */
+/** A volume that is being created. Dispose of it when the creation has succeeded or failed. */
+export interface VolumeCreation extends Disposable {
+  /** The PersistentVolume is written; other controllers take over. */
   written(): void;
 }
 
 /**
- * What was begun for claims that are gone by now, or have another volume. It is known by their UIDs, and is work of its own, with keys of
- * its own: whoever has deleted a claim and made it anew does not wait for what was of the first, and is not told of it. What
- * another leader began is found by those who look for volumes that nobody claims.
+ * Cleans up after claims that were deleted, or got another volume, before their PersistentVolume was written. The work has keys of its own,
+ * with the claim's UID: a claim that is recreated under the same name does not wait for the cleanup of the first one, and gets no
+ * Events about it. The controllers of orphans find what another leader left.
  */
 export interface AbandonedClaims {
-  /** From now on something may be there. Undefined: what was there is being taken back at this moment. */
-  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): Making | undefined;
-  /** What there is to take back when this changes. */
+  /** Call it before creating a volume. Undefined while an earlier volume of the claim is being deleted. */
+  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): VolumeCreation | undefined;
+  /** The cleanup keys to reconcile after a change of this claim. */
   keysOf(claim: PersistentVolumeClaim): readonly string[];
   isKey(key: string): boolean;
   reconcile(key: string, scope: Scope): Promise<Done>;
 }
 
-/** Of a claim whose PersistentVolume is not known to be written. */
-interface Begun {
+/** A volume of a claim whose PersistentVolume may not be written. */
+interface UnwrittenVolume {
   readonly provisioner: Provisioner;
-  /** It is made or taken back: never both at a time. */
+  /** It is being created or deleted, never both at a time. */
   isBusy: boolean;
 }
 
-/** No name of Kubernetes has it. */
-const mark = '#';
+/** Names in Kubernetes cannot contain it. */
+const separator = '#';
 
-/** `add` is called with keys to look at: its own, and those of claims that may have waited for a name. */
+/** `add` enqueues a key: a cleanup key, or that of a claim that may have waited for a volume name. */
 export function createAbandonedClaims(
   { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
   add: (key: string) => void,
 ): AbandonedClaims {
-  const isHad = createIsHad(client, caches);
+  const hasPersistentVolume = createHasPersistentVolume(client, caches);
   /** By the UID of the claim. */
-  const begun = new Map<string, Begun>();
+  const unwritten = new Map<string, UnwrittenVolume>();
 
   function keysOf({ metadata }: PersistentVolumeClaim): readonly string[] {
     const { uid = '' } = metadata;
     const key = keyOf({ metadata });
-    return begun.has(uid) && !isStill(caches.claims.get(key), uid) ? [`${key}${mark}${uid}`] : [];
+    return unwritten.has(uid) && !isUnbound(caches.claims.get(key), uid) ? [`${key}${separator}${uid}`] : [];
   }
 
-  /** What the cache says of a claim is not enough to destroy something for. Gives whether it is over. */
-  async function takeBack(key: string, uid: string, { provisioner }: Begun, scope: Scope): Promise<boolean> {
+  /** Asks the API server for the claim before deleting anything, since the cache may be behind. Returns whether the cleanup is done. */
+  async function deleteAbandoned(
+    key: string,
+    uid: string,
+    { provisioner }: UnwrittenVolume,
+    scope: Scope,
+  ): Promise<boolean> {
     const [namespace = '', name = ''] = key.split('/');
-    const claim = await found(client.get(claims, { namespace, name }, scope.signal));
-    if (isStill(claim, uid)) return false;
-    const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
+    const claim = await ignoreNotFound(client.get(claims, { namespace, name }, scope.signal));
+    if (isUnbound(claim, uid)) return false;
+    const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
     if (volume === undefined) {
-      scope.log.info('nobody claims it any more: what was made is taken away, unless somebody has it', { uid });
-      await provisioner.takeBack(uid, isHad, scope);
+      scope.log.info('deleting the volume of an abandoned claim, unless a PersistentVolume refers to it', { uid });
+      await provisioner.deleteAbandoned(uid, hasPersistentVolume, scope);
     }
     return true;
   }
@@ -69,38 +74,38 @@ export function createAbandonedClaims(
   return {
     begin: (claim, provisioner) => {
       const { uid = '' } = claim.metadata;
-      if (begun.get(uid)?.isBusy === true) return undefined;
-      const mine: Begun = { provisioner, isBusy: true };
-      begun.set(uid, mine);
+      if (unwritten.get(uid)?.isBusy === true) return undefined;
+      const mine: UnwrittenVolume = { provisioner, isBusy: true };
+      unwritten.set(uid, mine);
       return {
-        written: () => void begun.delete(uid),
+        written: () => void unwritten.delete(uid),
         [Symbol.dispose]: () => {
           mine.isBusy = false;
-          // It went while it was made, and then nobody could take it back.
+          // The claim may have been deleted during the creation, when cleanup was not possible.
           for (const key of keysOf(claim)) add(key);
         },
       };
     },
     keysOf,
-    isKey: (key) => key.includes(mark),
+    isKey: (key) => key.includes(separator),
     reconcile: async (own, scope) => {
-      const [key = '', uid = ''] = own.split(mark);
-      const mine = begun.get(uid);
-      if (mine === undefined || mine.isBusy || isStill(caches.claims.get(key), uid)) return done;
+      const [key = '', uid = ''] = own.split(separator);
+      const mine = unwritten.get(uid);
+      if (mine === undefined || mine.isBusy || isUnbound(caches.claims.get(key), uid)) return done;
       mine.isBusy = true;
       try {
-        if (!(await takeBack(key, uid, mine, scope))) return done;
+        if (!(await deleteAbandoned(key, uid, mine, scope))) return done;
       } finally {
         mine.isBusy = false;
       }
-      begun.delete(uid);
-      // One that was made anew may have been refused for the name of this volume.
+      unwritten.delete(uid);
+      // A recreated claim may have failed because this volume had its name.
       add(key);
       return done;
     },
   };
 }
 
-/** It is the same claim, and has no volume yet. */
-const isStill = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
+/** Whether the claim still exists and has no volume yet. */
+const isUnbound = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
   claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';

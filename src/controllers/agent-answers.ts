@@ -3,29 +3,29 @@ import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { roomForVolumes } from '#core/store-limits.ts';
 
-/** What is used of the answers of an agent's REST API. An agent speaks for its own node, and what it says is looked at all the same. */
+/** The fields in use of a volume in an agent's answer. An agent is trusted only about its own node, and every answer is validated. */
 export type AgentVolume = Pick<Volume, 'id' | 'name' | 'store' | 'bytes' | 'access' | 'labels' | 'createdAt'>;
 
 /** A store as one node has it. */
 export interface NodeStore {
   readonly name: string;
   readonly isOpen: boolean;
-  /** What its place says that it is. */
+  /** The identity recorded in the store itself. */
   readonly identity: string | undefined;
-  /** Why it is not. */
+  /** Why the store is not open. */
   readonly problem: string | undefined;
   readonly access: readonly Access[];
   readonly volumes: number;
   readonly totalBytes: bigint;
-  /** What new volumes may ask for: what the place has, and what the administrator lets them have of it. */
+  /** The space for new volumes: the free space of the file system, bounded by the limits of the store. */
   readonly freeBytes: bigint;
 }
 
-/** Whoever has a node must not be able to fill the controller: of what an agent says, so much is kept. */
-const mostText = 1_024;
-const mostLabels = 256;
+/** Bounds on what is kept of an agent's answer: a compromised node must not fill the controller's memory. */
+const maxText = 1_024;
+const maxLabels = 256;
 /** More than any cluster has. */
-const mostStores = 10_000;
+const maxStores = 10_000;
 
 type Answer = Readonly<Record<string, unknown>>;
 
@@ -34,40 +34,40 @@ const modes: readonly Access[] = ['filesystem', 'block'];
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const answerIn = (value: unknown): Answer => {
   if (isAnswer(value)) return value;
-  throw garbled();
+  throw unexpectedAnswer();
 };
 const textIn = (answer: Answer, key: string): string => {
   const { [key]: value } = answer;
-  if (typeof value === 'string' && value.length <= mostText) return value;
-  throw garbled();
+  if (typeof value === 'string' && value.length <= maxText) return value;
+  throw unexpectedAnswer();
 };
-/** No more than a volume can have. */
+/** Bounded by what a volume can have. */
 function labelsIn({ labels }: Answer): Labels {
   if (!isAnswer(labels)) return {};
   const all = Object.entries(labels);
-  const isSmall = all.every(([key, value]) => key.length <= mostText && String(value).length <= mostText);
-  if (all.length <= mostLabels && isSmall) return labels as Labels;
-  throw garbled();
+  const isSmall = all.every(([key, value]) => key.length <= maxText && String(value).length <= maxText);
+  if (all.length <= maxLabels && isSmall) return labels as Labels;
+  throw unexpectedAnswer();
 }
 const bytesIn = (answer: Answer, key: string): bigint | undefined => {
   const { [key]: value } = answer;
   return typeof value === 'string' && /^\d{1,20}$/.test(value) ? BigInt(value) : undefined;
 };
 const identityIn = (value: unknown): string | undefined =>
-  typeof value === 'string' && value.length <= mostText ? value : undefined;
+  typeof value === 'string' && value.length <= maxText ? value : undefined;
 const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
 
-export const garbled = (): StowageError =>
-  new StowageError("the agent's answer is not what was asked for", {
+export const unexpectedAnswer = (): StowageError =>
+  new StowageError("the agent's answer does not have the expected form", {
     code: 'internal',
     reason: 'agent-answer',
-    action: 'Look whether agents and controller are of the same version.',
+    action: 'Check that the agents and the controller have the same version.',
   });
 
 export function volumeFrom(value: unknown): AgentVolume {
   const answer = answerIn(value);
   const id = textIn(answer, 'id');
-  if (!isVolumeId(id)) throw garbled();
+  if (!isVolumeId(id)) throw unexpectedAnswer();
   return {
     id,
     name: textIn(answer, 'name') as Volume['name'],
@@ -79,13 +79,13 @@ export function volumeFrom(value: unknown): AgentVolume {
   };
 }
 
-/** One that was just made, and what the store that has it calls itself. Undefined: an agent that does not say it. */
-export interface AgentMade {
+/** A volume that was just created, with the identity of its store. An agent that is too old does not report the identity. */
+export interface CreatedAgentVolume {
   readonly volume: AgentVolume;
   readonly identity: string | undefined;
 }
 
-export function madeFrom(value: unknown): AgentMade {
+export function createdVolumeFrom(value: unknown): CreatedAgentVolume {
   const { storeIdentity } = answerIn(value);
   return { volume: volumeFrom(value), identity: identityIn(storeIdentity) };
 }
@@ -93,7 +93,7 @@ export function madeFrom(value: unknown): AgentMade {
 export interface VolumesPage {
   readonly volumes: readonly AgentVolume[];
   readonly next: string | undefined;
-  /** Stores that are shown as they were last seen. */
+  /** Stores that did not answer; their volumes are listed as last seen. */
   readonly unanswered: readonly string[];
 }
 
@@ -107,7 +107,7 @@ export function volumesFrom(value: unknown): VolumesPage {
   };
 }
 
-/** Without what only a look at its place tells. */
+/** A store in a list, without the figures that only a check of the store has. */
 export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
   readonly kind: string;
   readonly state: string;
@@ -116,15 +116,15 @@ export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
   readonly maxVolumes: number | undefined;
 };
 
-/** Each once, and only those that there are. */
+/** Each known store once. */
 export function storesFrom(value: unknown, isKnown: (name: string) => boolean): readonly ListedStore[] {
   const items = itemsIn(answerIn(value));
-  if (items.length > mostStores) throw garbled();
+  if (items.length > maxStores) throw unexpectedAnswer();
   const known = items.filter((item) => isKnown(textIn(item, 'name')));
   return [...new Map(known.map((item) => [textIn(item, 'name'), item])).values()].map(storeFrom);
 }
 
-const shortened = (text: string): string => text.slice(0, mostText);
+const shortened = (text: string): string => text.slice(0, maxText);
 
 export function storeFrom(value: unknown): ListedStore {
   const answer = answerIn(value);
@@ -145,7 +145,7 @@ export function storeFrom(value: unknown): ListedStore {
   };
 }
 
-/** With what a check of it said. */
+/** Combines a listed store with the result of its check. */
 export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const answer = answerIn(check);
   const steps = Array.isArray(answer['steps']) ? answer['steps'].filter(isAnswer) : [];

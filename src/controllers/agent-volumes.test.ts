@@ -46,7 +46,7 @@ function loseNextAnswer(): void {
 }
 
 describe('an agent that is asked to delete', () => {
-  test('deletes a volume again that was restored since', async () => {
+  test('deletes a volume a second time after it was restored', async () => {
     const { id } = await create('a');
     for (const _ of ['first', 'second', 'third']) {
       expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('done');
@@ -92,7 +92,7 @@ describe('an agent that is asked to delete', () => {
     expect(await node.server.core.deletions.trashOf('disks', aCall())).toHaveLength(1);
   });
 
-  test('deletes what is empty again under a handle that another volume has got since', async () => {
+  test('discards an empty volume whose handle belonged to another volume before', async () => {
     for (const _ of ['first', 'second']) {
       await create('a');
       await agent.discard('node-1', 'disks..a', scope);
@@ -102,7 +102,7 @@ describe('an agent that is asked to delete', () => {
   });
 });
 
-test('an agent that is asked to expand does so for another volume that has got the handle since', async () => {
+test('an agent expands the volume that has the handle now, after another volume had it', async () => {
   for (const _ of ['first', 'second']) {
     const { id } = await create('a');
     expect(await agent.expand('node-1', 'disks..a', 2n * gib, scope)).toBe(2n * gib);
@@ -111,7 +111,7 @@ test('an agent that is asked to expand does so for another volume that has got t
   }
 });
 
-test('an agent that is asked to retain labels another volume that has got the handle since', async () => {
+test('an agent labels the volume that has the handle now, after another volume had it', async () => {
   for (const _ of ['first', 'second']) {
     const { id } = await create('a');
     await agent.retain('node-1', 'disks..a', scope);
@@ -120,12 +120,12 @@ test('an agent that is asked to retain labels another volume that has got the ha
   }
 });
 
-test('an agent that is asked to make a volume again after its answer was lost makes no second one', async () => {
+test('an agent creates no second volume when a request is repeated after its answer was lost', async () => {
   const claim = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
   const want = { claim, name: 'a', bytes: gib, access: 'filesystem', labels: {}, enforce: false } as never;
   loseNextAnswer();
-  await expect(agent.make('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
+  await expect(agent.create('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
   const [made] = await node.volumes();
-  expect((await agent.make('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
+  expect((await agent.create('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
   expect(await names()).toEqual(['a']);
 });

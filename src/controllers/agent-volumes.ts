@@ -3,12 +3,18 @@ import type { Scope } from '#base/log.ts';
 import { claimLabels } from '#core/claim-labels.ts';
 import { stowageError } from '#core/errors.ts';
 import { isVolumeId } from '#core/names.ts';
-import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
+import {
+  type AgentVolume,
+  type CreatedAgentVolume,
+  createdVolumeFrom,
+  volumeFrom,
+  volumesFrom,
+} from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
-import { labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
+import { claimLabelsFor, retainedLabel, storeNotOpen, type VolumeRequest } from './provisioner.ts';
 
 /**
- * What agents are asked about the volumes of their nodes. Every call can be repeated when its answer was lost.
+ * Requests to agents about the volumes of their nodes. Every call can be repeated when its answer was lost.
  *
  * An agent remembers the answer to a request id for a day and gives it again without doing anything. So a request id must name
  * one logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and
@@ -16,33 +22,33 @@ import { labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts'
  * deleting by id. Deleting by name needs one: a retry must not delete a volume that has got the name since.
  */
 export interface AgentVolumes {
-  /** At most one for a claim, whatever the claim says by now. */
-  make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade>;
-  madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
-  /** Unknown: no store that the node has open has it, any more perhaps. `uid` is that of the PersistentVolume. */
+  /** Creates at most one volume for a claim, even if the claim has changed since. */
+  create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume>;
+  findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
+  /** 'unknown': no open store of the node has the volume; it may have been deleted. `uid` is that of the PersistentVolume. */
   delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
-  /** Only what is certainly empty. */
+  /** Deletes the volume only if it is certainly empty. */
   discard(node: string, volume: string, scope: Scope): Promise<void>;
-  /** It outlives its PersistentVolume. */
+  /** Labels a volume that outlives its PersistentVolume. */
   retain(node: string, volume: string, scope: Scope): Promise<void>;
-  /** Gives the size that it has then, which may be more. */
+  /** Returns the new size, which may be larger than requested. */
   expand(node: string, volume: string, bytes: bigint, scope: Scope): Promise<bigint>;
 }
 
-/** For one that makes a file system, or deletes a large tree. */
-const longMs = 120_000;
+/** For creating a file system, or deleting a large tree. */
+const longTimeoutMs = 120_000;
 
 const pathOf = (volume: string): string => `/v1/volumes/${encodeURIComponent(volume)}`;
 
 /** `cluster` is the cluster's instance. */
 export function createAgentVolumes(agents: Agents, cluster: string): AgentVolumes {
-  async function madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
+  async function findFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
     const label = encodeURIComponent(`${claimLabels.uid}=${uid}`);
     const answer = await agents.call(node, { method: 'GET', path: `/v1/volumes?limit=1&label=${label}` }, scope);
     return volumesFrom(answer).volumes[0];
   }
 
-  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade> {
+  async function create(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<CreatedAgentVolume> {
     const { uid } = want.claim;
     const { name, access, labels, enforce } = want;
     const body = {
@@ -51,30 +57,30 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       access,
       labels,
       bytes: String(want.bytes),
-      ownLabels: labelsFor(want, cluster),
+      ownLabels: claimLabelsFor(want, cluster),
       ...(enforce ? { enforce } : {}),
     };
-    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
+    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longTimeoutMs };
     try {
-      return madeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
+      return createdVolumeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
     } catch (thrown) {
       const { reason } = stowageError(thrown);
-      if (reason === 'store-unknown') throw notYet(store);
-      // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
+      if (reason === 'store-unknown') throw storeNotOpen(store);
+      // The claim had other parameters at the first request; or the agent has forgotten the request.
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
-      const known = await madeFor(node, uid, scope);
+      const known = await findFor(node, uid, scope);
       if (known !== undefined) return { volume: known, identity: undefined };
       if (reason !== 'idempotency-key-reused') throw thrown;
-      return madeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
+      return createdVolumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
     }
   }
 
   return {
-    make,
-    madeFor,
+    create,
+    findFor,
     delete: async (node, volume, uid, scope) => {
-      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longMs } as const;
+      const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longTimeoutMs } as const;
       const request = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
       try {
         await agents.call(node, { ...about, ...request }, scope);
@@ -96,7 +102,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
       if (before.bytes !== undefined && before.bytes >= bytes) return before.bytes;
       const body = { bytes: String(bytes) };
-      const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs };
+      const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longTimeoutMs };
       return volumeFrom(await agents.call(node, request, scope)).bytes ?? bytes;
     },
   };

@@ -1,27 +1,27 @@
 import type { Scope } from '#base/log.ts';
 
 /**
- * A request to the REST API of a node's agent: paths and bodies are those of the API, errors those of its problem documents. Only
- * what is in the table of cluster/tunnel/agent-calls.ts is ever done.
+ * A request to the REST API of a node's agent, with the paths, bodies and problem documents of that API. Agents accept only the calls in
+ * the table of cluster/tunnel/agent-calls.ts.
  */
 export interface AgentRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly body?: object;
-  /** A change that is asked for twice with the same one happens once, and the agent gives the first answer again for a day. */
+  /** The idempotency key: a repeated change with the same one happens once. For a day the agent repeats its first answer. */
   readonly requestId?: string;
-  /** Longer than usual, for what takes long. */
+  /** Replaces the default deadline, for slow requests. */
   readonly deadlineMs?: number;
 }
 
 /**
- * The agents that are connected to this controller, by the names of their nodes. A name comes from the agent's token, as Kubernetes
- * vouches for it, never from what the agent says.
+ * The agents that are connected to this controller, by node name. The name comes from the agent's token, which Kubernetes reviewed, never
+ * from the agent itself.
  */
 export interface Agents {
   nodes(): readonly string[];
-  /** The parsed answer. Throws a StowageError: 'agent-absent' (unavailable) when that node's agent is not connected, or what the agent said. */
+  /** Returns the parsed answer. Throws 'agent-absent' (unavailable) if the node's agent is not connected, or the error in its answer. */
   call(node: string, request: AgentRequest, scope: Scope): Promise<unknown>;
-  /** Called with a node's name when its agent has connected, or is lost. Gives what ends it. */
+  /** Calls back with the node name when an agent connects or disconnects. Returns a function that stops it. */
   follow(changed: (node: string) => void): () => void;
 }

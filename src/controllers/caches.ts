@@ -7,13 +7,13 @@ import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { classNameOf, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
 import { type StoreObject, storeObjects } from './store-object.ts';
 
-/** What the controllers look at, each kind once. */
+/** The shared caches of the controllers, one for each kind. */
 export interface Caches {
-  /** By `uid`; those that wait for a volume by `waiting`, the name of their class. */
+  /** Indexes: `uid`; `waiting`, the class name of claims without a volume. */
   readonly claims: Cache<PersistentVolumeClaim>;
-  /** Of our drivers; of others only those that nobody has. By `handle`, `claim` (its uid), and by `free`, the name of their class. */
+  /** Those of our drivers, and unbound ones of others. Indexes: `handle`; `claim`, a claim's uid; `free`, the class of unbound ones. */
   readonly volumes: Cache<PersistentVolume>;
-  /** By `store`, where it was made for one. */
+  /** Index: `store`, of classes that were created for a Store object. */
   readonly classes: Cache<StorageClass>;
   readonly stores: Cache<StoreObject>;
   readonly nodes: Cache<Node>;
@@ -73,13 +73,13 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
   };
 }
 
-/** One that Kubernetes might give to a claim that asks for nothing else than a class. */
+/** Unbound: Kubernetes may bind it to a claim of its class. */
 const isFree = ({ spec }: PersistentVolume): boolean => spec.claimRef?.uid === undefined;
 
-/** What kubectl notes for itself, and can be long. */
+/** kubectl's own annotation, which can be long. */
 const lastApplied = 'kubectl.kubernetes.io/last-applied-configuration';
 
-/** Templates want all of one that has no volume yet; of the others few things are of interest, and there are many of them. */
+/** Name templates need all fields of a claim without a volume. Of the many bound claims only a few fields are needed. */
 function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): PersistentVolumeClaim {
   const kept = { ...identityOf({ metadata }), ...picked(metadata, 'deletionTimestamp') };
   const { resources, volumeName } = spec;
@@ -128,7 +128,7 @@ function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
     spec: {
       ...about,
       csi: { driver, volumeHandle, volumeAttributes },
-      // Says which node it is on.
+      // The affinity names the node of the volume.
       ...(driverNamed(driver)?.topology === 'node' ? picked(spec, 'nodeAffinity') : {}),
     },
     status: picked(status ?? {}, 'phase'),
@@ -141,9 +141,9 @@ const trimClass = (full: StorageClass): StorageClass => ({
   ...picked(full, 'mountOptions', 'allowedTopologies'),
 });
 
-/** Those of them that are there. */
+/** Copies the keys that are present. */
 function picked<T extends object, K extends keyof T>(from: T, ...keys: readonly K[]): Pick<T, K> {
-  // A loop, since this is done several times for every change of every claim and volume in the cluster.
+  // A loop for speed: it runs several times for every change of every claim and PersistentVolume in the cluster.
   const found: Partial<Pick<T, K>> = {};
   for (const key of keys) if (from[key] !== undefined) found[key] = from[key];
   return found as Pick<T, K>;

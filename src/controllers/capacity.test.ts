@@ -54,8 +54,8 @@ const aLocalClass = (): void =>
   void it.api.put(paths.classes, aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' } }));
 const writes = (): number => it.changes().filter((one) => one.includes('csistoragecapacities')).length;
 
-describe('how much room there is', () => {
-  test('is said for each class and node, by objects that go with the driver', async () => {
+describe('CSIStorageCapacity objects', () => {
+  test('are written for each class and node, and are owned by the CSIDriver', async () => {
     connect('node-1', () => 500n * mib);
     connect('node-2', () => 300n * mib, false);
     aLocalClass();
@@ -72,7 +72,7 @@ describe('how much room there is', () => {
     ]);
   });
 
-  test('is said by objects of the driver that is there now, after it was deleted and made anew', async () => {
+  test('are owned by the current CSIDriver after it was recreated', async () => {
     connect('node-1', () => 500n * mib);
     connect('node-2', () => 300n * mib);
     aLocalClass();
@@ -87,7 +87,7 @@ describe('how much room there is', () => {
     expect(owners).toEqual(['uid-of-the-next', 'uid-of-the-next']);
   });
 
-  test('is not said while there is no driver, and the driver is asked for only when something is to be written', async () => {
+  test('are not written without a CSIDriver, which is read only before a write', async () => {
     connect('node-1', () => 500n * mib);
     aLocalClass();
     const { counts, ...capacity } = begin();
@@ -108,7 +108,7 @@ describe('how much room there is', () => {
     expect(await said()).toEqual([]);
   });
 
-  test('is said of a node as soon as its kubelet knows the driver', async () => {
+  test('are written for a node as soon as its kubelet has registered the driver', async () => {
     connect('node-1', () => 500n * mib);
     connect('node-2', () => 300n * mib);
     it.api.put(paths.nodes, { metadata: { name: 'node-2', uid: 'node-2' } });
@@ -119,7 +119,7 @@ describe('how much room there is', () => {
     await eventually(said).toEqual(['fast node-1 500Mi', 'fast node-2 300Mi']);
   });
 
-  test('is said once for a class of a store that all nodes share', async () => {
+  test('are written once for a class of a shared store', async () => {
     it.api.put(paths.stores, {
       metadata: { name: 'silver' },
       spec: { uri: 'nfs://server/export' },
@@ -132,7 +132,7 @@ describe('how much room there is', () => {
     expect((await it.list(csiStorageCapacities))[0]?.nodeTopology).toEqual({ matchLabels: {} });
   });
 
-  test('is written again when it differs by much, or after a while', async () => {
+  test('are updated after a large change, or after a while', async () => {
     let free = 500n * mib;
     connect('node-1', () => free);
     aLocalClass();
@@ -160,7 +160,7 @@ describe('how much room there is', () => {
     await eventually(said).toEqual(['fast node-1 479Mi']);
   });
 
-  test('stays said while an agent is away for a moment, and goes with its class', async () => {
+  test('stay while an agent reconnects, and are deleted with their class', async () => {
     connect('node-1', () => 500n * mib);
     aLocalClass();
     // Left by a controller before.

@@ -8,54 +8,54 @@ import { placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
-import { type ControllerParts, found } from './parts.ts';
 import type { StoreObject } from './store-object.ts';
 
 export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
   readonly stores: NodeStores;
   readonly kinds: ReadonlyMap<string, StoreKind>;
-  /** Where the objects are: Stowage's own. */
+  /** The namespace of the objects: Stowage's own. */
   readonly namespace: string;
 }
 
 export interface CapacityController extends Controller {
-  /** To be fed as the others. */
+  /** The caller has to run it, like the other caches. */
   readonly cache: Cache<CsiStorageCapacity>;
 }
 
-/** What is left for a class on a node; with no node, on whatever the class reaches. */
+/** The free space for a class on a node. Without a node: on every node that the class allows. */
 interface Room {
   readonly node: string | undefined;
   readonly freeBytes: bigint;
 }
 
-/** Whom new objects belong to. Undefined: nobody. */
+/** Returns the owner of new objects, or undefined if there is none. */
 type Owner = () => Promise<OwnerReference | undefined>;
 
-/** What changes all the time is written when it matters, or when it has been wrong for long. */
-const settleMs = 300_000;
-const everyMs = 60_000;
-/** For the watch to tell of what was written. */
-const untoldMs = 10_000;
-/** For agents to connect again. Without its object a node gets no pods that want a volume. */
-const patienceMs = 120_000;
+/** Free space changes all the time. A small change is written only after this time. */
+const maxStaleMs = 300_000;
+const intervalMs = 60_000;
+/** How long the watch may take to deliver our own write. */
+const watchLagMs = 10_000;
+/** How long an agent may take to reconnect. Without its object, the scheduler sends the node no pods that need a volume. */
+const agentGraceMs = 120_000;
 const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
 const classLabel = 'stowage.dev/storage-class';
 
 /**
- * Says for each class of ours how much a new volume may have, and where: the scheduler sends a pod whose claim has no volume yet only to a
- * node that has room for it. The objects belong to the CSIDriver: they go when that does.
+ * Writes a CSIStorageCapacity for each of our classes and each node: the scheduler sends a pod whose claim has no volume yet only to a node
+ * with enough space. The CSIDriver owns the objects, so that they are deleted with it.
  */
 export function createCapacity(options: CapacityOptions): CapacityController {
   const { client, clock, caches, stores, kinds, namespace } = options;
   const cache = createCapacityCache(client, clock, namespace);
-  const began = clock.elapsed();
+  const startedAt = clock.elapsed();
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
-  const seenAt = new Map<string, number>();
+  const lastWantedAt = new Map<string, number>();
 
   const driverOf = ({ uri }: StoreObject['spec']): CsiDriver => driverFor(placementOf(kinds, uri));
 
@@ -84,30 +84,30 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
     const rooms = isOurs ? roomFor(kind) : [];
     const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
-    for (const own of wanted) seenAt.set(own, clock.elapsed());
+    for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
     const isKept = (own: string): boolean =>
-      wanted.has(own) || (isOurs && clock.elapsed() - (seenAt.get(own) ?? began) < patienceMs);
+      wanted.has(own) || (isOurs && clock.elapsed() - (lastWantedAt.get(own) ?? startedAt) < agentGraceMs);
     for (const { metadata } of cache.by('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
     const owner = once(() => ownerOf(kind.provisioner, scope));
-    for (const room of rooms) await keep(name, room, owner, scope);
-    return again(everyMs);
+    for (const room of rooms) await writeCapacity(name, room, owner, scope);
+    return again(intervalMs);
   }
 
-  async function keep(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
+  async function writeCapacity(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
     const own = objectName(name, room.node);
     const known = cache.get(`${namespace}/${own}`);
     const capacity = quantityOf(room.freeBytes);
     const last = written.get(own);
     const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
-    // What was written a moment ago may not have been told yet.
-    const untold = sinceMs < untoldMs ? last : undefined;
+    // The cache may not have the last write yet.
+    const untold = sinceMs < watchLagMs ? last : undefined;
     const before = untold === undefined ? known?.capacity : untold.capacity;
-    if (before !== undefined && (before === capacity || !isWorth(room.freeBytes, before, sinceMs))) return;
+    if (before !== undefined && (before === capacity || !isSignificant(room.freeBytes, before, sinceMs))) return;
     if (known === undefined && untold === undefined) {
       const owner = await ownerNow();
-      // None: not installed as usual, or being taken away.
+      // No CSIDriver: not installed by the chart, or being uninstalled.
       if (owner === undefined) return;
       const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
       await client.create(
@@ -119,7 +119,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
             ownerReferences: [owner],
             labels: { ...capacityLabels, [classLabel]: labelFor(name) },
           },
-          // One with no labels fits every node; none at all would fit none.
+          // An empty selector matches every node; without nodeTopology it would match none.
           storageClassName: name,
           nodeTopology: { matchLabels: labels },
           capacity,
@@ -134,14 +134,14 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   }
 
   async function remove(name: string, { signal }: Scope): Promise<void> {
-    await found(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
+    await ignoreNotFound(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
     written.delete(name);
-    seenAt.delete(name);
+    lastWantedAt.delete(name);
   }
 
-  /** As it is now: one that was deleted and made anew is another, and what belongs to the one before is taken away at once. */
+  /** Reads the current CSIDriver: after it was recreated, objects owned by the old one would be garbage-collected at once. */
   async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
-    const driver = await found(client.get(csiDrivers, { name }, signal));
+    const driver = await ignoreNotFound(client.get(csiDrivers, { name }, signal));
     if (driver === undefined) return undefined;
     const { uid = '' } = driver.metadata;
     return { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
@@ -155,22 +155,22 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   controller.follow(caches.classes);
   controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec).name));
   controller.follow(caches.nodes, () => []);
-  const lookAtLocal = (): void => {
+  const addLocalClasses = (): void => {
     for (const name of ofDriver(localDriver.name)) controller.add(name);
   };
   const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
   caches.nodes.on({
-    added: lookAtLocal,
+    added: addLocalClasses,
     changed: (node, before) => {
-      // Kubelets put it there when they know the driver; nodes say that they live all the time.
-      if (topologyOf(node) !== topologyOf(before)) lookAtLocal();
+      // A kubelet sets the label when the driver registers. Most other changes are heartbeats.
+      if (topologyOf(node) !== topologyOf(before)) addLocalClasses();
     },
   });
-  // Somebody took it away: what was written is not so any more.
+  // Somebody deleted the object, so forget what was written.
   cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
-  // What was left by another controller for a class that is gone.
+  // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
-  stores.on(lookAtLocal);
+  stores.onChange(addLocalClasses);
   return { ...controller, cache };
 }
 
@@ -193,7 +193,7 @@ const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, na
     indexes: { class: ({ storageClassName }) => [storageClassName] },
   });
 
-/** Asked when it is needed, and no more than once. */
+/** Calls `ask` lazily and at most once. */
 function once<T>(ask: () => Promise<T>): () => Promise<T> {
   let asked: Promise<T> | undefined;
   return () => {
@@ -202,20 +202,20 @@ function once<T>(ask: () => Promise<T>): () => Promise<T> {
   };
 }
 
-/** More than a hundredth of what is free, or from something to nothing, or back; anything else after a while. */
-function isWorth(free: bigint, known: string, sinceMs: number): boolean {
+/** A change of at least 1 % of the free space, or between zero and non-zero; any change after `maxStaleMs`. */
+function isSignificant(free: bigint, known: string, sinceMs: number): boolean {
   const before = bytesOf(known) ?? 0n;
-  if (sinceMs >= settleMs || (before === 0n) !== (free === 0n)) return true;
+  if (sinceMs >= maxStaleMs || (before === 0n) !== (free === 0n)) return true;
   const difference = before > free ? before - free : free - before;
   return difference * 100n >= before;
 }
 
-/** The same for the same class and node, so that it cannot be there twice. */
+/** Derived from class and node, so that there cannot be two objects for them. */
 const objectName = (name: string, node: string | undefined): string =>
   `stowage-${createHash('sha256')
     .update(JSON.stringify([name, node ?? null]))
     .digest('hex')
     .slice(0, 32)}`;
 
-/** For who looks for them; names of classes may be longer than values of labels. */
+/** A label for people. Names of classes can be longer than label values. */
 const labelFor = (name: string): string => name.slice(0, 63).replace(/[^A-Za-z0-9]+$/, '');

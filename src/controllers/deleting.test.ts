@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import { type Log, silentLog } from '#base/log.ts';
 import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
@@ -39,13 +40,13 @@ const left = async () => [(await it.volumes()).length, (await it.list(persistent
 const gone = '2026-01-01T00:00:00Z';
 
 describe('a PersistentVolume', () => {
-  test('that is released goes, and its volume with it', async () => {
+  test('is deleted with its volume when it is released', async () => {
     await aVolume();
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('that somebody deleted goes with its volume, too', async () => {
+  test('is deleted with its volume when somebody deletes it', async () => {
     await aVolume({ metadata: { deletionTimestamp: gone }, phase: 'Available' });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
@@ -54,7 +55,7 @@ describe('a PersistentVolume', () => {
   test.each([
     ['id', (id: string) => id],
     ['store and name', () => 'silver..a'],
-  ])('stays, and its volume, while another has the same by its %s', async (_, handleFor) => {
+  ])('stays with its volume while another PersistentVolume refers to the volume by its %s', async (_, handleFor) => {
     const attributes = { volumeAttributes: { store: 'silver', name: 'a' } };
     const { id } = await aVolume();
     const [made] = await it.list(persistentVolumes);
@@ -67,48 +68,54 @@ describe('a PersistentVolume', () => {
     it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, ...other });
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "PersistentVolume 'by-hand' has the same volume. Delete that one first",
+      "PersistentVolume 'by-hand' refers to the same volume. Delete that PersistentVolume and its claim first",
     );
     expect(await left()).toEqual([1, 2]);
     it.api.remove(paths.volumes, 'by-hand');
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('whose volume is gone already goes', async () => {
+  test('is deleted when its volume does not exist any more', async () => {
     const { id } = await aVolume();
     await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('goes without a volume when its handle is a bare name', async () => {
+  test('is deleted without a volume, with a warning in the log, when its handle is a bare name', async () => {
     await aVolume();
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: 'a' };
     it.api.put(paths.volumes, { ...(object as unknown as AnyObject), spec: { ...object?.spec, csi } });
-    it.start(createDeleting);
+    const warnings: unknown[] = [];
+    const log: Log = { ...silentLog(), warn: (...line) => void warnings.push(line), with: () => log };
+    it.start((parts) => {
+      const controller = createDeleting(parts);
+      return { ...controller, run: (scope, stop) => controller.run({ ...scope, log }, stop) };
+    });
     await eventually(left).toEqual([1, 0]);
+    expect(warnings).toEqual([['no volume was deleted: the volumeHandle is not one of Stowage', { handle: 'a' }]]);
   });
 
-  test('stays where a Store of its name means another place since', async () => {
+  test('stays when the Store of that name is at another location now', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
     const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
     await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "store 'silver' is another one than when the volume was made, and the volume may still be on that. Make a Store for the place",
+      "store 'silver' is at another location than when the volume was created, and the volume may still be at the old one. Create a Store for the old location",
     );
     expect(await left()).toEqual([0, 1]);
   });
 
-  test('goes with its volume, whatever its store called itself before', async () => {
+  test('is deleted with its volume when the identity of its store has changed', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
     await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('that was deleted and is to be retained goes alone, and its volume says so', async () => {
+  test('is deleted without its volume by the policy Retain, and the volume is labelled', async () => {
     await aVolume({ metadata: { deletionTimestamp: gone }, spec: { persistentVolumeReclaimPolicy: 'Retain' } });
     it.start(createDeleting);
     await eventually(left).toEqual([1, 0]);
@@ -131,7 +138,7 @@ describe('a PersistentVolume', () => {
     };
   }
 
-  test('that is to be retained stays until its volume says so', async () => {
+  test('with the policy Retain stays until its volume is labelled', async () => {
     const allow = await retaining('unavailable', 'store-silent');
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain('it cannot be said. Wait.');
     expect(await left()).toEqual([1, 1]);
@@ -140,7 +147,7 @@ describe('a PersistentVolume', () => {
     expect(await it.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
-  test('that is to be retained stays while only the agent does not know its store', async () => {
+  test('with the policy Retain stays while only the agent does not know its store', async () => {
     it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///silver' } });
     await retaining('not-found', 'store-unknown');
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain('it cannot be said. Wait.');
@@ -153,14 +160,14 @@ describe('a PersistentVolume', () => {
     ['denied', 'store-read-only'],
     // Its Store was deleted.
     ['not-found', 'store-unknown'],
-  ])('that is to be retained goes where that will never be said (%s %s)', async (code, reason) => {
+  ])('with the policy Retain is deleted when its volume can never be labelled (%s %s)', async (code, reason) => {
     await retaining(code, reason);
     await eventually(left).toEqual([1, 0]);
   });
 
   test.each<[string, Parameters<typeof aVolume>[0]]>([
     ['that is bound', { phase: 'Bound' }],
-    ['that is released and to be retained', { spec: { persistentVolumeReclaimPolicy: 'Retain' } }],
+    ['that is released, with the policy Retain,', { spec: { persistentVolumeReclaimPolicy: 'Retain' } }],
     ['that was written by hand', { metadata: { annotations: {} } }],
     [
       'that Kubernetes still protects',
@@ -170,7 +177,7 @@ describe('a PersistentVolume', () => {
       },
     ],
     ['of another driver', { spec: { csi: { driver: 'x', volumeHandle: 'y' } } }],
-  ])('%s stays as it is', async (_, more) => {
+  ])('%s is not changed', async (_, more) => {
     await aVolume(more);
     const controller = it.start(createDeleting);
     await eventually(() => it.caches.volumes.synced && it.caches.claims.synced).toBe(true);
@@ -181,7 +188,7 @@ describe('a PersistentVolume', () => {
     expect([await left(), it.changes()]).toEqual([[1, 1], []]);
   });
 
-  test('whose claim has it stays, whatever it says of itself', async () => {
+  test('stays while a claim refers to it, whatever its own phase is', async () => {
     it.api.put(paths.claims, aClaim('cart', { volumeName: 'pvc-1' }));
     await aVolume();
     const controller = it.start(createDeleting);
@@ -193,7 +200,7 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('that is to be retained by now, as the API server knows, keeps its volume', async () => {
+  test('keeps its volume when only the API server knows that the policy is Retain now', async () => {
     await aVolume();
     const [object] = await it.list(persistentVolumes);
     const retained = { ...object, spec: { ...object?.spec, persistentVolumeReclaimPolicy: 'Retain' } };
@@ -207,33 +214,33 @@ describe('a PersistentVolume', () => {
     expect([await left(), it.changes()]).toEqual([[1, 1], []]);
   });
 
-  test('whose volume is used on a node is told so, and goes when it is not', async () => {
+  test('gets an Event while its volume is in use on a node, and is deleted afterwards', async () => {
     const { id, name } = await aVolume();
     const use = { host: 'host-1', node: 'node-1' as NodeName, users: [{ kind: 'pod', name: 'shop/p' }] } as const;
     const uses = it.core.stores.view('silver').store?.uses;
     await uses?.put({ id, name }, use, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      'the volume is still in use on a node. It is deleted as soon as it is not.',
+      'the volume is still in use on a node. Stowage deletes it when no node uses it any more.',
     );
     expect(await left()).toEqual([1, 1]);
     await uses?.remove(id, 'host-1', aCall());
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('of a store that is configured no more stays, and tells why', async () => {
+  test('stays when its store is not configured any more, and gets an Event', async () => {
     const { id } = await aVolume({ spec: {} });
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'gold' } };
     it.api.put(paths.volumes, { ...(object as unknown as AnyObject), spec: { ...object?.spec, csi } });
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      "store 'gold' is not configured any more, and the volume may still be on it. Make its Store object again",
+      "store 'gold' is not configured any more, and the volume may still be on it. Recreate its Store object",
     );
     expect(await left()).toEqual([1, 1]);
   });
 
-  test('without our finalizer, after a controller that died, goes', async () => {
+  test('is deleted when a controller died after it removed the finalizer', async () => {
     await aVolume({ metadata: { finalizers: [] } });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);

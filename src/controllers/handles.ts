@@ -8,8 +8,8 @@ import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
 
-/** What a PersistentVolume says of its volume. */
-export const heldBy = ({
+/** The volumeHandle and the store of a PersistentVolume. */
+export const handleAndStoreOf = ({
   spec: { csi },
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
   handle: csi?.volumeHandle ?? '',
@@ -17,35 +17,41 @@ export const heldBy = ({
 });
 
 /**
- * What a PersistentVolume calls its volume. Throws 'volume-unknown' for a bare name, as the CSI drivers do: it would mean whichever volume
- * has that name today.
+ * The volumeHandle of a PersistentVolume. Throws 'volume-unknown' for a bare name, as the CSI drivers do: a bare name refers to whichever
+ * volume has it today.
  */
 export function handleOf(volume: PersistentVolume): string {
-  const { handle } = heldBy(volume);
+  const { handle } = handleAndStoreOf(volume);
   if (!isHandle(handle)) throw unknownVolume(handle);
   return handle;
 }
 
-/** The nodes that a PersistentVolume of a node's store is bound to, as their labels say it. Empty: it does not say so in our words. */
+/** The values of our topology label in the node affinity of a PersistentVolume. Empty if its affinity does not use that label. */
 export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly string[] =>
   (spec.nodeAffinity?.required?.nodeSelectorTerms ?? []).flatMap(({ matchExpressions = [] }) =>
     matchExpressions.flatMap(({ key, values = [] }) => (key === nodeTopologyKey ? values : [])),
   );
 
-/** Those of a volume that are known. */
+/** The PersistentVolumes in the cache that refer to a volume. */
 export const persistentVolumesOf = (
   { volumes }: Pick<Caches, 'volumes'>,
   volume: Pick<Volume, 'id' | 'store' | 'name'>,
 ): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.by('handle', handle));
 
-/** Whether any PersistentVolume has it, by whatever handle. */
-export type IsHad = (volume: Pick<Volume, 'id' | 'store' | 'name'>, signal: AbortSignal) => Promise<boolean>;
+/** Whether any PersistentVolume refers to the volume, by any of its handles. */
+export type HasPersistentVolume = (
+  volume: Pick<Volume, 'id' | 'store' | 'name'>,
+  signal: AbortSignal,
+) => Promise<boolean>;
 
 /**
- * As the API server itself knows, which may be newer than what was told to us: somebody may have written one by hand. All of them are
- * listed, since they cannot be asked for by their handles; those who ask at the same time share a list.
+ * Asks the API server, since the cache may be behind: somebody may have written a PersistentVolume by hand. It lists all
+ * PersistentVolumes, since the API cannot select them by handle. Concurrent callers share one list.
  */
-export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Caches, 'volumes'>): IsHad {
+export function createHasPersistentVolume(
+  client: Pick<KubeClient, 'list'>,
+  caches: Pick<Caches, 'volumes'>,
+): HasPersistentVolume {
   let handles: ReadonlySet<string> = new Set();
   let ending: AbortSignal;
   const read = coalesced(async () => {
@@ -56,7 +62,7 @@ export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Cache
   });
   return async (volume, signal) => {
     if (persistentVolumesOf(caches, volume).length > 0) return true;
-    // Of the process: the same for all who ask.
+    // All callers pass the signal of the process, so the shared list can use any of them.
     ending = signal;
     await read();
     return handlesOf(volume).some((handle) => handles.has(handle));

@@ -5,20 +5,20 @@ import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { claims, events } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { createHealth } from './health.ts';
-import { createLooks, type Looks } from './health-looks.ts';
-import { createStoreHealth } from './health-stores.ts';
 import type { Controller } from './machinery/controller.ts';
+import { createMountProblems, type MountProblems } from './mount-problems.ts';
 import { createRestarts } from './restarts.ts';
+import { createStoreHealth } from './store-health.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
-import { keptNodes, notReported } from './unhealthy-nodes.ts';
+import { nodesNotReported, nodesToKeep } from './unhealthy-nodes.ts';
 
 const it = controllerFixture();
 const podsAt = '/api/v1/namespaces/shop/pods';
 const volume = 'sv1-00000000-0000-4000-8000-000000000001';
 const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;
 let agents: FakeAgents;
-let looks: Looks;
+let mountProblems: MountProblems;
 let health: Controller;
 /** What each node's agent says. */
 let troubles: Map<string, object[]>;
@@ -74,9 +74,9 @@ const told = async (kind: string): Promise<readonly string[]> =>
 function start(): void {
   const { clock } = it.parts;
   const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
-  looks = it.start((parts) => createLooks({ ...parts, agents, clock: quick }));
+  mountProblems = it.start((parts) => createMountProblems({ ...parts, agents, clock: quick }));
   const restarts = it.start((parts) => createRestarts({ ...parts, clock: { ...quick, elapsed: () => now } }));
-  health = it.start((parts) => createHealth({ ...parts, looks, restarts, clock: quick }));
+  health = it.start((parts) => createHealth({ ...parts, mountProblems, restarts, clock: quick }));
 }
 
 beforeEach(() => {
@@ -105,7 +105,7 @@ test.each([
   ['its id', volume],
   ['store and name', 'silver..a'],
 ])(
-  'a claim and its pods are told that their volume, known by %s, is ill, and that it is well again, each once',
+  'a claim and its pods get one Event when their volume, known by %s, becomes unhealthy, and one when it is healthy again',
   async (_, volumeHandle) => {
     const csi = { driver: 'file.stowage.dev', volumeHandle };
     const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
@@ -116,11 +116,11 @@ test.each([
     say('node-2');
     await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
     const message =
-      "On node-1: the server of store 'silver' does not answer. Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores";
+      "On node-1: the server of store 'silver' does not answer. Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores";
     expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
     await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
     await eventually(() => told('Pod')).toEqual([
-      `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
+      `web Warning VolumeConditionAbnormal: The volume of claim 'data' is unhealthy on node-1: ${message.replace('On node-1: ', '')}`,
     ]);
     const { length } = agents.requests;
     await eventually(() => agents.requests.length).toBeGreaterThan(length + 5);
@@ -128,16 +128,16 @@ test.each([
     troubles.set('node-1', []);
     await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
     await eventually(() => told('PersistentVolumeClaim')).toContain(
-      'data Normal VolumeConditionNormal: The volume is well again.',
+      'data Normal VolumeConditionNormal: The volume is healthy again.',
     );
     await eventually(() => told('Pod')).toContain(
-      "web Normal VolumeConditionNormal: The volume of claim 'data' is well again.",
+      "web Normal VolumeConditionNormal: The volume of claim 'data' is healthy again.",
     );
     expect(evicted).toEqual([]);
   },
 );
 
-test('what is seen only once is told to nobody', async () => {
+test('a problem in only one answer of an agent is not reported', async () => {
   putPod('web');
   start();
   let asked = 0;
@@ -148,10 +148,10 @@ test('what is seen only once is told to nobody', async () => {
 });
 
 test.each<[string, () => void]>([
-  ['is not there', () => undefined],
+  ['does not exist', () => undefined],
   ['is on another node', () => putPod('web', 'node-2')],
-  ['is another one', () => putPod('web', 'node-1', undefined, { uid: 'another' })],
-  ['is ending', () => putPod('web', 'node-1', undefined, { deletionTimestamp: '2026-01-01T00:00:00Z' })],
+  ['was replaced', () => putPod('web', 'node-1', undefined, { uid: 'another' })],
+  ['is being deleted', () => putPod('web', 'node-1', undefined, { deletionTimestamp: '2026-01-01T00:00:00Z' })],
   [
     'has no such claim',
     () => {
@@ -159,7 +159,7 @@ test.each<[string, () => void]>([
       it.api.put(podsAt, { metadata: { name: 'web', uid: uidOf('web') }, spec: { nodeName: 'node-1', volumes: [] } });
     },
   ],
-])('an agent is not believed that a volume is ill for a pod which %s', async (_, make) => {
+])('a problem of a pod that %s is not reported', async (_, make) => {
   make();
   start();
   say('node-1', trouble('web'));
@@ -168,10 +168,10 @@ test.each<[string, () => void]>([
   expect(it.changes()).toEqual([]);
 });
 
-const ill: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
+const unhealthy: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
 const annotation = 'stowage.dev/unhealthy-nodes';
 const calledIll = (nodes: string | undefined): void => {
-  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill] };
+  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, unhealthy] };
   it.api.put(paths.claims, {
     ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
     status,
@@ -181,7 +181,7 @@ const calledIll = (nodes: string | undefined): void => {
 const unhealthyNodes = async (): Promise<string | undefined> =>
   (await it.list(claims))[0]?.metadata.annotations?.[annotation];
 
-test('what another leader called ill is called well only when the agents of its nodes say so, or the nodes are gone', async () => {
+test('a claim that an earlier leader marked unhealthy becomes healthy only when the agents of its nodes have reported, or the nodes are deleted', async () => {
   calledIll('node-1 node-2');
   start();
   say('node-1');
@@ -216,7 +216,7 @@ async function leadAnew(connected: readonly string[]): Promise<void> {
   for (const node of agents.nodes()) agents.lose(node);
   start();
   for (const node of connected) say(node);
-  await eventually(() => connected.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => connected.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   await reconciledAgain();
 }
 
@@ -233,19 +233,19 @@ const putNode = (name: string): void => {
   it.api.put(paths.nodes, { metadata: { name, labels: { [nodeTopologyKey]: name } } });
 };
 
-test('a claim that an earlier version called unhealthy, without its nodes, is healthy when every agent has reported', async () => {
+test('a claim that an earlier version marked unhealthy, without its nodes, becomes healthy when every agent has reported', async () => {
   for (const name of ['node-1', 'node-2']) putNode(name);
   calledIll(undefined);
   start();
   say('node-1');
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   await reconciledAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('with more unhealthy nodes than a message names, a claim is healthy when the next leader has heard of all of them', async () => {
+test('a claim with more unhealthy nodes than its message names becomes healthy when all of them have reported to the next leader', async () => {
   const nodes = nodeNames(12);
   putNodes(nodes);
   start();
@@ -258,7 +258,7 @@ test('with more unhealthy nodes than a message names, a claim is healthy when th
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a claim is not healthy while a node is away that had a lesser problem than the one its message tells', async () => {
+test('a claim stays unhealthy while a node is away that had a lesser problem than the one in its message', async () => {
   putNodes(nodeNames(2));
   start();
   say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
@@ -271,7 +271,7 @@ test('a claim is not healthy while a node is away that had a lesser problem than
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('a leader that first hears of another node does not forget those that it has not heard of yet', async () => {
+test('a leader that gets the report of another node first keeps the nodes that have not reported yet', async () => {
   putNodes(nodeNames(2));
   start();
   say('node-2', trouble('on2'));
@@ -282,26 +282,26 @@ test('a leader that first hears of another node does not forget those that it ha
   say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
   await eventually(condition).toMatchObject({ reason: 'MountDead' });
   say('node-1');
-  await eventually(() => looks.isKnown('node-1') && looks.of(volume).length === 0).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.of(volume).length === 0).toBe(true);
   await reconciledAgain();
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('with more unhealthy nodes than names fit on a claim, all nodes with agents count', async () => {
+test('a claim with more unhealthy nodes than fit in its annotation needs the reports of all nodes with agents', async () => {
   const nodes = nodeNames(501);
   for (const name of nodes) putNode(name);
   it.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
-  const known = { looks: { isKnown: (node: string) => node !== 'node-7' }, caches: it.caches };
+  const known = { mountProblems: { isConfirmed: (node: string) => node !== 'node-7' }, caches: it.caches };
   start();
   await eventually(() => [...it.caches.nodes.all()].length).toBe(502);
-  expect(keptNodes(nodes, [], known)).toEqual(['*']);
-  expect(notReported(['*'], known)).toEqual(['node-7']);
-  expect(keptNodes(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
+  expect(nodesToKeep(nodes, [], known)).toEqual(['*']);
+  expect(nodesNotReported(['*'], known)).toEqual(['node-7']);
+  expect(nodesToKeep(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
-test('an agent that is lost leaves everything as it said', async () => {
+test('the last report of an agent stays when its connection is lost', async () => {
   putPod('web');
   start();
   say('node-1', trouble('web'));
@@ -311,7 +311,7 @@ test('an agent that is lost leaves everything as it said', async () => {
   expect(await condition()).toMatchObject({ status: 'False' });
 });
 
-test('a mount that was made anew is an illness for who had it before, until it is started again', async () => {
+test('a remounted volume is unhealthy for containers that started before, until they restart', async () => {
   putPod('old');
   putPod('new', 'node-1', '2026-01-01T12:00:01Z');
   start();
@@ -331,7 +331,7 @@ const optIn = (value: string): void => {
   it.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
 };
 
-test('with the annotation, pods that only a restart helps are evicted, one after the other', async () => {
+test('pods that only a restart helps are evicted one after the other if the claim has the annotation', async () => {
   optIn('true');
   for (const pod of ['one', 'two', 'well']) putPod(pod);
   putPod('alone', 'node-1', undefined, { ownerReferences: [] });
@@ -358,7 +358,7 @@ test('with the annotation, pods that only a restart helps are evicted, one after
   expect(evicted).toHaveLength(2);
 });
 
-test.each(['false', ''])('with the annotation “%s” none is', async (value) => {
+test.each(['false', ''])('no pod is evicted if the annotation is “%s”', async (value) => {
   optIn(value);
   putPod('one');
   start();
@@ -368,7 +368,7 @@ test.each(['false', ''])('with the annotation “%s” none is', async (value) =
   expect(evicted).toEqual([]);
 });
 
-test('a budget that forbids it is asked again', async () => {
+test('an eviction that a disruption budget forbids is retried', async () => {
   optIn('true');
   putPod('one');
   refusal = 429;
@@ -392,12 +392,12 @@ test('a pod that the controller may not evict gets an Event that says so', async
   start();
   say('node-1', repaired('one'));
   await eventually(async () => (await told('Pod')).join()).toContain(
-    "one Warning RestartForbidden: Not evicted, though the mount of claim 'data' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.",
+    "one Warning RestartForbidden: Not evicted, although the mount of claim 'data' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.",
   );
   expect(evicted).toEqual([]);
 });
 
-test('one that its budget kept until it was started again is left alone', async () => {
+test('a pod that was restarted before its disruption budget allowed the eviction is not evicted', async () => {
   optIn('true');
   putPod('one');
   refusal = 429;
@@ -416,7 +416,7 @@ test('one that its budget kept until it was started again is left alone', async 
   expect(evicted).toEqual([]);
 });
 
-test('a block device, and a volume that lives with its pod, too', async () => {
+test('problems of a block device and of an ephemeral volume are reported on their pods', async () => {
   putPod('block');
   const target = `/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/${uidOf('block')}`;
   const inline = 'sv1-00000000-0000-4000-8000-000000000002';
@@ -430,10 +430,10 @@ test('a block device, and a volume that lives with its pod, too', async () => {
     'block Warning VolumeConditionAbnormal',
     'inline Warning VolumeConditionAbnormal',
   ]);
-  expect((await told('Pod')).join()).toContain('A volume of the pod is ill on node-1');
+  expect((await told('Pod')).join()).toContain('A volume of the pod is unhealthy on node-1');
 });
 
-test('a store says how its mounts are on nodes, and keeps what was said until somebody knows', async () => {
+test('a store has a condition for its mounts on nodes, and keeps it while the health is unknown', async () => {
   const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
   const spec = { uri: it.place('gold') };
   it.api.put(paths.stores, {
@@ -444,26 +444,25 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   const mounts = async (): Promise<Condition | undefined> =>
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   start();
-  const mountsOf = createStoreHealth({ ...it.parts, looks });
-  const nodeStores = { all: () => [], on: () => undefined };
-  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+  const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+  const nodeStores = { all: () => [], onChange: () => undefined };
+  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   await eventually(() => stores.counts().again).toBeGreaterThan(0);
   expect(await mounts()).toEqual(said);
   say('node-2');
-  await eventually(() => looks.isKnown('node-2')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-2')).toBe(true);
   const { again } = stores.counts();
   stores.add('gold');
   await eventually(() => stores.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toEqual(said);
   say('node-1', trouble('web', { name: 'gold/a' }), trouble('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
-  const message =
-    'On node-1: y. See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
+  const message = 'On node-1: y. For details: kubectl stowage mounts, and the log of the agent of that node.';
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
   say('node-1', repaired('web'));
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   stores.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
-  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: it is well again.']);
+  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
   say('node-1', trouble('web', { name: 'gold/a', detail: 'z' }));
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'StoreSilent' });
   await eventually(async () => (await told('Store')).join()).toContain(
@@ -471,7 +470,7 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   );
 });
 
-test('with more unhealthy nodes than a message names, a store is healthy when the next leader has heard of all of them', async () => {
+test('a store with more unhealthy nodes than its message names becomes healthy when all of them have reported to the next leader', async () => {
   const nodes = nodeNames(12);
   for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
   it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: it.place('gold') } });
@@ -479,9 +478,9 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   const startStores = (): Controller => {
     start();
-    const mountsOf = createStoreHealth({ ...it.parts, looks });
-    const nodeStores = { all: () => [], on: () => undefined };
-    return it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+    const storeHealth = createStoreHealth({ ...it.parts, mountProblems });
+    const nodeStores = { all: () => [], onChange: () => undefined };
+    return it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   };
   startStores();
   for (const node of nodes) say(node, trouble(podOn(node), { name: 'gold/a' }));
@@ -491,21 +490,21 @@ test('with more unhealthy nodes than a message names, a store is healthy when th
   for (const node of nodes) agents.lose(node);
   const next = startStores();
   for (const node of shown) say(node);
-  await eventually(() => shown.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => shown.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   const { again } = next.counts();
   next.add('gold');
   await eventually(() => next.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toMatchObject({ status: 'False' });
   for (const node of nodes) say(node);
-  await eventually(() => nodes.every((node) => looks.isKnown(node))).toBe(true);
+  await eventually(() => nodes.every((node) => mountProblems.isConfirmed(node))).toBe(true);
   next.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True' });
   expect((await it.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
 });
 
-test('that a store is ill is told of each of its conditions, also at the same moment', async () => {
+test('each condition of a store gets its own Event, also if several change at the same moment', async () => {
   start();
-  createStoreHealth({ ...it.parts, looks });
+  createStoreHealth({ ...it.parts, mountProblems });
   const put = (status: string): void => {
     const conditions = ['Ready', 'MountsHealthy'].map((type) => ({ type, status, reason: 'x', message: `${type} x` }));
     it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: 'x' }, status: { conditions } });
@@ -519,7 +518,7 @@ test('that a store is ill is told of each of its conditions, also at the same mo
   ]);
 });
 
-test('nonsense from an agent is ignored', async () => {
+test('malformed problems in the answer of an agent are ignored', async () => {
   putPod('web');
   start();
   const nonsense = [
@@ -535,6 +534,6 @@ test('nonsense from an agent is ignored', async () => {
     await eventually(() => agents.requests.length).toBeGreaterThan(3 * (index + 1));
   }
   agents.connect('node-1', () => 'x');
-  await eventually(() => looks.isKnown('node-1')).toBe(true);
-  expect([...looks.all()]).toEqual([]);
+  await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
+  expect([...mountProblems.all()]).toEqual([]);
 });

@@ -2,83 +2,84 @@ import type { Scope } from '#base/log.ts';
 import { isVolumeId } from '#core/names.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { Condition, ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type Looks, type MountProblem, mountProblemKinds } from './health-looks.ts';
-import { type AffectedPod, createPodReader, podReference } from './health-pods.ts';
-import { claimNote, messageOf, podNote, reasons } from './health-words.ts';
+import { type AffectedPod, createPodReader, podReference } from './affected-pods.ts';
+import type { ControllerParts } from './controller-parts.ts';
+import { claimNote, messageOf, podNote, reasons } from './health-messages.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { type MountProblem, type MountProblems, mountProblemKinds } from './mount-problems.ts';
 import { claimReference, unhealthyNodes } from './names.ts';
-import type { ControllerParts } from './parts.ts';
 import type { Restarts } from './restarts.ts';
-import { keptNodes, nodesIn, notReported, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
+import { nodesIn, nodesNotReported, nodesToKeep, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
-  readonly looks: Looks;
+  readonly mountProblems: MountProblems;
   readonly restarts: Pick<Restarts, 'consider'>;
 }
 
-/** On a claim whose volume was ill at some time; those that never were have none. */
+/** The type of the condition on claims whose volume was unhealthy at some time. Other claims do not have it. */
 const healthy = 'stowage.dev/Healthy';
-/** As the health monitor of CSI says it. */
-const told = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
+/** The reasons that the CSI external-health-monitor uses. */
+const eventReasons = { unhealthy: 'VolumeConditionAbnormal', healthy: 'VolumeConditionNormal' } as const;
 const action = 'Monitor';
 
-/** What a pod was told is there for an hour. */
+/** The API server keeps an Event on a pod for an hour. */
 const repeatMs = 1_800_000;
-/** Whether a pod was started again nobody tells us. */
-const patientMs = 60_000;
-/** More than so many Events wait for the API server: there is time. */
-const enoughWaiting = 100;
-const laterMs = 2_000;
+/** Pods are not watched, so poll for whether one was restarted. */
+const recheckMs = 60_000;
+/** If more Events than this wait for the API server, retry later. */
+const maxWaitingEvents = 100;
+const busyRetryMs = 2_000;
 
 /**
- * Says of volumes that are ill, and of those that are well again, where their users look. How a claim's volume is stands in a condition
- * of the claim, and on which nodes it is ill in an annotation: both are what is compared, so a change is told once, whoever leads. Each
- * change is an Event on the claim. Pods have no place for it: they get Events, remembered here alone; another leader tells the ill ones
- * once more.
+ * Reports unhealthy volumes, and their recovery, on claims and pods. A condition of the claim has the volume's health, and an annotation
+ * the unhealthy nodes. The controller compares with both, so that it reports each change once, also across a change of leader. Each
+ * change is an Event on the claim. Pods get only Events, which this process remembers; a new leader reports unhealthy volumes to their
+ * pods again.
  *
- * Kubernetes' own monitor leaves it at Events, which are gone after an hour; who looks at a claim later is to see it, too. Nobody
- * takes other conditions away: whoever writes those of resizing keeps what is not theirs. On the PersistentVolume nothing is said:
- * users may not even read it.
+ * Kubernetes' own health monitor only writes Events, which expire after an hour; the condition stays. Other controllers, such as the
+ * resizer, keep conditions that are not theirs. Nothing is written to the PersistentVolume: users may not be allowed to read it.
  */
 export function createHealth(options: HealthOptions): Controller {
-  const { client, clock, caches, events, looks, restarts } = options;
+  const { client, clock, caches, events, mountProblems, restarts } = options;
   const reader = createPodReader(client);
-  /** When a pod was last told of a volume. */
-  const said = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
+  /** The last problem reported to each pod, and when. By volume and PersistentVolume, then by pod uid. */
+  const reported = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
 
-  /** Another handle of the volume has a PersistentVolume: then it is told by that one. */
-  const isKnownOtherwise = (handle: string): boolean =>
-    looks.of(handle).some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
+  /** Whether a PersistentVolume refers to the volume by another handle, which then reports the problem. */
+  const hasOtherHandle = (handle: string): boolean =>
+    mountProblems
+      .of(handle)
+      .some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
 
   async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
-    // One store that is silent can make thousands of claims ill. Events are written one after the other.
-    if (events.waiting > enoughWaiting) return again(laterMs * (1 + Math.random()));
+    // One silent store can make thousands of claims unhealthy, and Events are written one at a time.
+    if (events.waiting > maxWaitingEvents) return again(busyRetryMs * (1 + Math.random()));
     const those = caches.volumes.by('handle', volume);
-    // What lives with its pod is known by its id alone.
-    if (those.length === 0 && (!isVolumeId(volume) || isKnownOtherwise(volume))) return done;
+    // An ephemeral volume of a pod has no PersistentVolume, and is known only by its id.
+    if (those.length === 0 && (!isVolumeId(volume) || hasOtherHandle(volume))) return done;
     const afterMs: number[] = [];
-    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await look(volume, one, scope));
+    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await check(volume, one, scope));
     const soonest = Math.min(...afterMs);
     return soonest === Number.POSITIVE_INFINITY ? done : again(soonest);
   }
 
-  /** Of what lives with its pod there is no PersistentVolume. Gives when to look again. */
-  async function look(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
+  /** `of` is undefined for an ephemeral volume of a pod. Returns after how long to check again. */
+  async function check(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
     const ref = of?.spec.claimRef;
     const claimed = claimOf(ref);
-    const all = looks.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
+    const all = mountProblems.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
     const affected: AffectedPod[] = [];
     for (const problem of all) {
       const pod = await reader.affectedPod(problem, ref?.name, scope);
       if (pod !== undefined) affected.push(pod);
     }
     const worst = affected.toSorted((a, b) => rank(a) - rank(b));
-    const isSettled = claimed === undefined || (await tellClaim(claimed, worst, scope));
-    tellPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
+    const isSettled = claimed === undefined || (await updateClaim(claimed, worst, scope));
+    reportToPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
     for (const { problem } of worst) if (problem.kind === 'repaired' && claimed) restarts.consider(problem, claimed);
     const isOver = worst.length === 0 && isSettled && all.every(({ kind }) => kind === 'repaired');
-    return isOver ? Number.POSITIVE_INFINITY : patientMs;
+    return isOver ? Number.POSITIVE_INFINITY : recheckMs;
   }
 
   function claimOf(ref: ObjectReference | undefined): PersistentVolumeClaim | undefined {
@@ -86,8 +87,8 @@ export function createHealth(options: HealthOptions): Controller {
     return claim !== undefined && claim.metadata.uid === ref?.uid ? claim : undefined;
   }
 
-  /** Whether there is nothing more to find out. */
-  async function tellClaim(
+  /** Returns whether the claim's condition is final for now. */
+  async function updateClaim(
     claim: PersistentVolumeClaim,
     worst: readonly AffectedPod[],
     scope: Scope,
@@ -97,28 +98,33 @@ export function createHealth(options: HealthOptions): Controller {
     const [first] = worst;
     if (first === undefined) {
       if (known?.status !== 'False') return true;
-      if (notReported(before, { looks, caches }).length > 0) return false;
-      await write(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
-      const about = { type: 'Normal', reason: told.well, action, note: claimNote(undefined) } as const;
+      if (nodesNotReported(before, { mountProblems, caches }).length > 0) return false;
+      await patchCondition(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
+      const about = { type: 'Normal', reason: eventReasons.healthy, action, note: claimNote(undefined) } as const;
       events.report({ ...about, regarding: claimReference(claim) });
       return true;
     }
     const all = worst.map(({ problem }) => problem);
-    const nodes = keptNodes(
+    const nodes = nodesToKeep(
       all.map(({ node }) => node),
       before,
-      { looks, caches },
+      { mountProblems, caches },
     );
     const condition = { status: 'False', reason: reasons[first.problem.kind], message: messageOf(all) } as const;
     const isSaid = known?.status === 'False' && known.reason === condition.reason;
     if (isSaid && known.message === condition.message && textOf(before) === textOf(nodes)) return true;
-    await write(claim, condition, nodes, scope);
-    const about = { type: 'Warning', reason: told.ill, action, note: claimNote(condition.message) } as const;
+    await patchCondition(claim, condition, nodes, scope);
+    const about = {
+      type: 'Warning',
+      reason: eventReasons.unhealthy,
+      action,
+      note: claimNote(condition.message),
+    } as const;
     if (!isSaid) events.report({ ...about, regarding: claimReference(claim) });
     return true;
   }
 
-  async function write(
+  async function patchCondition(
     { metadata, status }: PersistentVolumeClaim,
     condition: Omit<Condition, 'type'>,
     nodes: UnhealthyNodes,
@@ -131,13 +137,13 @@ export function createHealth(options: HealthOptions): Controller {
     const lastTransitionTime = known?.status === condition.status ? (known.lastTransitionTime ?? now) : now;
     const conditions = [...others, { type: healthy, ...condition, lastTransitionTime }];
     const annotations = { [unhealthyNodes]: nodes.length === 0 ? null : textOf(nodes) };
-    // The list is replaced as a whole: only where it is still the one that was read. Annotations can be changed with the status.
+    // A merge patch replaces the whole list, so require the resourceVersion that was read. The status subresource accepts annotations too.
     const body = { metadata: { resourceVersion, annotations }, status: { conditions } };
     await client.patch(claims, { namespace, name, subresource: 'status' }, { kind: 'merge', body }, signal);
   }
 
-  function tellPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
-    const before = said.get(key) ?? new Map();
+  function reportToPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
+    const before = reported.get(key) ?? new Map();
     const now = clock.elapsed();
     const after = new Map<string, { readonly problem: MountProblem; readonly at: number }>();
     const about = { action, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
@@ -148,15 +154,27 @@ export function createHealth(options: HealthOptions): Controller {
       after.set(problem.pod.uid, isNew ? { problem, at: now } : known);
       if (!isNew) continue;
       const note = podNote(problem, pod, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(problem.pod), type: 'Warning', reason: told.ill, note });
+      events.report({
+        ...about,
+        regarding: podReference(problem.pod),
+        type: 'Warning',
+        reason: eventReasons.unhealthy,
+        note,
+      });
     }
     for (const [uid, { problem }] of before) {
       if (after.has(uid)) continue;
       const note = podNote(undefined, undefined, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(problem.pod), type: 'Normal', reason: told.well, note });
+      events.report({
+        ...about,
+        regarding: podReference(problem.pod),
+        type: 'Normal',
+        reason: eventReasons.healthy,
+        note,
+      });
     }
-    if (after.size === 0) said.delete(key);
-    else said.set(key, after);
+    if (after.size === 0) reported.delete(key);
+    else reported.set(key, after);
   }
 
   const controller = createController({
@@ -164,21 +182,21 @@ export function createHealth(options: HealthOptions): Controller {
     clock,
     reconcile,
     workers: 8,
-    mostRetryMs: patientMs,
+    maxRetryMs: recheckMs,
   });
-  looks.on((volumes) => {
+  mountProblems.onChange((volumes) => {
     for (const volume of volumes) controller.add(volume);
   });
-  // Those that an earlier leader called ill.
+  // The claims that an earlier leader marked as unhealthy.
   controller.follow(caches.claims, (claim) => {
-    const isIll = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
+    const isUnhealthy = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
     const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;
-    return isIll === true && handle !== undefined ? [handle] : [];
+    return isUnhealthy === true && handle !== undefined ? [handle] : [];
   });
   controller.follow(caches.volumes, ({ spec: { csi, claimRef } }) => {
     const conditions = claimOf(claimRef)?.status?.conditions ?? [];
-    const isIll = conditions.some(({ type, status }) => type === healthy && status === 'False');
-    return isIll && csi !== undefined ? [csi.volumeHandle] : [];
+    const isUnhealthy = conditions.some(({ type, status }) => type === healthy && status === 'False');
+    return isUnhealthy && csi !== undefined ? [csi.volumeHandle] : [];
   });
   controller.follow(caches.nodes, () => []);
   return controller;

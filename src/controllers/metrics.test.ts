@@ -11,7 +11,7 @@ import { createControllerMetrics } from './metrics.ts';
 const it = controllerFixture();
 const { signal } = new AbortController();
 
-test('says what a controller does, and nothing of what it does not do yet', async () => {
+test('the metrics cover a working leader, and leave out what has not started', async () => {
   let isLeading = false;
   const metrics = createControllerMetrics('1.2.3', () => isLeading);
   const lines = async (): Promise<readonly string[]> =>
@@ -21,21 +21,21 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   isLeading = true;
   const agents = createFakeAgents();
   agents.connect('node-1', () => ({}));
-  const events = metrics.counting(it.parts.events);
+  const events = metrics.countEvents(it.parts.events);
   const failing = (key: string): Error => Object.assign(new Error('no'), { key });
   const controller = it.start(() =>
     createController({
       name: 'example',
       clock: systemClock(),
       firstRetryMs: 60_000,
-      mostRetryMs: 60_000,
+      maxRetryMs: 60_000,
       reconcile: async (key) => {
         if (key === 'bad') throw failing(key);
         return done;
       },
     }),
   );
-  metrics.working({ controllers: [controller], caches: { ...it.caches }, agents, events });
+  metrics.startLeading({ controllers: [controller], caches: { ...it.caches }, agents, events });
   it.api.put(paths.nodes, { metadata: { name: 'node-1' } });
   controller.add('good');
   controller.add('bad');
@@ -61,7 +61,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   );
 });
 
-test('counts what is asked of the API server, by what became of it', async () => {
+test('calls to the API server are counted by result', async () => {
   const metrics = createControllerMetrics('1', () => false);
   const { access } = it.api;
   using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', onResponse: metrics.request });

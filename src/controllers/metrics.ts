@@ -4,28 +4,28 @@ import type { Cache } from './machinery/cache.ts';
 import type { Controller, ControllerCounts } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 
-/** What a controller that leads works with. */
-export interface Working {
+/** What the leader's metrics are read from. */
+export interface LeaderWork {
   readonly controllers: readonly Controller[];
   readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;
   readonly agents: Pick<Agents, 'nodes'>;
   readonly events: Pick<Events, 'waiting' | 'dropped'>;
 }
 
-/** The figures of a controller, for Prometheus. Of one that waits there are few. */
+/** The Prometheus metrics of a controller process. A process that is not the leader has only a few. */
 export interface ControllerMetrics {
   readonly contentType: string;
   text(): Promise<string>;
-  /** Of every call to the API server. */
+  /** Counts a call to the API server. */
   request(call: { readonly verb: string; readonly code: string }): void;
-  /** The same, which counts what is said on objects. */
-  counting<T extends Events>(events: T): T;
-  /** From now on it leads. */
-  working(parts: Working): void;
+  /** Wraps `events` so that reports are counted. */
+  countEvents<T extends Events>(events: T): T;
+  /** This process is now the leader. */
+  startLeading(parts: LeaderWork): void;
 }
 
-/** How late timers are is looked at so often: as often as the library does by itself, an idle server would be woken 100 times a second. */
-const loopEveryMs = 100;
+/** The interval of event loop measurements. The library's default would wake an idle process 100 times a second. */
+const eventLoopPrecisionMs = 100;
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 const outcomes = ['done', 'again', 'retried', 'terminal'] as const satisfies readonly (keyof ControllerCounts)[];
 const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (keyof ControllerCounts)[];
@@ -33,8 +33,8 @@ const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (ke
 export function createControllerMetrics(version: string, isLeading: () => boolean): ControllerMetrics {
   const registry = new Registry();
   const registers = [registry];
-  let parts: Working | undefined;
-  collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: loopEveryMs });
+  let parts: LeaderWork | undefined;
+  collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: eventLoopPrecisionMs });
   const gauge = (name: string, help: string, value: () => number): void => {
     new Gauge({
       name,
@@ -54,14 +54,14 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
       this.set({ version }, 1);
     },
   });
-  gauge('stowage_controller_leading', '1: this one leads, 0: another does', () => (isLeading() ? 1 : 0));
-  gauge('stowage_controller_agents', 'Agents of nodes that are connected', () => parts?.agents.nodes().length ?? 0);
-  gauge('stowage_controller_events_waiting', 'Events that are not written yet', () => parts?.events.waiting ?? 0);
-  gauge('stowage_controller_events_dropped', 'Events that were thrown away', () => parts?.events.dropped ?? 0);
-  countKeys(registers, () => parts);
+  gauge('stowage_controller_leading', '1 if this process is the leader, 0 otherwise', () => (isLeading() ? 1 : 0));
+  gauge('stowage_controller_agents', 'Agents that are connected', () => parts?.agents.nodes().length ?? 0);
+  gauge('stowage_controller_events_waiting', 'Events that wait to be written', () => parts?.events.waiting ?? 0);
+  gauge('stowage_controller_events_dropped', 'Events that were dropped', () => parts?.events.dropped ?? 0);
+  addQueueAndCacheMetrics(registers, () => parts);
   const seconds = new Histogram({
     name: 'stowage_controller_reconcile_seconds',
-    help: 'How long one look at a key took',
+    help: 'How long one reconcile of a key took',
     labelNames: ['controller'],
     buckets,
     registers,
@@ -72,9 +72,9 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     labelNames: ['verb', 'code'],
     registers,
   });
-  const said = new Counter({
+  const reportedEvents = new Counter({
     name: 'stowage_controller_events_total',
-    help: 'What was said on objects. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: it did not this time',
+    help: 'Events that were reported. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: an attempt failed',
     labelNames: ['type', 'reason'],
     registers,
   });
@@ -82,9 +82,9 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     contentType: registry.contentType,
     text: () => registry.metrics(),
     request: ({ verb, code }) => requests.inc({ verb, code }),
-    counting: (events) => ({
+    countEvents: (events) => ({
       ...events,
-      // They are looked at, not kept.
+      // Getters, since a spread would copy the current values.
       get waiting() {
         return events.waiting;
       },
@@ -92,25 +92,25 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
         return events.dropped;
       },
       report: (report) => {
-        said.inc({ type: report.type, reason: report.reason });
+        reportedEvents.inc({ type: report.type, reason: report.reason });
         events.report(report);
       },
     }),
-    working: (given) => {
+    startLeading: (given) => {
       parts = given;
       for (const controller of given.controllers) {
         const own = seconds.labels({ controller: controller.name });
-        controller.timed((took) => own.observe(took));
+        controller.onDuration((took) => own.observe(took));
       }
     },
   };
 }
 
-/** Of the work queues and of the caches, as they are when somebody looks. */
-function countKeys(registers: Registry[], parts: () => Working | undefined): void {
+/** Metrics of work queues and caches, read at each scrape. */
+function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork | undefined): void {
   new Gauge({
     name: 'stowage_controller_keys',
-    help: 'What a controller has to look at. waiting: now; running: it does; delayed: later',
+    help: 'Keys in the work queue of a controller. waiting: ready to be reconciled; running: being reconciled; delayed: to be reconciled later',
     labelNames: ['controller', 'state'],
     registers,
     collect() {
@@ -120,7 +120,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Counter({
     name: 'stowage_controller_reconciles_total',
-    help: 'Looks at keys, and what they came to. retried: it failed and is tried again; terminal: somebody has to change something first',
+    help: 'Reconciles, by outcome. retried: it failed, and the controller retries soon; terminal: it failed, and somebody has to change something first',
     labelNames: ['controller', 'outcome'],
     registers,
     collect() {
@@ -131,7 +131,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Gauge({
     name: 'stowage_controller_cache_objects',
-    help: 'Objects of Kubernetes that are kept in memory',
+    help: 'Kubernetes objects in the cache',
     labelNames: ['resource'],
     registers,
     collect() {
@@ -140,7 +140,7 @@ function countKeys(registers: Registry[], parts: () => Working | undefined): voi
   });
   new Gauge({
     name: 'stowage_controller_cache_synced',
-    help: '1: everything was seen once, 0: not yet',
+    help: '1 if the cache has listed all objects, 0 if not yet',
     labelNames: ['resource'],
     registers,
     collect() {

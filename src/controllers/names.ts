@@ -1,27 +1,27 @@
 import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-/** Put on a node by whoever knows that it is off, and that nothing of it still writes. */
+/** The taint by which an administrator declares that a node is off and no longer writes. */
 export const outOfService = 'node.kubernetes.io/out-of-service';
 
-/** On a claim whose pods may be evicted when only a restart helps them. */
+/** On a claim: its pods may be evicted if only a restart helps them. */
 export const restartConsumers = 'stowage.dev/restart-consumers';
 
 /** On a claim: on which nodes its volume is unhealthy. */
 export const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
 
-/** A PersistentVolume with it stays until its volume was seen to. */
+/** Keeps a PersistentVolume until its volume is deleted or labelled as retained. */
 export const volumeFinalizer = 'stowage.dev/volume';
-/** Kubernetes itself looks for it: without it a released volume is said to have failed. */
+/** Kubernetes reads it: it marks a released PersistentVolume without this annotation as failed. */
 export const provisionedBy = 'pv.kubernetes.io/provisioned-by';
 export const selectedNode = 'volume.kubernetes.io/selected-node';
-/** Older than the field for it, and before it where both are there. */
+/** The annotation is older than the field `storageClassName`, and takes precedence. */
 const classAnnotation = 'volume.beta.kubernetes.io/storage-class';
-/** On a PersistentVolume: what the store called itself that its volume was made on. A Store of that name may come to mean another place. */
+/** On a PersistentVolume: the identity of its volume's store. A Store of that name may later be at another location. */
 export const storeIdentity = 'stowage.dev/store-identity';
-/** On what is made for a Store object. */
+/** On objects that the controller creates for a Store object. */
 export const storeLabel = 'stowage.dev/store';
 
-/** The same for the same claim, so that it cannot be made twice. */
+/** Derived from the claim's UID, so that the PersistentVolume cannot be created twice. */
 export const volumeNameFor = (uid: string): string => `pvc-${uid}`;
 
 export const classNameOf = ({ metadata, spec }: PersistentVolumeClaim): string =>

@@ -1,10 +1,10 @@
 import { StowageError } from '#core/errors.ts';
 
-/** What goes wrong with volumes that are on nodes, for who looks at claims and PersistentVolumes. */
+/** A command in the errors about volumes on nodes, which users read on claims and PersistentVolumes. */
 const how = 'kubectl get pods --namespace stowage-system --output wide';
 
 export const nodeUnknown = (node: string): StowageError =>
-  new StowageError(`node '${node}', which was chosen for the volume, is not in the cluster any more`, {
+  new StowageError(`node '${node}', which was chosen for the volume, is no longer in the cluster`, {
     code: 'conflict',
     reason: 'node-unknown',
     action: 'Wait: the scheduler chooses another one.',
@@ -14,25 +14,25 @@ export const notRegistered = (node: string, driver: string): StowageError =>
   new StowageError(`the kubelet of node '${node}' does not know ${driver} yet`, {
     code: 'unavailable',
     reason: 'node-not-registered',
-    action: `Wait a moment. If it persists, look at the agent of that node: ${how}`,
+    action: `Wait a moment. If the problem persists, check the agent of that node: ${how}`,
   });
 
 export const noAgents = (store: string): StowageError =>
   new StowageError(`no node that the class allows has store '${store}' open`, {
     code: 'unavailable',
     reason: 'store-on-no-node',
-    action: `Ask the administrator to look at it: kubectl describe store ${store}; and at the agents: ${how}`,
+    action: `Ask the administrator to check the store: kubectl describe store ${store}; and the agents: ${how}`,
   });
 
 export const noRoom = (store: string, nodes: number): StowageError =>
-  new StowageError(`store '${store}' has not so much room on any of ${nodes} nodes`, {
+  new StowageError(`store '${store}' does not have enough free space on any of ${nodes} nodes`, {
     code: 'exhausted',
     reason: 'store-full-everywhere',
-    action: 'Ask for less, delete volumes that are not needed, or ask the administrator for more space.',
+    action: 'Request less, delete volumes that are not needed, or ask the administrator for more space.',
   });
 
 export const nodeOfVolumeUnknown = (handle: string): StowageError =>
-  new StowageError(`it is not known which node has volume '${handle}': its PersistentVolume has no affinity to one`, {
+  new StowageError(`the node of volume '${handle}' is unknown: its PersistentVolume has no node affinity`, {
     code: 'conflict',
     reason: 'volume-node-unknown',
     action:
@@ -40,9 +40,9 @@ export const nodeOfVolumeUnknown = (handle: string): StowageError =>
   });
 
 export const nodeOfVolumeGone = (handle: string, node: string): StowageError =>
-  new StowageError(`volume '${handle}' is on node '${node}', which is not in the cluster any more`, {
+  new StowageError(`volume '${handle}' is on node '${node}', which is no longer in the cluster`, {
     code: 'conflict',
     reason: 'volume-node-gone',
     action:
-      'It is deleted when the node comes back. If it never does, its disks are gone or to be wiped: set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+      'Stowage deletes the volume when the node comes back. If the node is gone for good, wipe its disks if they still exist, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   });

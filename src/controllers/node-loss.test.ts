@@ -43,7 +43,7 @@ beforeEach(async () => {
   it.api.put(paths.nodes, node('node-2'));
 });
 
-test('a node that is deleted no longer uses anything; others, and machines of that name, do', async () => {
+test('a deleted node loses its use records; other nodes, and machines of the same name, keep theirs', async () => {
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
@@ -52,20 +52,20 @@ test('a node that is deleted no longer uses anything; others, and machines of th
   expect(await hosts()).toEqual(['host-2', 'host-3']);
 });
 
-test('nor does one that is said to be out of service, also before we looked', async () => {
+test('a node with the out-of-service taint loses its use records, also if it had the taint before', async () => {
   it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'));
   start();
   await eventually(hosts).toEqual(['host-1', 'host-3']);
 });
 
-test('one that is only unreachable still counts', async () => {
+test('a node that is only unreachable keeps its use records', async () => {
   it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/unreachable'));
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
 });
 
-test('one that only we do not see counts', async () => {
+test('a node that only the cache misses keeps its use records', async () => {
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   it.api.intercept = ({ method, url }, response) => {
@@ -86,7 +86,7 @@ const isMachine = (host: string) => () => ({ instance: host, node: 'whatever it 
 const knew = (data: Readonly<Record<string, string>>): void =>
   void it.api.put(configMaps, { metadata: { name: 'stowage-nodes' }, data });
 
-test('which machine a node is, is kept; also when it is another one by now', async () => {
+test('the machine of a node is recorded, also when the node becomes another machine', async () => {
   const { uid } = it.api.put(paths.nodes, node('node-1')).metadata;
   start();
   agents.connect('node-1', isMachine('host-1'));
@@ -98,7 +98,7 @@ test('which machine a node is, is kept; also when it is another one by now', asy
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
 });
 
-test('a node that was deleted while nobody led no longer uses anything; machines that never were nodes do', async () => {
+test('a node that was deleted without a leader loses its use records; machines outside the cluster keep theirs', async () => {
   await use('host-4', 'node-4');
   await use('host-5', 'node-4');
   await use('host-6', 'docker-1', 'container');
@@ -109,7 +109,7 @@ test('a node that was deleted while nobody led no longer uses anything; machines
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3', 'host-5', 'host-6', 'host-7']);
 });
 
-test('of a node that is gone, what another machine of the same name says stays', async () => {
+test('use records of another machine with the name of a deleted node stay', async () => {
   knew({ 'host-1': 'node-1 its-uid' });
   await use('host-4', 'node-1');
   const controller = start();
@@ -119,7 +119,7 @@ test('of a node that is gone, what another machine of the same name says stays',
   expect(await hosts()).toEqual(['host-2', 'host-3', 'host-4']);
 });
 
-test('one that was deleted and made anew by another machine is gone; by itself, it is not', async () => {
+test('a node that was recreated on another machine loses its use records; on the same machine it keeps them', async () => {
   knew({ 'host-1': 'node-1 an-older-uid', 'host-2': 'node-2 an-older-uid' });
   start();
   agents.connect('node-2', isMachine('host-2'));
@@ -128,7 +128,7 @@ test('one that was deleted and made anew by another machine is gone; by itself, 
   await eventually(async () => Object.keys((await known()) ?? {}).sort()).toEqual(['host-2', 'host-9']);
 });
 
-test('a node does not become the machine of another one by saying so', async () => {
+test('an agent cannot claim the machine of another node', async () => {
   knew({ 'host-2': 'node-2 its-uid' });
   const controller = start();
   agents.connect('node-1', isMachine('host-2'));
@@ -139,7 +139,7 @@ test('a node does not become the machine of another one by saying so', async () 
   expect(await known()).toEqual({ 'host-2': 'node-2 its-uid' });
 });
 
-test('nor does it become a machine that is no node: what that one has said on the store counts', async () => {
+test('an agent cannot claim a machine outside the cluster, whose use records name it', async () => {
   await use('host-6', 'docker-1', 'container');
   const { uid } = it.api.put(paths.nodes, node('node-1')).metadata;
   const controller = start();
@@ -151,7 +151,7 @@ test('nor does it become a machine that is no node: what that one has said on th
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3', 'host-6']);
 });
 
-test('a node that took the writer and said no more than that is freed from it', async () => {
+test('a deleted node that only became the writer of a volume loses it', async () => {
   await it.core.stores.view('silver').store?.uses?.takeWriter(volume, 'host-4', aCall());
   knew({ 'host-4': 'node-4 its-uid' });
   start();
@@ -160,12 +160,9 @@ test('a node that took the writer and said no more than that is freed from it', 
 });
 
 test.each<[string, () => void]>([
-  [
-    'whose taint was taken away',
-    () => void it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service')),
-  ],
-  ['that was deleted and is there again', () => it.api.remove(paths.nodes, 'node-2')],
-])('a node %s while its volumes were looked at keeps them', async (_, lose) => {
+  ['whose taint was removed', () => void it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'))],
+  ['that was deleted and came back', () => it.api.remove(paths.nodes, 'node-2')],
+])('a node %s while its volumes were being released keeps them', async (_, lose) => {
   lose();
   knew({ 'host-2': 'node-2 its-uid' });
   let isLooked = false;
@@ -182,7 +179,7 @@ test.each<[string, () => void]>([
   expect(await known()).toEqual({ 'host-2': 'node-2 its-uid' });
 });
 
-test('a volume that its PersistentVolume calls by store and name is freed too', async () => {
+test('a volume whose PersistentVolume refers to it by store and name is released too', async () => {
   const csi = { driver: 'file.stowage.dev', volumeHandle: 'silver..a' };
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef: { uid: 'u' } } });
   it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'));
@@ -190,7 +187,7 @@ test('a volume that its PersistentVolume calls by store and name is freed too', 
   await eventually(hosts).toEqual(['host-1', 'host-3']);
 });
 
-test('a store that does not answer keeps no other from being free, and is asked again', async () => {
+test('a store that does not answer does not delay others, and is retried', async () => {
   await it.core.stores.add('gold', it.place('gold'), aCall());
   // More than are asked at once, and before those of the store that answers.
   const silver = (await it.list(persistentVolumes)).find(({ metadata: { name } }) => name === 'pvc-1');
@@ -225,7 +222,7 @@ test('a store that does not answer keeps no other from being free, and is asked 
   for (const { id } of golden) expect(await its?.list(id, aCall())).toEqual([]);
 });
 
-test('a volume that was kept when its PersistentVolume went is freed too', async () => {
+test('a retained volume without a PersistentVolume is released too', async () => {
   const spec = { store: 'silver', name: 'kept', bytes: 1n, access: undefined, labels: {} };
   const ownLabels = { 'stowage.dev/cluster': it.core.instance };
   const kept = await it.core.volumes.create({ ...spec, ownLabels }, aCall());
@@ -237,7 +234,7 @@ test('a volume that was kept when its PersistentVolume went is freed too', async
   await eventually(() => its?.list(kept.id, aCall())).toEqual([]);
 });
 
-describe('a volume that lived with a pod', () => {
+describe('an ephemeral volume of a pod', () => {
   const ephemeral = async (name: string, host: string): Promise<Volume> => {
     const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
     const made = await it.core.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
@@ -249,7 +246,7 @@ describe('a volume that lived with a pod', () => {
   };
   const names = async (): Promise<readonly string[]> => (await it.volumes()).map(({ name }) => name);
 
-  test('goes with its node, and no other does', async () => {
+  test('is deleted with its node, and no other is', async () => {
     await ephemeral('x', 'host-4');
     await ephemeral('y', 'host-5');
     knew({ 'host-4': 'node-4 its-uid' });
@@ -258,7 +255,7 @@ describe('a volume that lived with a pod', () => {
     await eventually(known).toEqual({});
   });
 
-  test('stays while its machine still says that it uses it, or when the node is only out of service', async () => {
+  test('stays while its machine still renews its use, or when the node is only out of service', async () => {
     const used = await ephemeral('x', 'host-4');
     await ephemeral('z', 'host-2');
     await it.core.stores

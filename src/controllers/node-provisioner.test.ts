@@ -25,7 +25,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     };
   };
 
-  test('and that is given its volume by hand, by store and name, as only the API server knows, keeps it', async () => {
+  test('keeps a volume that somebody bound to it by hand, by store and name, as only the API server knows', async () => {
     const [one] = await twoNodes();
     refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
@@ -56,7 +56,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
   test.each([
     ['', ''],
     [', also where volumes that are deleted stay', '?onDelete=retain'],
-  ])('and that goes before it was leaves nothing%s', async (_, options) => {
+  ])('leaves no volume behind when it is deleted%s', async (_, options) => {
     const [one] = await twoNodes(options);
     refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
@@ -127,12 +127,12 @@ describe('a volume of a node', () => {
     if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
     else
       await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-        "PersistentVolume 'by-hand' has the same volume",
+        "PersistentVolume 'by-hand' refers to the same volume",
       );
     expect(await counted(one)).toEqual([left]);
   });
 
-  test('is deleted on its node, whatever another says of itself', async () => {
+  test('is deleted on its node, whatever the labels of other nodes are', async () => {
     const [one, two] = await aVolume();
     const named = (name: string) => ({
       metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: 'node-1' } },
@@ -149,7 +149,7 @@ describe('a volume of a node', () => {
     expect([await counted(one), asked.includes('DELETE')]).toEqual([[0], false]);
   });
 
-  test('is not taken for deleted because its node does not know the store', async () => {
+  test('does not count as deleted when its node does not know the store', async () => {
     const [one] = await aVolume();
     await one.server.core.stores.remove('disks', aCall());
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
@@ -159,18 +159,18 @@ describe('a volume of a node', () => {
     expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
   });
 
-  test('is not taken for deleted because its store means another place by now', async () => {
+  test('does not count as deleted when its store is at another location now', async () => {
     const [one] = await aVolume();
     await moveStore(one, 'elsewhere');
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /'disks' is another one than when the volume was made/,
+      /'disks' is at another location than when the volume was created/,
     );
     expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
   });
 
-  test('is not taken for deleted because its store means again what it meant before', async () => {
+  test('does not count as deleted when its store is back at its old location', async () => {
     const [one] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
     lead();
@@ -182,13 +182,13 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /'disks' is another one than when the volume was made/,
+      /'disks' is at another location than when the volume was created/,
     );
     await moveStore(one, 'elsewhere');
     expect([await wellMade(), await counted(one)]).toEqual([['pvc-uid-of-data'], [1]]);
   });
 
-  test('is found by its own PersistentVolume, where others call theirs the same', async () => {
+  test('is found by its own PersistentVolume when other nodes have a volume of the same name', async () => {
     const nodes = await twoNodes();
     const handle = 'disks..shared';
     for (const [at, node] of nodes.entries()) {
@@ -216,7 +216,7 @@ describe('a volume of a node', () => {
     expect(sizes).toEqual([1024n, 2048n]);
   });
 
-  test('on a node that is gone says what can be done', async () => {
+  test('on a deleted node causes an error that says what to do', async () => {
     await aVolume();
     it.agents.lose('node-1');
     it.api.remove(paths.nodes, 'node-1');
@@ -224,12 +224,12 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
-      /on node 'node-1', which is not in the cluster any more.*Retain/,
+      /on node 'node-1', which is no longer in the cluster.*Retain/,
     );
     expect(await volumes()).toHaveLength(1);
   });
 
-  test('grows on its node, and kubelets have nothing left to do', async () => {
+  test('is expanded by the agent, without work for kubelets', async () => {
     const [one] = await aVolume();
     const claim = aClaim('data', { volumeName: 'pvc-uid-of-data', resources: { requests: { storage: '3Gi' } } });
     it.api.put(paths.claims, { ...claim, status: { phase: 'Bound', capacity: { storage: '1Gi' } } });
@@ -238,7 +238,7 @@ describe('a volume of a node', () => {
     expect((await volumes())[0]?.spec.capacity).toEqual({ storage: '3Gi' });
   });
 
-  test('that was made for a claim which is gone, or has another, is taken away after a while', async () => {
+  test('is deleted after a while when its claim is gone, or has another volume', async () => {
     const [one] = await twoNodes();
     for (const name of ['gone', 'other', 'waits', 'by-hand']) await makeFor(name, one);
     it.api.put(paths.claims, aClaim('other', { volumeName: 'of-somebody-else' }));
@@ -254,7 +254,7 @@ describe('a volume of a node', () => {
     await eventually(names).toEqual(['by-hand', 'waits']);
   });
 
-  test('that nobody claims is taken away when it is empty, and reported when it is not', async () => {
+  test('without a claim is deleted if it is empty, and reported otherwise', async () => {
     const [one] = await twoNodes();
     // Two of claims whose volume is on the other node, and one of a claim that waits.
     for (const name of ['empty', 'full', 'waits']) await makeFor(name, one);

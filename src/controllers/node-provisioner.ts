@@ -11,23 +11,23 @@ import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { unlessLeft } from './delete-if-empty.ts';
-import { handleOf, heldBy, topologiesOf } from './handles.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { ignoreDiscardRefused } from './discard.ts';
+import { handleAndStoreOf, handleOf, topologiesOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
-import { createChoosing, lookMs } from './node-choosing.ts';
+import { createNodeChooser, retryMs } from './node-chooser.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
-import { isBetter, type NodeStores } from './node-stores.ts';
+import { canTakeMore, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
-import { type ControllerParts, found } from './parts.ts';
 import {
   createWhyNotOpen,
-  gone,
-  type Made,
-  noSuchStore,
+  type ProvisionedVolume,
   type Provisioner,
-  refuseOtherPlace,
+  refuseMovedStore,
   retainedLabel,
-  type Wanted,
+  storeRemoved,
+  unknownStore,
+  type VolumeRequest,
 } from './provisioner.ts';
 import { refusalOf } from './store-object.ts';
 
@@ -40,8 +40,8 @@ export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provision
   readonly cluster: string;
 }
 
-/** Of a store that this node cannot use as it is, while others may. */
-const notHere = new Set([
+/** Reasons for which a node cannot create the volume, while another node may. */
+const reasonsForAnotherNode = new Set([
   'store-root-missing',
   'store-root-changed',
   'store-identity',
@@ -54,33 +54,33 @@ const notHere = new Set([
 ]);
 
 /**
- * Of stores that belong to nodes: their agents make the volumes, and are asked with the claim's UID, so that one of them makes at most one for
- * a claim. Two nodes may each have one when the choice of the node changed while it was not known what became of the first: only one of them
- * gets to be the PersistentVolume, whose name follows from the UID, and the other is taken away by `node-volumes.ts`, now or when its agent
- * is back. To wait for that agent instead would let one machine that is off hold up claims for as long as it is.
+ * The provisioner for stores that belong to nodes. Their agents create the volumes, with the claim's UID as the request id, so that each
+ * agent creates at most one volume for a claim. Two nodes may each create one if the node changes while the result of the first request
+ * is unknown. Only one of them becomes the PersistentVolume, whose name is derived from the UID; `node-volumes.ts` deletes the other, now
+ * or when its agent is back. Waiting for that agent instead would let one machine that is off block its claims.
  */
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
   const { client, caches, agents, stores, volumes, cluster, kinds } = options;
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
-  /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
-  const asked = new Map<string, readonly string[]>();
-  /** What was asked for where no node had the room, by claim. */
-  const short = new Map<string, bigint>();
-  const choosing = createChoosing({ ...options, asked });
+  /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
+  const askedNodes = new Map<string, readonly string[]>();
+  /** By claim: the requested size, if no node had enough space. */
+  const unmetSizes = new Map<string, bigint>();
+  const chooser = createNodeChooser({ ...options, askedNodes });
   const onAgents = createAgentVolumes(agents, cluster);
 
   function forget(uid: string): void {
-    asked.delete(uid);
-    short.delete(uid);
-    choosing.forget(uid);
+    askedNodes.delete(uid);
+    unmetSizes.delete(uid);
+    chooser.forget(uid);
   }
 
   caches.volumes.on({
     added: (volume) => {
       const uid = volume.spec.claimRef?.uid ?? '';
-      const [mine] = nodesOf(volume);
-      // What others of them have made is nobody's from now on.
-      for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
+      const [mine] = nodeNamesOf(volume);
+      // Volumes that other nodes created for the claim are orphans now.
+      for (const node of askedNodes.get(uid) ?? []) if (node !== mine) volumes.add(node);
       forget(uid);
     },
   });
@@ -91,30 +91,30 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const [only] = names;
     if (wanted === undefined && only !== undefined && names.length === 1) return only;
     if (wanted !== undefined && names.includes(wanted)) return wanted;
-    throw noSuchStore(wanted, names);
+    throw unknownStore(wanted, names);
   }
 
-  /** What its volumes are bound to: as the kubelet has put it on the node. Undefined: there is no such node. */
+  /** The value of the topology label that the kubelet set on the node. Undefined if there is no such node. */
   async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
-    const node = caches.nodes.get(name) ?? (await found(client.get(nodes, { name }, scope.signal)));
+    const node = caches.nodes.get(name) ?? (await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
     if (node === undefined) return undefined;
     const value = topologyOfNode(name);
     if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name, localDriver.name);
     return value;
   }
 
-  function nodesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
+  function nodeNamesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
     return topologiesOf(volume).map((value) => {
-      // Not by their labels: whoever has one node could write there that it is another.
+      // Derive the value from the node name. A compromised kubelet can change its node's labels.
       const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
       return known?.metadata.name ?? value;
     });
   }
 
-  /** The node of its volume. Throws where nobody can be asked any more. */
+  /** The node of the volume. Throws if the node is unknown or gone. */
   function nodeOf(volume: PersistentVolume): string {
-    const { handle } = heldBy(volume);
-    const [node] = nodesOf(volume);
+    const { handle } = handleAndStoreOf(volume);
+    const [node] = nodeNamesOf(volume);
     if (node === undefined) throw nodeOfVolumeUnknown(handle);
     if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
     return node;
@@ -123,41 +123,42 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
     storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
 
-  async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
+  async function createOn(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume> {
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
     if (topology === undefined) throw nodeUnknown(node);
-    const before = asked.get(uid) ?? [];
-    asked.set(uid, [...before.filter((one) => one !== node), node]);
+    const before = askedNodes.get(uid) ?? [];
+    askedNodes.set(uid, [...before.filter((one) => one !== node), node]);
     const isThere = agents.nodes().includes(node);
-    // Before it is made: many are asked for at the same time, and would all go to the same node.
-    stores.took(node, store, want.bytes);
-    const made = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
-      stores.took(node, store, -want.bytes);
+    // Count the size before the volume exists: otherwise many concurrent requests would all choose the same node.
+    stores.addPending(node, store, want.bytes);
+    const made = await onAgents.create(node, store, want, scope).catch((thrown: unknown) => {
+      stores.addPending(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
-      // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
-      const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
-      if (isRefused) asked.set(uid, before);
-      // What is said of its room is not so any more, and the scheduler goes by it.
-      if (isForAnother(thrown)) stores.add(node);
+      // Refused: this request created nothing. An earlier request to the node may have; cleanup looks for that.
+      const isRefused =
+        !isThere || (!errorCodes[code].retry && code !== 'internal') || reasonsForAnotherNode.has(reason);
+      if (isRefused) askedNodes.set(uid, before);
+      // The reported capacity, which the scheduler uses, is wrong, so check the node's stores again.
+      if (canTryAnotherNode(thrown)) stores.add(node);
       throw thrown;
     });
     const { volume } = made;
-    // Not as it was last looked at: the store may mean another place since.
+    // Ask again instead of using the last report: the store may be at another location since.
     const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
-    return { volume, where: onNode(topology), identity };
+    return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
 
-  function chosen(want: Wanted, store: string): string | Again {
+  function chooseNode(want: VolumeRequest, store: string): string | Again {
     try {
-      return choosing.choose(want, store);
+      return chooser.choose(want, store);
     } catch (thrown) {
-      if (stowageError(thrown).code === 'exhausted') short.set(want.claim.uid, want.bytes);
+      if (stowageError(thrown).code === 'exhausted') unmetSizes.set(want.claim.uid, want.bytes);
       throw thrown;
     }
   }
 
-  async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
+  async function create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again> {
     const store = storeFor(want.store);
     const object = caches.stores.get(store);
     const refusal = object && refusalOf(object, kinds);
@@ -165,85 +166,85 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
-      const node = chosen(want, store);
+      const node = chooseNode(want, store);
       if (typeof node !== 'string') return node;
-      // Each of them is asked once: whatever it is chosen again for, others have their turn first.
-      if (tried.has(node)) return again(lookMs);
+      // Ask each node only once per attempt.
+      if (tried.has(node)) return again(retryMs);
       tried.add(node);
       try {
         return await createOn(node, store, want, scope);
       } catch (thrown) {
-        if (!isForAnother(thrown)) throw thrown;
-        scope.log.info('another node is chosen', { node, why: stowageError(thrown).message });
-        choosing.refused(want.claim.uid, node);
+        if (!canTryAnotherNode(thrown)) throw thrown;
+        scope.log.info('choosing another node', { node, why: stowageError(thrown).message });
+        chooser.refused(want.claim.uid, node);
       }
     }
   }
 
-  /** A store that the node no longer has open would make every volume of it look deleted. */
+  /** If the node does not have the store open, all its volumes would look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     try {
       const { isOpen, identity } = await storeOn(node, store, scope);
-      if (isOpen) return refuseOtherPlace(volume, store, identity);
+      if (isOpen) return refuseMovedStore(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
     }
-    throw whyNotOpen(store) ?? gone(store);
+    throw whyNotOpen(store) ?? storeRemoved(store);
   }
 
   return {
     driver: localDriver.name,
     create,
-    isForAnother,
+    canTryAnotherNode: canTryAnotherNode,
     follow: (changed) => {
-      stores.on((node, before) => {
-        if (isBetter(stores.of(node), before, [...short.values()])) changed();
+      stores.onChange((node, before) => {
+        if (canTakeMore(stores.of(node), before, [...unmetSizes.values()])) changed();
       });
       agents.follow(changed);
       caches.nodes.on({
-        // All of them, at first: nobody has been refused yet.
+        // Not for the first list: no request has failed yet.
         added: () => caches.nodes.synced && changed(),
         changed: (now, before) => {
-          if (!isSame(now, before)) changed();
+          if (!hasSamePlacement(now, before)) changed();
         },
       });
     },
-    takeBack: async (uid, isHad, scope) => {
-      for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
-        // One that is away is looked through when it is back.
+    deleteAbandoned: async (uid, isHad, scope) => {
+      for (const node of new Set([...(askedNodes.get(uid) ?? []), ...volumes.nodesWithVolumeFor(uid)])) {
+        // `node-volumes.ts` searches an absent node when it is back.
         if (!agents.nodes().includes(node)) continue;
-        const made = await onAgents.madeFor(node, uid, scope);
+        const made = await onAgents.findFor(node, uid, scope);
         if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
         if (await isHad(made, scope.signal)) continue;
-        // What cannot go is looked at again, and told of, by `node-volumes.ts`.
-        await unlessLeft(onAgents.discard(node, made.id, scope));
+        // `node-volumes.ts` retries and reports volumes that cannot be deleted.
+        await ignoreDiscardRefused(onAgents.discard(node, made.id, scope));
       }
       forget(uid);
     },
     delete: async (volume, scope) => {
-      const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
+      const [node, { handle, store }] = [nodeOf(volume), handleAndStoreOf(volume)];
       const end = isHandle(handle) ? await onAgents.delete(node, handle, volume.metadata.uid, scope) : 'unknown';
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
     retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), handleOf(volume), scope),
-    // Its own node makes it larger, mounted or not: kubelets have nothing left to do.
+    // The agent expands the volume, mounted or not, so kubelets have nothing to do.
     expand: async (volume, bytes, scope) => ({
       bytes: await onAgents.expand(nodeOf(volume), handleOf(volume), bytes, scope),
-      onNodes: false,
+      nodeExpansionRequired: false,
     }),
   };
 }
 
-/** Whether volumes may be on it, as far as the cluster says that. */
-const isSame = (one: Node, other: Node): boolean =>
+/** Whether the fields are equal that decide which volumes the node may have. */
+const hasSamePlacement = (one: Node, other: Node): boolean =>
   isDeepStrictEqual([one.metadata.labels, one.spec], [other.metadata.labels, other.spec]);
 
-/** The node has not made it, and others may. */
-function isForAnother(error: unknown): boolean {
+/** Whether the node did not create the volume, and another node may. */
+function canTryAnotherNode(error: unknown): boolean {
   const { code, reason } = stowageError(error);
-  return code === 'exhausted' || notHere.has(reason);
+  return code === 'exhausted' || reasonsForAnotherNode.has(reason);
 }
 
-const onNode = (topology: string): NodeSelector => ({
+const nodeSelectorFor = (topology: string): NodeSelector => ({
   nodeSelectorTerms: [{ matchExpressions: [{ key: nodeTopologyKey, operator: 'In', values: [topology] }] }],
 });

@@ -34,7 +34,7 @@ const seen = (node: string): unknown =>
 
 const asked = (): number => it.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
 
-test('nodes are asked for what is their own: one disk that hangs says nothing of others, and limits count', async () => {
+test('nodes report their own stores: a hanging disk does not affect others, and limits count', async () => {
   for (const name of ['disks', 'bounded', 'full', 'silent']) aStore(name);
   const all = [
     listed('disks'),
@@ -53,17 +53,17 @@ test('nodes are asked for what is their own: one disk that hangs says nothing of
     ['full', true, 0n],
     ['silent', false, 0n],
   ]);
-  for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.took('node-1', 'disks', bytes);
-  expect(it.parts.nodeStores.taken('node-1', 'disks')).toBe(500n);
-  expect(it.parts.nodeStores.taken('node-1', 'bounded')).toBe(0n);
+  for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.addPending('node-1', 'disks', bytes);
+  expect(it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(500n);
+  expect(it.parts.nodeStores.pendingBytes('node-1', 'bounded')).toBe(0n);
   expect(it.parts.nodeStores.of('node-1')?.stores.get('disks')?.freeBytes).toBe(2000n);
   it.parts.nodeStores.add('node-1');
-  await eventually(() => it.parts.nodeStores.taken('node-1', 'disks')).toBe(0n);
+  await eventually(() => it.parts.nodeStores.pendingBytes('node-1', 'disks')).toBe(0n);
   it.agents.lose('node-1');
   await eventually(() => [...it.parts.nodeStores.all()]).toEqual([]);
 });
 
-test('a store that is new is asked for until the agent has it', async () => {
+test('a new store is polled until the agent has it', async () => {
   let all: readonly object[] = [];
   it.agents.connect(
     'node-1',
@@ -78,7 +78,7 @@ test('a store that is new is asked for until the agent has it', async () => {
   await eventually(() => seen('node-1')).toEqual([['disks', true, 2000n]]);
 });
 
-test('what was seen of a store that is said to be elsewhere is forgotten, and it is asked for until its agent has followed', async () => {
+test('reports about a store are dropped when its Store object moves it, and the agent is polled until it has applied the change', async () => {
   for (const name of ['disks', 'others']) aStore(name);
   let [identity, mayAnswer] = ['before', Promise.resolve()];
   const answer = answering(() => [listed('disks', { identity }), listed('others')]);
@@ -90,7 +90,7 @@ test('what was seen of a store that is said to be elsewhere is forgotten, and it
   const view = () => it.parts.nodeStores.of('node-1')?.stores;
   await eventually(() => view()?.get('disks')?.identity).toBe('before');
   const told: unknown[] = [];
-  it.parts.nodeStores.on(() => told.push(view()?.get('disks')?.identity));
+  it.parts.nodeStores.onChange(() => told.push(view()?.get('disks')?.identity));
   const gate = Promise.withResolvers<void>();
   mayAnswer = gate.promise;
   const spec = { uri: 'local:///disks' };
@@ -102,13 +102,13 @@ test('what was seen of a store that is said to be elsewhere is forgotten, and it
   // It follows a moment later, in which it is asked.
   await eventually(asked).toBeGreaterThan(3);
   expect(view()?.get('disks')?.identity).toBe('before');
-  // What it has followed need not be seen from here: whoever waits for it has to try.
+  // Whether the agent has applied the change need not show in its report, so waiting claims have to retry.
   expect(told.length).toBeGreaterThan(2);
   identity = 'after';
   await eventually(() => view()?.get('disks')?.identity).toBe('after');
 });
 
-test('a look that finds everything as it was is not told', async () => {
+test('a poll without a change causes no notification', async () => {
   aStore('disks');
   let volumes = 1;
   it.agents.connect(
@@ -116,7 +116,7 @@ test('a look that finds everything as it was is not told', async () => {
     answering(() => [listed('disks', { volumes })]),
   );
   const told: unknown[] = [];
-  it.parts.nodeStores.on((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
+  it.parts.nodeStores.onChange((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
   const stores = it.start(({ nodeStores }) => nodeStores);
   const look = async (): Promise<void> => {
     const { again } = stores.counts();
@@ -150,7 +150,7 @@ test.each<[string, () => readonly object[]]>([
   expect(it.agents.requests.filter((one) => one.includes('/check'))).toEqual(['node-1 POST /v1/stores/disks/check']);
 });
 
-test('an agent that lists more than any cluster has is not believed', async () => {
+test('an agent that lists more stores than any cluster has is refused', async () => {
   aStore('disks');
   it.agents.connect(
     'node-1',
@@ -161,7 +161,7 @@ test('an agent that lists more than any cluster has is not believed', async () =
   expect(stores.of('node-1')).toBe(undefined);
 });
 
-test('what an agent says of a problem is cut', async () => {
+test('the problem text of an agent is truncated', async () => {
   aStore('disks');
   const long = 'x'.repeat(100_000);
   it.agents.connect('node-1', ({ path }) =>
@@ -171,7 +171,7 @@ test('what an agent says of a problem is cut', async () => {
   await eventually(() => it.parts.nodeStores.of('node-1')?.stores.get('disks')?.problem?.length).toBe(1_024);
 });
 
-test('few stores of a node are looked at at a time', async () => {
+test('only a few stores of a node are checked concurrently', async () => {
   const names = Array.from({ length: 12 }, (_, at) => `disk-${at}`);
   for (const name of names) aStore(name);
   let [now, most] = [0, 0];

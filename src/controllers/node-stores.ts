@@ -12,38 +12,38 @@ import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { StoreObject } from './store-object.ts';
 
-/** What a node's agent last said of the stores that are its own. */
+/** The last report of a node's agent about the node's own stores. */
 export interface NodeView {
   readonly node: string;
   readonly stores: ReadonlyMap<string, NodeStore>;
 }
 
-/** The local stores of all nodes whose agents are connected, as they were a moment ago. */
+/** The recent state of the local stores of all nodes whose agents are connected. */
 export interface NodeStores extends Controller {
   of(node: string): NodeView | undefined;
   all(): Iterable<NodeView>;
-  /** A volume is made there, or, with less than nothing, was not. */
-  took(node: string, store: string, bytes: bigint): void;
+  /** Counts a volume that is being created. A negative size takes back a failed one. */
+  addPending(node: string, store: string, bytes: bigint): void;
   /**
-   * How large the volumes are that were made there since it was last asked: for who spreads them. It is no room that is gone, since sizes are
-   * limits that are filled one day or never. Whether one more may be made is said by the agent.
+   * The total size of the volumes created there since the last report, for spreading volumes over nodes. It must not be subtracted from the
+   * free space: sizes are limits that may never be filled. The agent decides whether one more volume fits.
    */
-  taken(node: string, store: string): bigint;
-  /** When it was last seen open there since the agent came, as elapsed time. Undefined: never. */
-  openUntil(node: string, store: string): number | undefined;
+  pendingBytes(node: string, store: string): bigint;
+  /** When the store was last reported open since the agent connected, by the clock's `elapsed`. Undefined: never. */
+  lastOpenAt(node: string, store: string): number | undefined;
   /**
-   * Called with a node's name when what is known of it has changed, and what that was before. Undefined: nothing was, or its agent may have
-   * followed a change of a store since, which need not be seen from here.
+   * Calls back when the report of a node changes, with the report before. Undefined if there was none, or if the agent may have applied a
+   * change of a Store object meanwhile, which need not show in the report.
    */
-  on(changed: (node: string, before: NodeView | undefined) => void): void;
+  onChange(changed: (node: string, before: NodeView | undefined) => void): void;
 }
 
-const wellMs = 30_000;
-const illMs = 10_000;
-const askMs = 10_000;
+const openIntervalMs = 30_000;
+const closedIntervalMs = 10_000;
+const requestTimeoutMs = 10_000;
 const checksAtOnce = 4;
-/** For an agent to have a store that is new, or changed; the next time twice as long. */
-const firstMs = 250;
+/** The first delay for an agent to apply a new or changed Store object; it doubles each time. */
+const firstRetryMs = 250;
 
 export interface NodeStoresOptions {
   readonly agents: Agents;
@@ -54,77 +54,80 @@ export interface NodeStoresOptions {
 
 export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOptions): NodeStores {
   const views = new Map<string, NodeView>();
-  const taken = new Map<string, Map<string, bigint>>();
-  const openUntil = new Map<string, Map<string, number>>();
-  const waited = new Map<string, number>();
-  /** Their agents may still have a store as it was said before. */
-  const behind = new Set<string>();
-  const listeners = new Set<Parameters<NodeStores['on']>[0]>();
-  const tell = (node: string, before: NodeView | undefined): void => {
+  const pendingBytes = new Map<string, Map<string, bigint>>();
+  const lastOpenAt = new Map<string, Map<string, number>>();
+  const retryDelays = new Map<string, number>();
+  /** Nodes whose agents may not have applied the last change of a Store object. */
+  const staleNodes = new Set<string>();
+  const listeners = new Set<Parameters<NodeStores['onChange']>[0]>();
+  const notify = (node: string, before: NodeView | undefined): void => {
     for (const listener of listeners) listener(node, before);
   };
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
-      waited.delete(node);
-      behind.delete(node);
-      taken.delete(node);
-      openUntil.delete(node);
+      retryDelays.delete(node);
+      staleNodes.delete(node);
+      pendingBytes.delete(node);
+      lastOpenAt.delete(node);
       const before = views.get(node);
-      if (views.delete(node)) tell(node, before);
+      if (views.delete(node)) notify(node, before);
       return done;
     }
-    const found = await ask(node, scope).catch((thrown: unknown) => {
+    const found = await listStores(node, scope).catch((thrown: unknown) => {
       const { message, reason } = stowageError(thrown);
-      if (reason === 'agent-no-answer') fellSilent(node, message);
+      if (reason === 'agent-no-answer') closeAll(node, message);
       throw thrown;
     });
     const stores = new Map(found.map((store) => [store.name, store]));
-    taken.delete(node);
-    see(node, stores);
-    return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
+    pendingBytes.delete(node);
+    update(node, stores);
+    return again(
+      retryDelayFor(node, stores) ??
+        (stores.values().every(({ isOpen }) => isOpen) ? openIntervalMs : closedIntervalMs),
+    );
   }
 
-  function see(node: string, stores: ReadonlyMap<string, NodeStore>): void {
+  function update(node: string, stores: ReadonlyMap<string, NodeStore>): void {
     const before = views.get(node);
-    const until = openUntil.get(node) ?? new Map<string, number>();
+    const until = lastOpenAt.get(node) ?? new Map<string, number>();
     for (const seen of [before?.stores ?? [], stores])
       for (const [name, { isOpen }] of seen) if (isOpen) until.set(name, clock.elapsed());
-    openUntil.set(node, until);
+    lastOpenAt.set(node, until);
     views.set(node, { node, stores });
-    if (behind.has(node)) tell(node, undefined);
-    // Whoever waits for something there would be woken by every look at every node.
-    else if (!isDeepStrictEqual(before?.stores, stores)) tell(node, before);
+    if (staleNodes.has(node)) notify(node, undefined);
+    // Without a change do not notify: it would wake every waiting claim with every poll of every node.
+    else if (!isDeepStrictEqual(before?.stores, stores)) notify(node, before);
   }
 
-  /** Its agent is connected, and what it said before is not so for ever. One that is lost is known to be. */
-  function fellSilent(node: string, problem: string): void {
+  /** A connected agent that does not answer: its last report must not stay valid. A lost connection is handled elsewhere. */
+  function closeAll(node: string, problem: string): void {
     const before = views.get(node)?.stores;
     if (before === undefined) return;
-    see(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
+    update(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
   }
 
-  /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
-  function soonFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
+  /** When to ask again for stores that the agent has not applied yet. Undefined if it has them all, or after too many retries. */
+  function retryDelayFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isMissing = [...caches.stores.all()].some(
       ({ metadata, spec }) => isOnNode(placementOf(kinds, spec.uri)) && !stores.has(metadata.name ?? ''),
     );
-    const isSoon = isMissing || behind.has(node);
-    const ms = isSoon ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
-    if (isSoon) waited.set(node, ms);
-    else waited.delete(node);
-    if (ms < wellMs) return ms;
-    behind.delete(node);
+    const isSoon = isMissing || staleNodes.has(node);
+    const ms = isSoon ? 2 * (retryDelays.get(node) ?? firstRetryMs / 2) : openIntervalMs;
+    if (isSoon) retryDelays.set(node, ms);
+    else retryDelays.delete(node);
+    if (ms < openIntervalMs) return ms;
+    staleNodes.delete(node);
     return undefined;
   }
 
-  async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
-    const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: askMs }, scope);
+  async function listStores(node: string, scope: Scope): Promise<readonly NodeStore[]> {
+    const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: requestTimeoutMs }, scope);
     const isOwn = (name: string): boolean => isOnNode(placementOf(kinds, caches.stores.get(name)?.spec.uri ?? ''));
     const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
     const seen = new Map<string, NodeStore>();
     await eachBounded(own, checksAtOnce, async (store) => void seen.set(store.name, await check(node, store, scope)));
-    // As they were listed, whichever has answered first.
+    // In the order of the list, not of the answers.
     return own.flatMap(({ name }) => seen.get(name) ?? []);
   }
 
@@ -133,10 +136,10 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     try {
       return nodeStoreFrom(
         store,
-        await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: askMs }, scope),
+        await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
       );
     } catch (thrown) {
-      // One disk that hangs says nothing of the others.
+      // One disk that hangs must not affect the others.
       const { message, reason } = stowageError(thrown);
       if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
       return closed(store, message);
@@ -148,53 +151,57 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     clock,
     reconcile,
     workers: 16,
-    mostRetryMs: wellMs,
-    // None that is silent keeps another waiting.
+    maxRetryMs: openIntervalMs,
+    // An agent that does not answer must not delay the others.
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));
   const addAll = (): void => {
-    waited.clear();
+    retryDelays.clear();
     for (const node of agents.nodes()) controller.add(node);
   };
   addAll();
-  // Known before any of them is asked: only those that are declared count.
+  // Wait for this cache: only stores with a Store object count.
   controller.follow(caches.stores, () => []);
-  /** What was seen of it is of another place, or of the same with other limits. */
+  /** Drops the reports about a store after its Store object changed: they are about another location, or other limits. */
   const forget = ({ metadata: { name = '' } }: StoreObject): void => {
     for (const { node, stores } of Array.from(views.values())) {
       const others = new Map([...stores].filter(([one]) => one !== name));
-      if (others.size < stores.size) see(node, others);
+      if (others.size < stores.size) update(node, others);
     }
-    for (const node of agents.nodes()) behind.add(node);
+    for (const node of agents.nodes()) staleNodes.add(node);
     addAll();
   };
   caches.stores.on({
     added: addAll,
     deleted: forget,
     changed: (now, before) => {
-      if (!isSamePlace(now, before)) forget(before);
+      if (!hasSameSpec(now, before)) forget(before);
     },
   });
   return {
     ...controller,
     of: (node) => views.get(node),
     all: () => views.values(),
-    openUntil: (node, store) => openUntil.get(node)?.get(store),
-    took: (node, store, bytes) => {
-      const those = taken.get(node) ?? new Map<string, bigint>();
-      taken.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
+    lastOpenAt: (node, store) => lastOpenAt.get(node)?.get(store),
+    addPending: (node, store, bytes) => {
+      const those = pendingBytes.get(node) ?? new Map<string, bigint>();
+      pendingBytes.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
     },
-    taken: (node, store) => taken.get(node)?.get(store) ?? 0n,
-    on: (changed) => void listeners.add(changed),
+    pendingBytes: (node, store) => pendingBytes.get(node)?.get(store) ?? 0n,
+    onChange: (changed) => void listeners.add(changed),
   };
 }
 
 /**
- * Whether more can be made there than before. Free room comes and goes with all that others write: it counts where it is enough for somebody
- * now who was short of it.
+ * Whether a request that failed before may succeed now. Free space fluctuates, so more of it counts only if it is now enough for a request
+ * in `short`.
  */
-export function isBetter(now: NodeView | undefined, before: NodeView | undefined, short: readonly bigint[]): boolean {
+export function canTakeMore(
+  now: NodeView | undefined,
+  before: NodeView | undefined,
+  short: readonly bigint[],
+): boolean {
   return [...(now?.stores.values() ?? [])].some((seen) => {
     const was = before?.stores.get(seen.name);
     if (!seen.isOpen) return false;
@@ -213,8 +220,8 @@ const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: str
   freeBytes: 0n,
 });
 
-/** Their statuses change all the time. */
-function isSamePlace(one: StoreObject, other: StoreObject): boolean {
+/** Ignores the status, which changes all the time. */
+function hasSameSpec(one: StoreObject, other: StoreObject): boolean {
   const said = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({ uid, uri, options });
   return isDeepStrictEqual(said(one), said(other));
 }

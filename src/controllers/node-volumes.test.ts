@@ -43,18 +43,18 @@ beforeEach(() => {
   it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
 });
 
-test('a directory that nobody claims goes where nothing is in it; otherwise it is reported', async () => {
+test('an orphan directory is deleted if it is empty, and reported otherwise', async () => {
   const node = await anAgentNode(it, 'node-1');
   await madeOn(node, 'nothing');
   await madeOn(node, 'something');
   writeFileSync(join(node.server.folder, 'disks', 'something', 'file'), '');
   expect(await looked(node)).toEqual(['something']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-    'On node node-1, 1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: something.',
+    'On node node-1, 1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: something.',
   );
 });
 
-test('what lies on one node is told beside what lies on another', async () => {
+test('orphans on different nodes get Events of their own', async () => {
   const names = ['node-1', 'node-2'];
   for (const name of names) {
     const node = await anAgentNode(it, name);
@@ -67,7 +67,7 @@ test('what lies on one node is told beside what lies on another', async () => {
   await eventually(told).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
 });
 
-test('one that a PersistentVolume calls by store and name stays, as the cache knows or only the API server', async () => {
+test('a volume to which a PersistentVolume refers by store and name stays, even if only the API server knows that', async () => {
   const node = await anAgentNode(it, 'node-1');
   for (const name of ['known', 'untold', 'nobodys']) await madeOn(node, name);
   const byHand = (name: string) => ({
@@ -100,13 +100,13 @@ test.each<[string, (page: number) => object]>([
   ['pages with nothing on them', () => ({ items: [], next: 'more' })],
   ['more than was asked for', () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) })],
   ['labels that no volume can have', () => ({ items: [{ ...listed('a'), labels: { long: 'x'.repeat(2_000) } }] })],
-])('an agent that answers with %s is not believed, and takes no memory', async (_, page) => {
+])('an answer with %s is refused, and takes no memory', async (_, page) => {
   const node = await anAgentNode(it, 'node-1');
   let pages = 0;
   node.intercept = ({ path }) => (path.startsWith('/v1/volumes?') ? page(pages++) : undefined);
   const finder = start();
   await eventually(() => finder.counts().retried + finder.counts().terminal).toBeGreaterThan(0);
-  expect([finder.isSearched('node-1'), finder.nodesWith('uid-of-0-0')]).toEqual([false, []]);
+  expect([finder.isSearched('node-1'), finder.nodesWithVolumeFor('uid-of-0-0')]).toEqual([false, []]);
   expect(pages).toBeLessThan(1_000);
 });
 
@@ -119,7 +119,7 @@ const listed = (name: string) => ({
   labels: { 'stowage.dev/claim-uid': `uid-of-${name}` },
 });
 
-describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
+describe.skipIf(needs('ext4'))('an orphan image', () => {
   let node: AgentNode;
   const bytes = String(16 * 1024 * 1024);
   beforeEach(async () => {
@@ -130,18 +130,18 @@ describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
     node.server.core.stores.view('disks').store?.noteUse?.(volume, aCall());
 
   test.each(['filesystem', 'block'])(
-    'goes where nobody was ever given it; otherwise it is reported (%s)',
+    'is deleted if it was never mounted, and reported otherwise (%s)',
     async (access) => {
       await madeOn(node, 'unused', { bytes, access });
       await given(await madeOn(node, 'used', { bytes, access }));
       expect(await looked(node)).toEqual(['used']);
       await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-        'and hold data, or may: used.',
+        'contain or may contain data: used.',
       );
     },
   );
 
-  test('stays with an agent that is too old to look and delete in one', async () => {
+  test('stays if the agent is too old for the atomic delete-if-empty', async () => {
     await madeOn(node, 'a', { bytes });
     const asked: string[] = [];
     node.intercept = ({ method, path }) => {
@@ -153,7 +153,7 @@ describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
   });
 });
 
-describe('a volume that is to be retained', () => {
+describe('a volume with the reclaim policy Retain', () => {
   let node: AgentNode;
   const finalizers = async (): Promise<readonly string[] | undefined> =>
     (await it.list(persistentVolumes))[0]?.metadata.finalizers;
@@ -186,7 +186,7 @@ describe('a volume that is to be retained', () => {
     it.start(createDeleting, { provisioners: new Map([[local.driver, local]]) });
   }
 
-  test('keeps its PersistentVolume until its node could be told, and stays', async () => {
+  test('keeps its PersistentVolume until the agent has labelled it, and stays', async () => {
     await deleted();
     it.agents.lose('node-1');
     startAll();
@@ -197,7 +197,7 @@ describe('a volume that is to be retained', () => {
     expect(await node.volumes()).toMatchObject([{ name: 'kept', labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
-  test('does not keep it where its node is gone for good', async () => {
+  test('does not keep its PersistentVolume when its node is gone for good', async () => {
     await deleted();
     it.agents.lose('node-1');
     it.api.remove(paths.nodes, 'node-1');

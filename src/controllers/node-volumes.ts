@@ -4,55 +4,55 @@ import { stowageError } from '#core/errors.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
+import { type AgentVolume, unexpectedAnswer, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { isLeft } from './delete-if-empty.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
-import { type ControllerParts, found } from './parts.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly agents: Agents;
-  /** The cluster's instance, by which its volumes are known. */
+  /** The cluster's instance, with which its volumes are labelled. */
   readonly cluster: string;
 }
 
-/** What lies on nodes for claims that have no PersistentVolume of it: begun by a controller that is gone, or elsewhere since. */
+/** Finds volumes on nodes that were created for a claim and have no PersistentVolume, because the leader or the node changed. */
 export interface NodeVolumes extends Controller {
-  /** The nodes that have one for that claim. */
-  nodesWith(uid: string): readonly string[];
-  /** Whether everything that is on it was seen. */
+  /** The nodes that have such a volume for the claim. */
+  nodesWithVolumeFor(uid: string): readonly string[];
+  /** Whether all volumes of the node have been listed. */
   isSearched(node: string): boolean;
 }
 
-/** Whoever made it has had the time to write its PersistentVolume. */
-const youngMs = 600_000;
-const everyMs = 900_000;
-const inPage = 500;
-/** No disk of a node has more. */
-const mostOnNode = 50_000;
-/** At a time: each costs requests to the API server. */
-const mostSuspects = 1_000;
-const shown = 5;
+/** Long enough for a controller to write the PersistentVolume. */
+const minAgeMs = 600_000;
+const intervalMs = 900_000;
+const pageSize = 500;
+/** A bound on the volumes of one node. */
+const maxVolumesOnNode = 50_000;
+/** Per search, since each costs requests to the API server. */
+const maxSuspects = 1_000;
+const maxShownVolumes = 5;
 
 /**
- * Looks through each node when its agent connects, and now and then. A volume whose claim is gone, or has another one, is deleted where it
- * is certain that nothing is in it, as it is when it never had a PersistentVolume; otherwise it is reported and left alone.
+ * Searches each node when its agent connects, and periodically. A volume whose claim is gone, or has another volume, is deleted if it is
+ * certainly empty, as it is if it never had a PersistentVolume; otherwise it is reported and stays.
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
   const onAgents = createAgentVolumes(agents, cluster);
-  /** By node: the uids of their claims. Absent: not looked through yet. */
-  const loose = new Map<string, ReadonlySet<string>>();
+  /** By node: the UIDs of the claims of such volumes. Absent if the node has not been searched yet. */
+  const unboundClaims = new Map<string, ReadonlySet<string>>();
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
-      loose.delete(node);
+      unboundClaims.delete(node);
       return done;
     }
     const [suspects, uids] = [new Map<string, AgentVolume>(), new Set<string>()];
@@ -60,24 +60,25 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const uid = volume.labels[claimLabels.uid];
       if (uid === undefined || persistentVolumesOf(caches, volume).length > 0) continue;
       uids.add(uid);
-      if (suspects.size < mostSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
+      if (suspects.size < maxSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
     }
-    loose.set(node, uids);
-    await clear(suspects, scope);
+    unboundClaims.set(node, uids);
+    await dropKnown(suspects, scope);
     const left: AgentVolume[] = [];
-    for (const volume of suspects.values()) if (!(await isRemoved(node, volume, scope))) left.push(volume);
+    for (const volume of suspects.values()) if (!(await deleteIfEmpty(node, volume, scope))) left.push(volume);
     report(node, left);
-    return again(everyMs);
+    return again(intervalMs);
   }
 
   async function* volumesOn(node: string, scope: Scope): AsyncGenerator<AgentVolume, void, undefined> {
     const label = encodeURIComponent(`${claimLabels.cluster}=${cluster}`);
     for (let after = '', seen = 0; ; ) {
-      const path = `/v1/volumes?limit=${inPage}&label=${label}${after}`;
+      const path = `/v1/volumes?limit=${pageSize}&label=${label}${after}`;
       const { volumes, next, unanswered } = volumesFrom(await agents.call(node, { method: 'GET', path }, scope));
       seen += volumes.length;
-      if (volumes.length > inPage || seen > mostOnNode || (volumes.length === 0 && next !== undefined)) throw garbled();
-      // What a store held when it last answered is nothing to destroy something for; that it may hold it is worth knowing.
+      if (volumes.length > pageSize || seen > maxVolumesOnNode || (volumes.length === 0 && next !== undefined))
+        throw unexpectedAnswer();
+      // Never delete volumes of a store that did not answer; but do report that they may exist.
       for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
       if (next === undefined) return;
       after = `&after=${encodeURIComponent(next)}`;
@@ -86,41 +87,41 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 
   function isSuspect({ labels, createdAt }: AgentVolume, uid: string): boolean {
     if (labels[retainedLabel] !== undefined || createdAt > clock.now()) return false;
-    // Its claim has another volume. That one was written down, so this one never will be.
+    // The claim has a PersistentVolume for another volume, so this one will never get one.
     if (caches.volumes.by('claim', uid).length > 0) return true;
-    return clock.now() - createdAt >= youngMs && !caches.claims.by('uid', uid).some(isWaiting);
+    return clock.now() - createdAt >= minAgeMs && !caches.claims.by('uid', uid).some(isUnbound);
   }
 
-  /** Of those that the API server itself knows, which may be newer than what was told to us. */
-  async function clear(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
+  /** Asks the API server, since the caches may be behind. */
+  async function dropKnown(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
     for (const suspect of Array.from(suspects.values())) {
       const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
-      const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
+      const volume = await ignoreNotFound(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
       const isOther = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
       if (isOther) continue;
-      const claim = await found(client.get(claims, { namespace, name }, signal));
-      const mayStill = claim?.metadata.uid === uid && isWaiting(claim);
+      const claim = await ignoreNotFound(client.get(claims, { namespace, name }, signal));
+      const mayStill = claim?.metadata.uid === uid && isUnbound(claim);
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
     if (suspects.size === 0) return;
-    // By whatever name: somebody may have written one by hand.
+    // By any handle: somebody may have written a PersistentVolume by hand.
     const byHandle = new Map([...suspects.values()].flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
     for await (const { items } of client.list(persistentVolumes, {}, signal))
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
-  async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
+  /** Deletes only what is certainly empty. If the content cannot be counted, that is a volume that nobody was ever given. */
+  async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);
-      scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
+      scope.log.info('deleted an empty orphan volume', { node, volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
       const failure = stowageError(thrown);
       if (failure.reason === 'volume-unknown') return true;
-      if (isLeft(failure)) return false;
+      if (isDiscardRefused(failure)) return false;
       throw thrown;
     }
   }
@@ -129,11 +130,11 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     for (const [store, those] of Map.groupBy(left, (volume) => volume.store as string)) {
       const object = caches.stores.get(store);
       if (object === undefined) continue;
-      const names = those.slice(0, shown).map(({ name }) => name);
-      const more = those.length > shown ? `, and ${those.length - shown} more` : '';
-      const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const names = those.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = those.length > maxShownVolumes ? `, and ${those.length - maxShownVolumes} more` : '';
+      const note = `On node ${node}, ${those.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
-      // Each node's are a matter of their own.
+      // `related` makes one Event for each node.
       events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });
     }
   }
@@ -143,7 +144,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     clock,
     reconcile,
     workers: 8,
-    mostRetryMs: 60_000,
+    maxRetryMs: 60_000,
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));
@@ -153,13 +154,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   controller.follow(caches.volumes, () => []);
   return {
     ...controller,
-    nodesWith: (uid) => [...loose].flatMap(([node, uids]) => (uids.has(uid) ? node : [])),
-    isSearched: (node) => loose.has(node),
+    nodesWithVolumeFor: (uid) => [...unboundClaims].flatMap(([node, uids]) => (uids.has(uid) ? node : [])),
+    isSearched: (node) => unboundClaims.has(node),
   };
 }
 
-/** It has none yet; not somebody else's either. */
-const isWaiting = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
+/** The claim has no volume yet, also none of another driver. */
+const isUnbound = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
 
-/** Of one that is only remembered: as if it were being made at this moment. */
+/** For a volume of a store that did not answer: a creation time in the future protects it from deletion. */
 const untouchable = { createdAt: Number.POSITIVE_INFINITY } as const;

@@ -31,7 +31,7 @@ async function looked(clock = later()): Promise<readonly string[]> {
   return (await it.volumes()).map(({ name }) => name);
 }
 
-test('an empty volume that nobody claims goes; what somebody has, or had, stays', async () => {
+test('an empty orphan is deleted; volumes that are or were in use stay', async () => {
   await make('orphan');
   await make('claimed');
   it.api.put(paths.claims, aClaim('claimed'));
@@ -60,16 +60,16 @@ test('an empty volume that nobody claims goes; what somebody has, or had, stays'
 test.each<[string, (name: string) => void]>([
   ['a file', (name) => writeFileSync(join(it.silver, name, 'x'), '')],
   ['a folder', (name) => mkdirSync(join(it.silver, name, 'x'))],
-])('one that holds %s is reported and stays', async (_, fill) => {
+])('an orphan that contains %s is reported and stays', async (_, fill) => {
   await make('full');
   fill('full');
   expect(await looked()).toEqual(['full']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
-    '1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: full.',
+    '1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: full.',
   );
 });
 
-test('one of a store that was made after the controller began to lead goes, too', async () => {
+test('an empty orphan on a store that was added later is deleted too', async () => {
   const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
   onTestFinished(() => other[Symbol.asyncDispose]());
   const uri = it.place('gold');
@@ -85,12 +85,12 @@ test('one of a store that was made after the controller began to lead goes, too'
   await eventually(() => readdirSync(new URL(uri).pathname)).not.toContain('orphan');
 });
 
-test('one that was only just made stays', async () => {
+test('a volume that was just created stays', async () => {
   await make('young');
   expect(await looked(later(60_000))).toEqual(['young']);
 });
 
-test('one whose claim only the API server knows stays', async () => {
+test('a volume whose claim only the API server knows stays', async () => {
   await make('claimed');
   let lists = 0;
   it.api.intercept = ({ url = '' }, response) => {
@@ -105,7 +105,7 @@ test('one whose claim only the API server knows stays', async () => {
   expect(lists).toBe(2);
 });
 
-test('one that a PersistentVolume which only the API server knows calls by store and name stays', async () => {
+test('a volume stays if only the API server knows a PersistentVolume that refers to it by store and name', async () => {
   await make('by-name');
   await make('nobodys');
   let lists = 0;
@@ -122,7 +122,7 @@ test('one that a PersistentVolume which only the API server knows calls by store
   expect(await looked()).toEqual(['by-name']);
 });
 
-test('one of a store that does not answer stays', async () => {
+test('a volume on a store that does not answer stays', async () => {
   await make('orphan');
   it.nfs.close('changedByOthers.marks', { store: 'silver' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });

@@ -7,11 +7,11 @@ import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import { isLeft } from './delete-if-empty.ts';
+import type { ControllerParts } from './controller-parts.ts';
+import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
-import type { ControllerParts } from './parts.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
@@ -20,18 +20,18 @@ export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
-/** Whoever made it has had the time to write its PersistentVolume. */
-const youngMs = 600_000;
-const everyMs = 900_000;
-const unopenedMs = 1_000;
-const inPage = 500;
-const shown = 5;
+/** Long enough for a controller to write the PersistentVolume. */
+const minAgeMs = 600_000;
+const intervalMs = 900_000;
+const openRetryMs = 1_000;
+const pageSize = 500;
+const maxShownVolumes = 5;
 
 /**
- * Volumes that were made for a claim of this cluster, and have neither that claim nor a PersistentVolume. A controller that dies
- * between the two leaves one when the claim goes meanwhile. Such a volume was never mounted and so is empty: it is deleted. One
- * that has files had a PersistentVolume once, which somebody took away without us, or which a cluster that was restored from a backup
- * does not know: it is reported, and left alone.
+ * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. A controller that dies
+ * before it has written the PersistentVolume leaves one if the claim is then deleted. Such a volume was never mounted, so it is empty,
+ * and is deleted. A volume with files once had a PersistentVolume, which somebody removed without Stowage, or which a cluster restored
+ * from a backup does not know: it is reported and stays.
  */
 export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {
   async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
@@ -40,33 +40,33 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
     if (object === undefined) return done;
     // The controller `node-volumes.ts` looks for orphans on nodes.
     if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
-    // The core is told of it by another controller, which may be slower, and nobody tells us when it has opened it.
-    if (view?.store === undefined) return again(unopenedMs);
+    // The stores controller configures the core, and there is no notification when the store is open, so poll.
+    if (view?.store === undefined) return again(openRetryMs);
     const suspects = new Map<string, Volume>();
     for await (const volume of volumesOf(store, scope)) if (isSuspect(volume)) suspects.set(volume.id, volume);
-    await clear(suspects, scope);
+    await dropKnown(suspects, scope);
     const left: Volume[] = [];
-    for (const volume of suspects.values()) if (!(await isRemoved(volume, scope))) left.push(volume);
+    for (const volume of suspects.values()) if (!(await deleteIfEmpty(volume, scope))) left.push(volume);
     if (left.length > 0) {
-      const names = left.slice(0, shown).map(({ name }) => name);
-      const more = left.length > shown ? `, and ${left.length - shown} more` : '';
-      const note = `${left.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them: stowage volume delete.`;
+      const names = left.slice(0, maxShownVolumes).map(({ name }) => name);
+      const more = left.length > maxShownVolumes ? `, and ${left.length - maxShownVolumes} more` : '';
+      const note = `${left.length} volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: ${names.join(', ')}${more}. Create PersistentVolumes for them, or delete them: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       events.report({ ...about, regarding: storeReference(object) });
     }
-    return again(everyMs);
+    return again(intervalMs);
   }
 
   async function* volumesOf(store: string, scope: Scope): AsyncGenerator<Volume, void, undefined> {
     const labels = { [claimLabels.cluster]: core.instance };
     for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
-      const query = { stores: [store], labels, contains: undefined, after, limit: inPage };
+      const query = { stores: [store], labels, contains: undefined, after, limit: pageSize };
       const { volumes, unanswered } = await core.catalogue.page(query, scope);
-      // What it held when it last answered is nothing to destroy something for.
+      // Never delete volumes of a store that did not answer.
       if (unanswered.length > 0) return;
       yield* volumes;
       const last = volumes.at(-1);
-      if (last === undefined || volumes.length < inPage) return;
+      if (last === undefined || volumes.length < pageSize) return;
       after = { store: last.store, name: last.name };
     }
   }
@@ -74,13 +74,13 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
   function isSuspect(volume: Volume): boolean {
     const { labels, createdAt } = volume;
     const uid = labels[claimLabels.uid];
-    if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < youngMs) return false;
+    if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < minAgeMs) return false;
     const known = [caches.claims.by('uid', uid), caches.volumes.by('claim', uid), persistentVolumesOf(caches, volume)];
     return known.every((those) => those.length === 0);
   }
 
-  /** Of those that the API server itself knows, which may be newer than what was told to us. */
-  async function clear(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
+  /** Asks the API server, since the caches may be behind. */
+  async function dropKnown(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
     if (suspects.size === 0) return;
     const all = [...suspects.values()];
     const byClaim = Map.groupBy(all, ({ labels }) => labels[claimLabels.uid] ?? '');
@@ -97,22 +97,22 @@ export function createOrphans({ client, clock, caches, events, core, kinds }: Or
       }
   }
 
-  /** Only what is empty for certain. */
-  async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
+  /** Deletes only what is certainly empty. */
+  async function deleteIfEmpty({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
       await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
-      scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
+      scope.log.info('deleted an empty orphan volume', { volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
       const failure = stowageError(thrown);
       if (failure.reason === 'volume-unknown') return true;
-      if (isLeft(failure)) return false;
+      if (isDiscardRefused(failure)) return false;
       throw thrown;
     }
   }
 
   const controller = createController({ name: 'orphans', clock, reconcile, workers: 2, groupOf: (key) => key });
-  // A status that changes is no reason to look again: only that there is a store.
+  // Only new stores: the status changes all the time.
   caches.stores.on({ added: ({ metadata: { name } }) => controller.add(name ?? '') });
   controller.follow(caches.claims, () => []);
   controller.follow(caches.volumes, () => []);

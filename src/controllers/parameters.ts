@@ -6,7 +6,7 @@ import { quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { volumeNameFor } from './names.ts';
 
-/** Throws for a class that cannot be used. */
+/** Throws for a class with invalid parameters. */
 export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
   const read = readParameters(Object.entries(parameters), classParameters, {
     unknown: (key) =>
@@ -16,19 +16,19 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   const { nameTemplate } = read;
   if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
     throw invalid(
-      `class '${name}': ${quoted(nameTemplate)} is not a template of names`,
-      'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
+      `class '${name}': ${quoted(nameTemplate)} is not a valid name template`,
+      'Use {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
     );
   return read;
 }
 
-/** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
+/** Throws for mountOptions that Stowage would not apply. The error does not name them: they may contain secrets. */
 export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
   if (areMountFlags(splitMountFlags(mountOptions))) return;
-  throw new StowageError(`class '${name}' has mountOptions that are not known here`, {
+  throw new StowageError(`class '${name}' has mountOptions that Stowage does not support`, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `Allowed are: ${mountFlags.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
+    action: `Allowed are: ${mountFlags.join(', ')}. Options of the connection to a store belong in the Store object: ask the administrator to remove them from the class.`,
   });
 }
 
@@ -36,11 +36,11 @@ function invalid(message: string, action: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `${action}. Parameters of a class cannot be changed: ask the administrator to delete it and make it anew.`,
+    action: `${action}. Parameters of a class cannot be changed: ask the administrator to delete the class and recreate it.`,
   });
 }
 
-/** What the volume of a claim is to be called. */
+/** The name for the volume of a claim. */
 export function nameFor({ metadata }: PersistentVolumeClaim, template: string | undefined): string {
   const { namespace, name, uid = '', labels = {}, annotations = {} } = metadata;
   if (template === undefined) return volumeNameFor(uid);

@@ -11,137 +11,153 @@ import { storeGone } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import { unlessLeft } from './delete-if-empty.ts';
-import { handleOf, heldBy, type IsHad } from './handles.ts';
+import { ignoreDiscardRefused } from './discard.ts';
+import { type HasPersistentVolume, handleAndStoreOf, handleOf } from './handles.ts';
 import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
-/** A volume for a claim. */
-export interface Wanted {
+/** The volume that a claim asks for. */
+export interface VolumeRequest {
   readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
-  /** Undefined: the only one that the driver has. */
+  /** Undefined: the driver's only store. */
   readonly store: string | undefined;
   readonly name: string;
   readonly bytes: bigint;
   readonly enforce: boolean;
   readonly access: Access;
   readonly labels: Labels;
-  /** The one that the scheduler chose for its first pod. */
+  /** The node that the scheduler chose for the first pod. */
   readonly node: string | undefined;
-  /** Where the class lets its volumes be. Empty: everywhere. */
+  /** The allowed topologies of the class. Empty: everywhere. */
   readonly allowed: NonNullable<StorageClass['allowedTopologies']>;
 }
 
-export interface Made {
+export interface ProvisionedVolume {
   readonly volume: Pick<Volume, 'id' | 'name' | 'store' | 'bytes'>;
-  /** Where it can be used. Undefined: everywhere. */
-  readonly where: NodeSelector | undefined;
-  /** What its store calls itself, if that is known. */
+  /** The nodes that can use the volume. Undefined: all. */
+  readonly nodeSelector: NodeSelector | undefined;
+  /** The identity of its store, if known. */
   readonly identity: string | undefined;
 }
 
-export interface Grown {
+export interface ExpandedVolume {
   readonly bytes: bigint;
-  /** Whoever has it mounted has to see to it too. */
-  readonly onNodes: boolean;
+  /** Whether the nodes that have the volume mounted have to expand it too. */
+  readonly nodeExpansionRequired: boolean;
 }
 
 /**
- * Makes and ends the volumes of one driver: the core of this process those of `file.stowage.dev`, the agents of nodes those of
+ * Creates and deletes the volumes of one driver: the core of this process does it for `file.stowage.dev`, the agents of the nodes for
  * `local.stowage.dev`.
  */
 export interface Provisioner {
   readonly driver: string;
-  /** The same claim gets the same volume, whoever asks and however often. */
-  create(want: Wanted, scope: Scope): Promise<Made | Again>;
-  /** Another node than the one that the scheduler chose may have what this one refused. */
-  isForAnother?(error: unknown): boolean;
-  /** Calls when what could not be made before may be made now. */
+  /** Idempotent: the same claim gets the same volume, also from another controller. */
+  create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again>;
+  /** Whether another node than the one that the scheduler chose may succeed after this error. */
+  canTryAnotherNode?(error: unknown): boolean;
+  /** Calls back when a retry of failed requests may succeed. */
   follow?(changed: () => void): void;
   /**
-   * Takes away what was made for a claim that is gone, or has another volume. None is success; what anybody has, or what may hold
-   * something, stays: whoever looks for volumes that nobody claims tells of it.
+   * Deletes the volume that was created for a claim that is gone, or has another volume. Idempotent. A volume that a PersistentVolume
+   * refers to, or that may contain data, stays: the controllers of orphans report it.
    */
-  takeBack(uid: string, isHad: IsHad, scope: Scope): Promise<void>;
-  /** The volume of a PersistentVolume. Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
+  deleteAbandoned(uid: string, isHad: HasPersistentVolume, scope: Scope): Promise<void>;
+  /**
+   * Deletes the volume of a PersistentVolume. Idempotent, but reports success for an absent volume only if its store has answered.
+   * Throws 'in-use'.
+   */
   delete(volume: PersistentVolume, scope: Scope): Promise<void>;
-  /** Its PersistentVolume is gone and the volume stays. */
+  /** Labels a volume that outlives its PersistentVolume. */
   retain(volume: PersistentVolume, scope: Scope): Promise<void>;
-  expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<Grown>;
+  expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<ExpandedVolume>;
 }
 
-export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
+export const claimLabelsFor = (
+  { claim: { namespace, name, uid } }: Pick<VolumeRequest, 'claim'>,
+  cluster: string,
+): Labels => ({
   [claimLabels.namespace]: namespace,
   [claimLabels.name]: name,
   [claimLabels.uid]: uid,
   [claimLabels.cluster]: cluster,
 });
 
-/** Somebody decided that the volume outlives its PersistentVolume. */
+/** The label of a volume that outlives its PersistentVolume, by the reclaim policy Retain. */
 export const retainedLabel = ownLabel('retained');
 
 /** Why a store that an object declares is not open. Undefined: there is no such object. */
 export type WhyNotOpen = (store: string) => StowageError | undefined;
 
-/** Of stores that can be worked on from here. */
+/** The provisioner for stores that this process opens. */
 export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provisioner {
-  const shared = (): readonly StoreView[] =>
+  const fileStores = (): readonly StoreView[] =>
     core.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
-  const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
+  const callWith = (scope: Scope, requestId: string) => ({ ...scope, requestId });
 
   function storeFor(wanted: string | undefined): StoreView {
-    const all = shared();
+    const all = fileStores();
     const [only] = all;
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names());
+    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? unknownStore(wanted, fileStoreNames());
   }
 
   const identityOf = (store: string): string | undefined =>
-    shared().find(({ config }) => config.name === store)?.store?.identity;
+    fileStores().find(({ config }) => config.name === store)?.store?.identity;
 
-  const names = (): readonly StoreName[] => shared().map(({ config }) => config.name);
+  const fileStoreNames = (): readonly StoreName[] => fileStores().map(({ config }) => config.name);
 
-  function newVolume(want: Wanted): NewVolume {
+  function newVolume(want: VolumeRequest): NewVolume {
     const { config, store } = storeFor(want.store);
-    if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
+    if (store !== undefined && !store.access.includes(want.access)) throw unsupportedAccess(config.name, want.access);
     const { name, bytes, access, labels } = want;
     const enforce = want.enforce ? { enforce: true } : {};
-    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, core.instance) };
+    return {
+      store: config.name,
+      name,
+      bytes,
+      access,
+      labels,
+      ...enforce,
+      ownLabels: claimLabelsFor(want, core.instance),
+    };
   }
 
   return {
     driver: fileDriver.name,
     create: async (want, scope) => {
-      const wanted = { stores: names(), want: () => newVolume(want) };
-      const { volume, storeIdentity: identity } = await core.provision(wanted, call(scope, want.claim.uid));
-      return { volume, where: undefined, identity };
+      const wanted = { stores: fileStoreNames(), want: () => newVolume(want) };
+      const { volume, storeIdentity: identity } = await core.provision(wanted, callWith(scope, want.claim.uid));
+      return { volume, nodeSelector: undefined, identity };
     },
-    takeBack: async (uid, isHad, scope) => {
-      const volume = core.catalogue.madeBy(uid, names());
+    deleteAbandoned: async (uid, isHad, scope) => {
+      const volume = core.catalogue.madeBy(uid, fileStoreNames());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
-      await unlessLeft(core.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
+      await ignoreDiscardRefused(
+        core.deletions.delete(volume.id, undefined, callWith(scope, `back:${uid}`), { discard: true }),
+      );
     },
     delete: async (volume, scope) => {
-      const { store } = heldBy(volume);
-      // A store that is no longer asked would make every volume of it look deleted.
-      if (store !== undefined && !shared().some(({ config }) => config.name === store))
-        throw whyNotOpen(store) ?? gone(store);
+      const { store } = handleAndStoreOf(volume);
+      // If the store is not configured any more, all its volumes would look deleted.
+      if (store !== undefined && !fileStores().some(({ config }) => config.name === store))
+        throw whyNotOpen(store) ?? storeRemoved(store);
       try {
         const handle = handleOf(volume);
-        await core.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
+        await core.deletions.delete(handle, undefined, callWith(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
-        if (store !== undefined) refuseOtherPlace(volume, store, identityOf(store));
+        if (store !== undefined) refuseMovedStore(volume, store, identityOf(store));
       }
     },
     retain: async (volume, scope) => {
       const handle = handleOf(volume);
       const own = { [retainedLabel]: 'true' };
-      await core.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
+      await core.volumes.label(handle, {}, undefined, callWith(scope, `retain:${handle}`), own);
     },
     expand: async (held, bytes, scope) => {
       const handle = handleOf(held);
@@ -149,13 +165,13 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
         ? before
-        : await core.volumes.expand(handle, bytes, undefined, call(scope, `expand:${handle}:${bytes}`));
-      return { bytes: volume.bytes ?? bytes, onNodes: volume.enforce };
+        : await core.volumes.expand(handle, bytes, undefined, callWith(scope, `expand:${handle}:${bytes}`));
+      return { bytes: volume.bytes ?? bytes, nodeExpansionRequired: volume.enforce };
     },
   };
 }
 
-export function noSuchStore(wanted: string | undefined, all: readonly string[]): StowageError {
+export function unknownStore(wanted: string | undefined, all: readonly string[]): StowageError {
   const stores = all.length === 0 ? 'there is none' : all.join(', ');
   const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
   return new StowageError(what, {
@@ -169,42 +185,42 @@ export const createWhyNotOpen =
   (stores: { get(name: string): StoreObject | undefined }, kinds: ReadonlyMap<string, StoreKind>): WhyNotOpen =>
   (name) => {
     const object = stores.get(name);
-    return object && (refusalOf(object, kinds) ?? notYet(name));
+    return object && (refusalOf(object, kinds) ?? storeNotOpen(name));
   };
 
-export const notYet = (store: string): StowageError =>
+export const storeNotOpen = (store: string): StowageError =>
   new StowageError(`store '${store}' is not open yet`, {
     code: 'unavailable',
     reason: 'store-not-open',
-    action: 'Wait a moment. If it persists, ask the administrator to look at it: kubectl get stores',
+    action: 'Wait a moment. If the problem persists, ask the administrator to check the store: kubectl get stores',
   });
 
-export const gone = (store: string): StowageError =>
+export const storeRemoved = (store: string): StowageError =>
   storeGone(
     store,
-    'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+    'Recreate its Store object; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   );
 
-/** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
-export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
+/** Call it for a volume that was not found. Throws if the Store of that name is at another location than when the volume was created. */
+export function refuseMovedStore({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
   const before = metadata.annotations?.[storeIdentity];
   if (before === undefined || before === now) return;
-  // Closed at this moment, or of an agent that does not say it.
-  if (now === undefined) throw notYet(store);
+  // The store is closed at the moment, or the agent is too old to report the identity.
+  if (now === undefined) throw storeNotOpen(store);
   throw new StowageError(
-    `store '${store}' is another one than when the volume was made, and the volume may still be on that`,
+    `store '${store}' is at another location than when the volume was created, and the volume may still be at the old one`,
     {
       code: 'conflict',
       reason: 'volume-store-moved',
       action:
-        'Make a Store for the place that it was on, under any name; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+        'Create a Store for the old location, under any name; or, to keep the data, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
     },
   );
 }
 
-export const noSuchMode = (store: string, access: Access): StowageError =>
+export const unsupportedAccess = (store: string, access: Access): StowageError =>
   new StowageError(`store '${store}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'claim-unsupported',
-    action: `Ask for a claim with another volumeMode, or for a class of another store.`,
+    action: 'Use another volumeMode in the claim, or a class of another store.',
   });

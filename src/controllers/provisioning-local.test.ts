@@ -32,22 +32,22 @@ test.each<[string, readonly string[], string]>([
   ['ReadWriteMany', ['ReadWriteOnce', 'ReadWriteMany'], 'Filesystem'],
   ['ReadWriteMany', ['ReadWriteMany'], 'Block'],
 ])(
-  'a claim of a local store for %s (%o, %s) is told that there is none, waits, and leaves nothing',
+  'a claim of a local store for %s (%o, %s) gets an Event, waits, and leaves no volume behind',
   async (mode, all, volumeMode) => {
     const node = await claimed(all, volumeMode);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(
-      `the claim asks for ${mode}, and volumes of its class can be used on one node only. Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of file.stowage.dev`,
+      `the claim requests ${mode}, but volumes of its class can be used on one node only. Use ReadWriteOnce or ReadWriteOncePod; or a class of file.stowage.dev`,
     );
     expect([await it.list(persistentVolumes), await node.volumes()]).toEqual([[], []]);
   },
 );
 
-test.each(['ReadWriteOnce', 'ReadWriteOncePod'])('a claim of a local store for %s gets it', async (mode) => {
+test.each(['ReadWriteOnce', 'ReadWriteOncePod'])('a claim of a local store gets the access mode %s', async (mode) => {
   await claimed([mode]);
   await eventually(() => it.list(persistentVolumes)).toMatchObject([{ spec: { accessModes: [mode] } }]);
 });
 
-test('a claim that is deleted and made anew does not wait for the node of the first, nor is it told of it', async () => {
+test('a recreated claim does not wait for the node of the first one, and gets no Events about it', async () => {
   const [one, two] = await twoNodes();
   it.api.put(paths.classes, aLocalClass());
   it.api.put(paths.claims, aLocalClaim('data', 'node-1'));

@@ -19,7 +19,7 @@ const settled = async (): Promise<void> => {
 };
 
 describe('a claim', () => {
-  test('says on its PersistentVolume where its volume was made, whatever its store becomes meanwhile', async () => {
+  test('gets a PersistentVolume with the identity of the store on which the volume was created, even if the store changes meanwhile', async () => {
     const identity = it.core.stores.view('silver').store?.identity;
     const gate = it.nfs.close('create', { deaf: true });
     it.api.put(paths.classes, aClass('fast'));
@@ -36,7 +36,7 @@ describe('a claim', () => {
     ]);
   });
 
-  test('becomes a volume and a PersistentVolume that is its own, by two requests', async () => {
+  test('gets a volume and its own PersistentVolume with two requests', async () => {
     it.api.put(paths.classes, aClass('fast', { mountOptions: ['nosuid'] }));
     it.start(createProvisioning);
     await settled();
@@ -44,7 +44,7 @@ describe('a claim', () => {
       paths.claims,
       aClaim('cart', { accessModes: ['ReadWriteMany'] }, { labels: { team: 'red', 'stowage.dev/x': '1' } }),
     );
-    await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Volume 'silver/pvc-uid-of-cart' was made"]);
+    await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Created volume 'silver/pvc-uid-of-cart'"]);
     const [volume] = await it.volumes();
     expect(volume).toMatchObject({
       name: 'pvc-uid-of-cart',
@@ -94,7 +94,7 @@ describe('a claim', () => {
     expect(it.api.requests.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
   });
 
-  test('whose volume was made by a controller that died gets that one', async () => {
+  test('gets the volume that a controller created before it died', async () => {
     const spec = {
       store: 'silver',
       name: 'pvc-uid-of-cart',
@@ -110,7 +110,7 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
   });
 
-  test('whose volume has only a record, since a controller was killed while it made it, gets the rest of it', async () => {
+  test('gets its volume completed if a controller was killed after it wrote only the record', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
     const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     rmdirSync(join(it.silver, 'pvc-uid-of-cart'));
@@ -121,7 +121,7 @@ describe('a claim', () => {
     expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
   });
 
-  test('whose volume was deleted by another host before it had a PersistentVolume gets another', async () => {
+  test('gets another volume if another host deleted the first before it had a PersistentVolume', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
     const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
@@ -137,7 +137,7 @@ describe('a claim', () => {
     expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
   });
 
-  test('whose volume was made when its class named another store gets that one', async () => {
+  test('gets the volume that was created when its class named another store', async () => {
     await it.core.stores.add('gold', it.place('gold'), aCall());
     const spec = { store: 'gold', name: 'x', bytes: 1n << 30n, access: undefined, labels: {} };
     const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
@@ -148,7 +148,7 @@ describe('a claim', () => {
     expect(await it.volumes()).toEqual([]);
   });
 
-  test('whose volume another controller made that we have not heard of gets that one', async () => {
+  test('gets the volume that another controller created, even if the catalogue does not have it yet', async () => {
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
     onTestFinished(() => other[Symbol.asyncDispose]());
     await other.core.stores.add('silver', `nfs://server${it.silver}`, aCall());
@@ -166,7 +166,7 @@ describe('a claim', () => {
     await eventually(made).toMatchObject([{ spec: { csi: { volumeHandle: before.id } } }]);
   });
 
-  test('whose name another volume has is told so', async () => {
+  test('gets an Event if another volume has its name', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
     await it.core.volumes.create(spec, aCall());
     it.api.put(paths.classes, aClass());
@@ -176,7 +176,7 @@ describe('a claim', () => {
     expect(await made()).toEqual([]);
   });
 
-  test('whose PersistentVolume is there, and only not heard of yet, has it', async () => {
+  test('gets no second PersistentVolume while the cache does not have the first yet', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.api.intercept = ({ method, url }, response) => {
@@ -188,7 +188,7 @@ describe('a claim', () => {
     await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
   });
 
-  test('whose PersistentVolume was written in a call that was lost has only that one', async () => {
+  test('gets no second PersistentVolume when the answer to the creation of the first was lost', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     let lost = 0;
@@ -205,11 +205,11 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
   });
 
-  test('that changes before the watch has told of its PersistentVolume is not worked on twice', async () => {
+  test('is not provisioned twice when it changes before the watch delivers its PersistentVolume', async () => {
     it.api.put(paths.classes, aClass());
     const told: unknown[] = [];
     it.api.intercept = ({ method, url = '' }, response) => {
-      // The list of what is there is answered, and of what changes nothing is told.
+      // The list is answered, but the watch reports no changes.
       if (method !== 'GET' || !url.startsWith(`${paths.volumes}?`) || !url.includes('watch=true')) return false;
       response.writeHead(200, { 'content-type': 'application/json' }).flushHeaders();
       told.push(response);
@@ -227,7 +227,7 @@ describe('a claim', () => {
     expect(it.changes().filter((one) => one === `POST ${paths.volumes}`)).toHaveLength(1);
   });
 
-  test('that has its volume is not looked at, whatever changes of both', async () => {
+  test('is not reconciled when it changes after it was bound', async () => {
     it.api.put(paths.classes, aClass());
     const controller = it.start(createProvisioning);
     await settled();
@@ -243,7 +243,7 @@ describe('a claim', () => {
     expect(controller.counts()).toMatchObject({ done: 0, again: 0, waiting: 0, running: 0 });
   });
 
-  test('of a class that waits for the first pod waits until a node is chosen', async () => {
+  test('of a class with WaitForFirstConsumer waits until a node is selected', async () => {
     it.api.put(paths.classes, aClass('fast', { volumeBindingMode: 'WaitForFirstConsumer' }));
     it.api.put(paths.claims, aClaim('cart'));
     const controller = it.start(createProvisioning);
@@ -254,7 +254,7 @@ describe('a claim', () => {
     await eventually(async () => (await made()).length).toBe(1);
   });
 
-  test('that Kubernetes may give another volume waits until it has not', async () => {
+  test('waits while Kubernetes may bind an existing PersistentVolume to it', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', nfs: {} } });
     it.api.put(paths.claims, aClaim('cart'));
@@ -266,7 +266,7 @@ describe('a claim', () => {
     await eventually(async () => (await it.volumes()).length).toBe(1);
   });
 
-  test('is used only where its class allows it', async () => {
+  test('gets the node affinity of the allowed topologies of its class', async () => {
     const matchLabelExpressions = [{ key: 'zone', values: ['a', 'b'] }];
     it.api.put(paths.classes, aClass('fast', { allowedTopologies: [{ matchLabelExpressions }] }));
     it.api.put(paths.claims, aClaim('cart'));
@@ -275,7 +275,7 @@ describe('a claim', () => {
     await eventually(made).toMatchObject([{ spec: { nodeAffinity: { required: { nodeSelectorTerms: [term] } } } }]);
   });
 
-  test('names its volume as the class says', async () => {
+  test('names its volume by the template of its class', async () => {
     const nameTemplate = '{namespace}-{name}-{label:app.example/team}-{annotation:x}';
     it.api.put(paths.classes, aClass('fast', { parameters: { store: 'silver', nameTemplate } }));
     const metadata = { labels: { 'app.example/team': 'red' }, annotations: { x: 'y' } };
@@ -289,7 +289,7 @@ describe('a claim', () => {
       'with mount options that no mount is given',
       { mountOptions: ['nosuid', 'nodev,vers=4.1'] },
       {},
-      "class 'fast' has mountOptions that are not known here. Allowed are: defaults, rw, ro, nosuid, nodev. How a store is reached is said on the Store",
+      "class 'fast' has mountOptions that Stowage does not support. Allowed are: defaults, rw, ro, nosuid, nodev. Options of the connection to a store belong in the Store object",
     ],
     [
       'with an unknown parameter',
@@ -299,8 +299,8 @@ describe('a claim', () => {
     ],
     ['with a wrong value', { parameters: { store: 'silver', enforce: 'yes' } }, {}, "'yes' is not a value for enforce"],
     ['of a store that is not there', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
-    ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a template of names"],
-    ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a template of names"],
+    ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a valid name template"],
+    ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a valid name template"],
     [
       'without what the template wants',
       { parameters: { nameTemplate: '{label:team}' } },
@@ -317,7 +317,7 @@ describe('a claim', () => {
     ],
     ['with a selector', {}, { selector: { matchLabels: { a: 'b' } } }, 'has a selector'],
     ['for a block device', {}, { volumeMode: 'Block' }, "store 'silver' has no block volumes"],
-  ])('%s is told so, waits, and leaves nothing', async (_, kind, spec, note) => {
+  ])('%s gets an Event, waits, and leaves no volume behind', async (_, kind, spec, note) => {
     it.api.put(paths.classes, aClass('fast', kind));
     it.api.put(paths.claims, aClaim('cart', spec));
     it.start(createProvisioning);
@@ -325,7 +325,7 @@ describe('a claim', () => {
     expect([await it.volumes(), await made()]).toEqual([[], []]);
   });
 
-  test('of an open store whose server stops to allow this host is told that it is a permission', async () => {
+  test('gets an Event about a missing permission when the server stops allowing this host', async () => {
     const own = await startOwnServer({ path: '/export' });
     const kind = createNfsStoreKind();
     const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
@@ -344,18 +344,18 @@ describe('a claim', () => {
     expect((await it.notes('ProvisioningFailed')).join()).not.toMatch(/127\.0\.0\.1|did not answer in time/);
   });
 
-  test('that others fill is left to them, which is told', async () => {
+  test('with a volume populator is left to it, with an Event', async () => {
     it.api.put(paths.classes, aClass('fast'));
     const dataSourceRef = { apiGroup: 'hello.example', kind: 'Hello', name: 'greeting' };
     it.api.put(paths.claims, aClaim('cart', { dataSourceRef }));
     it.start(createProvisioning);
     await eventually(() => it.notes('WaitForPopulator')).toEqual([
-      "The claim waits for whoever makes volumes of a Hello, here of 'greeting': Stowage leaves that to them",
+      "The claim waits for the volume populator of Hello 'greeting': Stowage does not create its volume",
     ]);
     expect([await it.volumes(), await made(), await it.notes('ProvisioningFailed')]).toEqual([[], [], []]);
   });
 
-  test('is given its volume when its class is mended', async () => {
+  test('gets its volume when its class is corrected', async () => {
     it.api.put(paths.classes, aClass('fast', { parameters: { store: 'gold' } }));
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -379,7 +379,7 @@ describe('a claim', () => {
   });
 });
 
-test('claims of a store that is silent keep no others waiting', async () => {
+test('claims of a silent store do not delay other claims', async () => {
   await it.core.stores.add('gold', it.place('gold'), aCall());
   it.nfs.close('create', { store: 'gold' });
   it.api.put(paths.classes, aClass());
@@ -390,7 +390,7 @@ test('claims of a store that is silent keep no others waiting', async () => {
   await eventually(async () => (await made()).map(({ metadata }) => metadata.name)).toEqual(['pvc-uid-of-cart']);
 });
 
-test('every claim of many has one volume', async () => {
+test('each of many claims gets exactly one volume', async () => {
   it.api.put(paths.classes, aClass());
   for (let n = 0; n < 40; n++) it.api.put(paths.claims, aClaim(`c${n}`));
   it.start(createProvisioning);

@@ -8,6 +8,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { createAbandonedClaims } from './abandoned-claims.ts';
+import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -21,30 +22,32 @@ import {
   volumeNameFor,
 } from './names.ts';
 import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
-import { type ControllerParts, found } from './parts.ts';
-import type { Made, Provisioner, Wanted } from './provisioner.ts';
-import { reportFailure } from './reporting.ts';
+import type { ProvisionedVolume, Provisioner, VolumeRequest } from './provisioner.ts';
+import { reportFailure } from './report-failure.ts';
 
-/** A watch that is so far behind is looked past. */
-const untoldMs = 10_000;
-/** What was made for a claim is taken back, while the cache says that it is there: one of them is old. */
-const busyMs = 1_000;
+/** How long to wait for the watch to deliver a PersistentVolume that this process wrote. After that, create it again. */
+const watchLagMs = 10_000;
+/** Retry delay while the volume of the same claim is being deleted: the cache and the API server disagree about the claim. */
+const cleanupRetryMs = 1_000;
 
-/** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
-const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kubernetes.io/storage-provisioner'];
+/** Kubernetes sets one of these on a claim after it found no existing PersistentVolume for it. */
+const provisionerAnnotations = [
+  'volume.kubernetes.io/storage-provisioner',
+  'volume.beta.kubernetes.io/storage-provisioner',
+];
 
 /**
- * Claims become volumes. Two requests for each: the PersistentVolume and an Event. Nothing is asked before: whatever happens to the
- * claim meanwhile, Kubernetes sees that the PersistentVolume is nobody's, and then it is deleted as any other.
+ * Creates a volume and a PersistentVolume for each claim, with two requests: the PersistentVolume and an Event. It does not get the claim
+ * first: if the claim changes meanwhile, Kubernetes releases the PersistentVolume, which is then deleted like any other.
  */
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
   const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
-  /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
+  /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
-  /** The class of a claim that is ours, and waits for a volume. */
-  function waiting(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
+  /** Undefined if the claim does not wait for a volume, or its class is not for one of our drivers. */
+  function classAndProvisioner(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
     if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
     if (claim.spec.volumeName !== undefined) return undefined;
     const found = caches.classes.get(classNameOf(claim));
@@ -56,22 +59,22 @@ export function createProvisioning(parts: ControllerParts): Controller {
     if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
     const claim = caches.claims.get(key);
     try {
-      return await provide(key, claim, scope);
+      return await provision(key, claim, scope);
     } catch (error) {
-      if (claim !== undefined && !scope.signal.aborted) tellFailed(claim, error);
+      if (claim !== undefined && !scope.signal.aborted) reportFailed(claim, error);
       throw error;
     }
   }
 
-  /** Not one of the same name that took its place meanwhile: it is not to blame. */
-  function tellFailed(claim: PersistentVolumeClaim, error: unknown): void {
+  /** Does not report on a new claim that has the same name. */
+  function reportFailed(claim: PersistentVolumeClaim, error: unknown): void {
     if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
     const about = { reason: 'ProvisioningFailed', action: 'Provision' };
     reportFailure(events, claimReference(claim), about, error);
   }
 
-  async function provide(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
-    const ours = waiting(claim);
+  async function provision(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
+    const ours = classAndProvisioner(claim);
     if (claim === undefined || ours === undefined) {
       written.delete(key);
       return done;
@@ -80,23 +83,23 @@ export function createProvisioning(parts: ControllerParts): Controller {
     const { uid = '' } = claim.metadata;
     const isThere = caches.volumes.get(volumeNameFor(uid)) !== undefined;
     if (isThere) written.delete(key);
-    if (isThere || !isTime(claim, kind)) return done;
-    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : untoldMs;
-    if (wroteMs < untoldMs) return again(untoldMs - wroteMs);
-    if (isFilledByOthers(claim)) {
-      tellFilledByOthers(claim);
+    if (isThere || !mayProvision(claim, kind)) return done;
+    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : watchLagMs;
+    if (wroteMs < watchLagMs) return again(watchLagMs - wroteMs);
+    if (needsPopulator(claim)) {
+      reportPopulator(claim);
       return done;
     }
-    const want = wantedBy(claim, kind);
-    if (mayBeGivenAnother(claim)) return done;
+    const want = requestFor(claim, kind);
+    if (mayBindExisting(claim)) return done;
     using making = abandonedClaims.begin(claim, provisioner);
-    if (making === undefined) return again(busyMs);
+    if (making === undefined) return again(cleanupRetryMs);
     const made = await create(claim, want, provisioner, scope);
     if ('kind' in made) return made;
-    await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
+    await createPersistentVolume(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
     making.written();
     written.set(key, { uid, at: clock.elapsed() });
-    const note = `Volume '${made.volume.store}/${made.volume.name}' was made`;
+    const note = `Created volume '${made.volume.store}/${made.volume.name}'`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
     return done;
@@ -104,42 +107,42 @@ export function createProvisioning(parts: ControllerParts): Controller {
 
   async function create(
     claim: PersistentVolumeClaim,
-    want: Wanted,
+    want: VolumeRequest,
     by: Provisioner,
     scope: Scope,
-  ): Promise<Made | Again> {
+  ): Promise<ProvisionedVolume | Again> {
     try {
       return await by.create(want, scope);
     } catch (error) {
-      if (want.node !== undefined && by.isForAnother?.(error) === true) await letChooseAnew(claim, scope);
+      if (want.node !== undefined && by.canTryAnotherNode?.(error) === true) await unselectNode(claim, scope);
       throw error;
     }
   }
 
-  /** The scheduler takes another look, as it has to when the one that it chose is not there any more. */
-  async function letChooseAnew({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
+  /** Removes the selected node, so that the scheduler chooses again. */
+  async function unselectNode({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
     const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
-    await found(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
+    await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
   }
 
-  /** There is one of that class that nobody has: Kubernetes takes it if it fits, and says so if it does not. */
-  const mayBeGivenAnother = (claim: PersistentVolumeClaim): boolean =>
+  /** Whether an unbound PersistentVolume of that class exists. Kubernetes binds it if it fits, or annotates the claim if it does not. */
+  const mayBindExisting = (claim: PersistentVolumeClaim): boolean =>
     caches.volumes.by('free', classNameOf(claim)).length > 0 &&
-    !askedFor.some((key) => claim.metadata.annotations?.[key] !== undefined);
+    !provisionerAnnotations.some((key) => claim.metadata.annotations?.[key] !== undefined);
 
-  function tellFilledByOthers(claim: PersistentVolumeClaim): void {
+  function reportPopulator(claim: PersistentVolumeClaim): void {
     const { kind = '', name = '' } = claim.spec.dataSourceRef ?? {};
-    const note = `The claim waits for whoever makes volumes of a ${kind}, here of '${name}': Stowage leaves that to them`;
+    const note = `The claim waits for the volume populator of ${kind} '${name}': Stowage does not create its volume`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'WaitForPopulator', action: 'Provision', note });
   }
 
-  async function write(volume: PersistentVolume, { signal }: Scope): Promise<void> {
+  async function createPersistentVolume(volume: PersistentVolume, { signal }: Scope): Promise<void> {
     try {
       await client.create(persistentVolumes, volume, signal);
     } catch (thrown) {
-      // By us, in a call whose answer got lost: nobody else gives that name to it.
+      // This controller created it, in a call whose answer was lost: nobody else uses this name.
       if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
     }
   }
@@ -151,17 +154,17 @@ export function createProvisioning(parts: ControllerParts): Controller {
     workers: 96,
     perGroup: 48,
     groupOf: (key) =>
-      abandonedClaims.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
+      abandonedClaims.isKey(key) ? '#' : (classAndProvisioner(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
-  /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
-  const ifOpen = (key: string): readonly string[] =>
-    written.has(key) || waiting(caches.claims.get(key)) !== undefined ? [key] : [];
+  /** A claim and its PersistentVolume each change about four times while they are bound. Most of these changes need no reconcile. */
+  const keyIfPending = (key: string): readonly string[] =>
+    written.has(key) || classAndProvisioner(caches.claims.get(key)) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
     const back = abandonedClaims.keysOf(claim);
-    // The next one of that name does not pay for how often this one failed.
-    return back.length > 0 ? [key, ...back] : ifOpen(key);
+    // Reconcile the key, which resets its backoff: the next claim of that name must not inherit this one's failures.
+    return back.length > 0 ? [key, ...back] : keyIfPending(key);
   });
   for (const [driver, { follow }] of provisioners)
     follow?.(() => {
@@ -177,50 +180,52 @@ export function createProvisioning(parts: ControllerParts): Controller {
   controller.follow(caches.volumes, ({ spec: { storageClassName = '', claimRef } }) =>
     claimRef?.uid === undefined
       ? waitingFor(storageClassName)
-      : ifOpen(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
+      : keyIfPending(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
   );
   return controller;
 }
 
-/** Not before the scheduler knows where the first pod goes, where the class wants it so. */
-const isTime = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
+/** With WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */
+const mayProvision = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
   volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
 
-const sources: ReadonlySet<string> = new Set(['/PersistentVolumeClaim', 'snapshot.storage.k8s.io/VolumeSnapshot']);
+const builtInSources: ReadonlySet<string> = new Set([
+  '/PersistentVolumeClaim',
+  'snapshot.storage.k8s.io/VolumeSnapshot',
+]);
 
-/** They fill a volume by a claim of their own, and then give it to this one. */
-function isFilledByOthers({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
-  return dataSourceRef !== undefined && !sources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`);
+/** A volume populator fills a volume through a claim of its own, and then binds it to this claim. */
+function needsPopulator({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
+  return (
+    dataSourceRef !== undefined && !builtInSources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`)
+  );
 }
 
-/** Throws for what cannot be had. */
-function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
+/** Throws for a request that Stowage does not support. */
+function requestFor(claim: PersistentVolumeClaim, kind: StorageClass): VolumeRequest {
   const { metadata, spec } = claim;
   const { namespace = '', name = '', uid = '' } = metadata;
   const { store, enforce = false, nameTemplate } = parametersOf(kind);
   if (spec.dataSource !== undefined || spec.dataSourceRef !== undefined)
-    throw unsupported(
-      'has a dataSource: volumes cannot be made of others or of snapshots yet',
-      'Leave out dataSource.',
-    );
+    throw unsupported('has a dataSource: Stowage cannot clone volumes or restore snapshots yet', 'Remove dataSource.');
   if (spec.selector !== undefined)
     throw unsupported(
-      'has a selector, which only fits volumes that are there already',
-      'Leave out the selector, or make such a PersistentVolume.',
+      'has a selector, which only matches existing PersistentVolumes',
+      'Remove the selector, or create a matching PersistentVolume.',
     );
   const bytes = bytesOf(spec.resources?.requests?.['storage']);
   if (bytes === undefined || bytes === 0n)
-    throw unsupported('asks for no size', 'Set spec.resources.requests.storage.');
+    throw unsupported('requests no storage', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
-  // What no kubelet could mount: better no volume than one whose pods wait for ever.
+  // No kubelet could mount such a volume, and its pods would wait forever.
   const onMany =
     driverNamed(kind.provisioner)?.multiNode === false
       ? spec.accessModes?.find((mode) => mode.endsWith('Many'))
       : undefined;
   if (onMany !== undefined)
     throw unsupported(
-      `asks for ${onMany}, and volumes of its class can be used on one node only`,
-      `Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of ${fileDriver.name}, whose stores all nodes reach.`,
+      `requests ${onMany}, but volumes of its class can be used on one node only`,
+      `Use ReadWriteOnce or ReadWriteOncePod; or a class of ${fileDriver.name}, whose stores all nodes can reach.`,
     );
   if (access === 'filesystem') refuseMountOptions(kind);
   return {
@@ -231,7 +236,7 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
     access,
     name: nameFor(claim, nameTemplate),
     labels: labelsOf(metadata.labels ?? {}),
-    // With any other binding mode it is what is left of another class, or of nobody.
+    // With any other binding mode the annotation has no meaning; it may be left over from another class.
     node: kind.volumeBindingMode === 'WaitForFirstConsumer' ? metadata.annotations?.[selectedNode] : undefined,
     allowed: kind.allowedTopologies ?? [],
   };
@@ -240,7 +245,7 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
 const unsupported = (what: string, action: string): StowageError =>
   new StowageError(`the claim ${what}`, { code: 'unsupported', reason: 'claim-unsupported', action });
 
-/** As far as they can be labels of volumes: path templates of stores are made of them. */
+/** The claim's labels that are valid as volume labels. Path templates of stores use them. */
 const labelsOf = (labels: Labels): Labels =>
   Object.fromEntries(
     Object.entries(labels)
@@ -251,14 +256,14 @@ const labelsOf = (labels: Labels): Labels =>
 function volumeFor(
   claim: PersistentVolumeClaim,
   kind: StorageClass,
-  { volume, where, identity }: Made,
+  { volume, nodeSelector, identity }: ProvisionedVolume,
   driver: string,
   bytes: bigint,
 ): PersistentVolume {
   const { uid = '' } = claim.metadata;
   const { reclaimPolicy = 'Delete', mountOptions } = kind;
   const { accessModes = ['ReadWriteOnce'], volumeMode = 'Filesystem' } = claim.spec;
-  const affinity = where ?? allowedOn(kind);
+  const affinity = nodeSelector ?? affinityOf(kind);
   return {
     metadata: {
       name: volumeNameFor(uid),
@@ -279,8 +284,8 @@ function volumeFor(
   };
 }
 
-/** A store that all nodes reach is used where the class allows it, and nowhere else. */
-function allowedOn({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
+/** The node affinity for a store that all nodes reach: the allowed topologies of the class. */
+function affinityOf({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
   const terms = allowedTopologies.flatMap(({ matchLabelExpressions = [] }) =>
     matchLabelExpressions.length === 0
       ? []

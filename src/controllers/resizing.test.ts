@@ -26,10 +26,10 @@ async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1M
 const other = { type: 'Other', status: 'True' };
 const resizing = { type: 'Resizing', status: 'True' };
 
-test('a claim that asks for more gets it', async () => {
+test('the volume of a claim that requests more is expanded', async () => {
   await aPair({ conditions: [other, resizing] });
   it.start(createResizing);
-  await eventually(() => it.notes('VolumeResizeSuccessful')).toEqual(['Volume was enlarged to 2Mi']);
+  await eventually(() => it.notes('VolumeResizeSuccessful')).toEqual(['Expanded the volume to 2Mi']);
   expect(await it.volumes()).toMatchObject([{ bytes: 2n * mib }]);
   expect(await it.list(persistentVolumes)).toMatchObject([{ spec: { capacity: { storage: '2Mi' } } }]);
   const [claim] = await it.list(claims);
@@ -42,7 +42,7 @@ test('a claim that asks for more gets it', async () => {
   expect(it.changes()).toHaveLength(3);
 });
 
-test('where nodes have to see to it too, they are told, and the claim has it when they say so', async () => {
+test('a claim whose nodes have to expand the volume too waits for them with a condition', async () => {
   await aPair({}, { enforce: true });
   const controller = it.start(createResizing);
   await eventually(() => it.notes('VolumeResizeSuccessful')).toHaveLength(1);
@@ -59,14 +59,14 @@ test('where nodes have to see to it too, they are told, and the claim has it whe
   expect(it.changes()).toHaveLength(before);
 });
 
-test('a claim whose PersistentVolume calls its volume by a bare name does not get more', async () => {
+test('a volume to which its PersistentVolume refers by a bare name is not expanded', async () => {
   await aPair({}, { handle: 'a' });
   it.start(createResizing);
   await eventually(async () => (await it.notes('VolumeResizeFailed')).join()).toContain("there is no volume 'a'");
   expect(await it.volumes()).toMatchObject([{ bytes: mib }]);
 });
 
-test('what was interrupted before the claim was told is finished', async () => {
+test('an expansion that was interrupted before the update of the claim is finished', async () => {
   await aPair({}, { has: '2Mi' });
   it.start(createResizing);
   await eventually(() => it.list(claims)).toMatchObject([{ status: { capacity: { storage: '2Mi' } } }]);
@@ -85,7 +85,7 @@ test.each<[string, Parameters<typeof aPair>[1]]>([
   expect(it.changes()).toEqual([]);
 });
 
-test('a claim that has just got its volume, of which Kubernetes has yet to say the size, is left alone', async () => {
+test('a claim that was just bound and has no capacity yet is left alone', async () => {
   await aPair({ capacity: undefined }, { wants: '1Mi' });
   const controller = it.start(createResizing);
   await eventually(() => it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
@@ -95,7 +95,7 @@ test('a claim that has just got its volume, of which Kubernetes has yet to say t
   expect(it.changes()).toEqual([]);
 });
 
-test('that there is no room is told, and nothing changes', async () => {
+test('a claim gets an Event if there is no space, and nothing changes', async () => {
   await it.core.stores.add('small', `${it.place('small')}?maxBytes=1M`, aCall());
   await aPair({});
   const { id } = await it.core.volumes.create(

@@ -2,59 +2,64 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import type { ControllerParts } from './controller-parts.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
 import { claimReference } from './names.ts';
-import type { ControllerParts } from './parts.ts';
-import { reportFailure } from './reporting.ts';
+import { reportFailure } from './report-failure.ts';
 
-/** Of a claim that grows; those that Kubernetes knows. */
-const resizing = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
+/** The conditions that Kubernetes defines for a claim that is being resized. */
+const resizeConditions = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
 const storage = 'storage';
 
 const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
 
-/** Claims that ask for more get it. */
+/** Expands the volumes of claims that request more than they have. */
 export function createResizing(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     const claim = caches.claims.get(key);
     const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
-    if (claim === undefined || volume === undefined || !isTheirs(claim, volume) || !isTooSmall(claim)) return done;
+    if (claim === undefined || volume === undefined || !isBound(claim, volume) || !isTooSmall(claim)) return done;
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
     if (provisioner === undefined) return done;
     const wanted = sizeIn(claim.spec.resources?.requests);
     const has = sizeIn(volume.spec.capacity);
-    if (has >= wanted && isLeftToNodes(claim)) return done;
+    if (has >= wanted && waitsForNodes(claim)) return done;
     const grown = await provisioner.expand(volume, wanted, scope);
-    if (has < grown.bytes) await enlarge(volume, grown.bytes, scope);
-    await tell(claim, grown.bytes, grown.onNodes, scope);
-    const note = `Volume was enlarged to ${quantityOf(grown.bytes)}`;
+    if (has < grown.bytes) await patchCapacity(volume, grown.bytes, scope);
+    await patchClaimStatus(claim, grown.bytes, grown.nodeExpansionRequired, scope);
+    const note = `Expanded the volume to ${quantityOf(grown.bytes)}`;
     const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
     events.report({ ...about, regarding: claimReference(claim) });
     return done;
   }
 
-  async function enlarge({ metadata }: PersistentVolume, bytes: bigint, { signal }: Scope): Promise<void> {
+  async function patchCapacity({ metadata }: PersistentVolume, bytes: bigint, { signal }: Scope): Promise<void> {
     const { name = '', uid = '' } = metadata;
     const body = { metadata: { uid }, spec: { capacity: { [storage]: quantityOf(bytes) } } };
     await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
-  /** What kubelets still have to do is said in the claim, and they say when it is done. */
-  async function tell(claim: PersistentVolumeClaim, bytes: bigint, onNodes: boolean, scope: Scope): Promise<void> {
+  /** If kubelets have to finish the expansion, the claim says so, and the kubelets update it when they are done. */
+  async function patchClaimStatus(
+    claim: PersistentVolumeClaim,
+    bytes: bigint,
+    nodeExpansionRequired: boolean,
+    scope: Scope,
+  ): Promise<void> {
     const { namespace = '', name = '', resourceVersion = '' } = claim.metadata;
-    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizing.has(type));
+    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizeConditions.has(type));
     const pending: Condition = {
       type: 'FileSystemResizePending',
       status: 'True',
-      message: 'Waiting for the nodes that have it mounted.',
+      message: 'Waiting for the nodes that have the volume mounted.',
       lastTransitionTime: new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z'),
     };
     const size = { [storage]: quantityOf(bytes) };
-    const status = onNodes
+    const status = nodeExpansionRequired
       ? {
           conditions: [...kept, pending],
           allocatedResources: size,
@@ -74,14 +79,14 @@ export function createResizing(parts: ControllerParts): Controller {
       const volume = caches.volumes.get(caches.claims.get(key)?.spec.volumeName ?? '');
       return volume?.spec.csi?.volumeAttributes?.['store'] ?? '';
     },
-    failed: (key, error) => {
+    onFailure: (key, error) => {
       const claim = caches.claims.get(key);
       const about = { reason: 'VolumeResizeFailed', action: 'Resize' };
       if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
     },
   });
   controller.follow(caches.claims, (claim) => (isTooSmall(claim) ? [keyOf(claim)] : []));
-  // Changes of it are our own.
+  // Most changes of PersistentVolumes are our own; only wait for the cache here.
   controller.follow(caches.volumes, () => []);
   caches.volumes.on({
     added: ({ spec: { claimRef } }) => {
@@ -92,13 +97,13 @@ export function createResizing(parts: ControllerParts): Controller {
   return controller;
 }
 
-/** By far the most have what they ask for; and of one that has just got its volume, Kubernetes has yet to say how large that is. */
+/** Most claims have what they request. A claim that was just bound has no `status.capacity` yet. */
 const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
   claim?.status?.capacity !== undefined && sizeIn(claim.status.capacity) < sizeIn(claim.spec.resources?.requests);
 
-const isTheirs = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
+const isBound = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
   metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;
 
-/** We have done our part, and a kubelet does the rest when the volume is mounted. */
-const isLeftToNodes = ({ status }: PersistentVolumeClaim): boolean =>
+/** The controller has done its part; a kubelet finishes when the volume is mounted. */
+const waitsForNodes = ({ status }: PersistentVolumeClaim): boolean =>
   status?.allocatedResourceStatuses?.[storage]?.startsWith('NodeResize') === true;

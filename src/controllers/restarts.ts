@@ -4,21 +4,21 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
-import type { MountProblem } from './health-looks.ts';
-import { createPodReader, podReference } from './health-pods.ts';
+import { createPodReader, podReference } from './affected-pods.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import type { MountProblem } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
-import { found } from './parts.ts';
 
 /**
- * Evicts pods that only a restart helps, where the user of the claim wants that: by the annotation `stowage.dev/restart-consumers` on
- * the claim. It is the claim's, and not the class's or the store's: whether an application bears being restarted is known by who
- * runs it. Evicted, not deleted: disruption budgets hold.
+ * Evicts pods that only a restart helps, if the claim has the annotation `stowage.dev/restart-consumers`. The annotation is on the claim,
+ * not on the class or the store, because the owner of the application knows whether it tolerates a restart. Eviction, unlike
+ * deletion, respects disruption budgets.
  */
 export interface Restarts extends Controller {
-  /** It is looked at whether it is wanted, and possible; also when it is considered again and again. */
+  /** Evicts the pod if the claim asks for it and it is possible. Can be called repeatedly for the same pod. */
   consider(problem: MountProblem, claim: PersistentVolumeClaim): void;
 }
 
@@ -26,58 +26,58 @@ export interface RestartsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly events: Events;
-  /** Between two of them, in the whole cluster: one keeper that ends can concern all pods of a node. */
+  /** The pause between two evictions in the whole cluster: one dead keeper can affect all pods of a node. */
   readonly pauseMs?: number;
 }
 
-const usualPauseMs = 5_000;
-/** A budget that does not allow it now may do so later. */
-const mostRetryMs = 120_000;
+const defaultPauseMs = 5_000;
+/** A disruption budget may allow the eviction later. */
+const maxRetryMs = 120_000;
 
-export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }: RestartsOptions): Restarts {
-  /** By the pod's uid: the claim for which it is. */
-  const wanted = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
+export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs }: RestartsOptions): Restarts {
+  /** The problem and the claim, by the pod's uid. */
+  const candidates = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
   const reader = createPodReader(client);
   let nextAt = 0;
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
-    const want = wanted.get(key);
+    const want = candidates.get(key);
     if (want === undefined) return done;
     const { problem, claimed } = want;
     const { name } = claimed;
-    // Both as they are now: what happens next is felt.
-    const claim = await found(client.get(claims, claimed, scope.signal));
+    // Get the claim and the pod from the API server: an eviction cannot be undone.
+    const claim = await ignoreNotFound(client.get(claims, claimed, scope.signal));
     const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
     const affected = isWanted ? await reader.affectedPod(problem, name, scope) : undefined;
-    if (affected === undefined || !hasSuccessor(affected.pod)) return over(key);
+    if (affected === undefined || !willBeRecreated(affected.pod)) return forget(key);
     const waitMs = nextAt - clock.elapsed();
     if (waitMs > 0) return again(waitMs);
     nextAt = clock.elapsed() + pauseMs;
     const outcome = await evict(problem.pod, scope);
-    if (outcome === 'gone') return over(key);
+    if (outcome === 'gone') return forget(key);
     if (outcome === 'forbidden') {
-      // Others need not wait for a pod that stays.
+      // A pod that stays must not delay the next eviction.
       nextAt = clock.elapsed();
-      const note = `Not evicted, though the mount of claim '${name}' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.`;
+      const note = `Not evicted, although the mount of claim '${name}' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.`;
       const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
       events.report({ ...about, regarding: podReference(problem.pod) });
-      return again(mostRetryMs);
+      return again(maxRetryMs);
     }
-    scope.log.warn('a pod was evicted, since a mount of it was made anew', {
+    scope.log.warn('evicted a pod whose mount was remounted', {
       pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
-    const note = `Evicted: the mount of claim '${name}' was lost and made anew, which only a new pod sees. The claim asks for that by ${restartConsumers}.`;
+    const note = `Evicted: the mount of claim '${name}' was lost and remounted, and only a new pod sees the new mount. The claim requests this with ${restartConsumers}.`;
     const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
     events.report({ ...about, regarding: podReference(problem.pod) });
-    return over(key);
+    return forget(key);
   }
 
-  function over(key: string): Done {
-    wanted.delete(key);
+  function forget(key: string): Done {
+    candidates.delete(key);
     return done;
   }
 
-  /** Throws what may pass: a budget that forbids it, among others. Forbidden: by Stowage's admission policy, or for lack of rights. */
+  /** Throws errors that are worth a retry, such as a disruption budget. 'forbidden': by the admission policy, or for lack of rights. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
     { signal, log }: Scope,
@@ -90,10 +90,10 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
       return 'evicted';
     } catch (thrown) {
       const reason = reasonOf(thrown);
-      // It went by itself, or another has its name.
+      // The pod is gone, or another pod has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
       if (reason !== 'Forbidden') throw thrown;
-      log.warn('a pod may not be evicted', { pod: `${namespace}/${name}`, error: thrown });
+      log.warn('the API server does not allow to evict a pod', { pod: `${namespace}/${name}`, error: thrown });
       return 'forbidden';
     }
   }
@@ -104,20 +104,20 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     reconcile,
     workers: 1,
     firstRetryMs: 5_000,
-    mostRetryMs,
+    maxRetryMs: maxRetryMs,
   });
   return {
     ...controller,
     consider: (problem, { metadata: { namespace = '', name = '', uid = '' } }) => {
-      const known = wanted.has(problem.pod.uid);
-      wanted.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
+      const known = candidates.has(problem.pod.uid);
+      candidates.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
       if (!known) controller.add(problem.pod.uid);
     },
   };
 }
 
-/** Nobody would make another one in its place: then it stays. A kubelet makes its own again, whatever anybody evicts. */
-function hasSuccessor({ metadata }: Pod): boolean {
+/** A pod without a controller would not be recreated, so it stays. Evicting a static pod, whose owner is its Node, has no effect. */
+function willBeRecreated({ metadata }: Pod): boolean {
   const owner = metadata.ownerReferences?.find(({ controller }) => controller === true);
   return owner !== undefined && owner.kind !== 'Node';
 }

@@ -7,16 +7,16 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { StorageClass } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
+import { ignoreNotFound } from './controller-parts.ts';
 import { storeLabel } from './names.ts';
-import { found } from './parts.ts';
 import type { StoreObject } from './store-object.ts';
 
 const defaultClass = 'storageclass.kubernetes.io/is-default-class';
 const managedBy = 'app.kubernetes.io/managed-by';
-/** The name that a class was made with: whoever copies one copies its labels and its owner, but not its name. */
+/** The name with which a class was created. It detects copies, which have the same labels and owner, but another name. */
 const madeAs = 'stowage.dev/made-as';
 
-/** The class that goes with a store, as its object wants it. Undefined: none. */
+/** The StorageClass that a Store object asks for. Undefined if it asks for none. */
 function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
   const wish = spec.storageClass;
   if (wish === undefined) return undefined;
@@ -29,7 +29,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
       name: own,
       labels: { [storeLabel]: name, [managedBy]: 'stowage' },
       annotations: { [madeAs]: own, ...(wish.default === true ? { [defaultClass]: 'true' } : {}) },
-      // It goes with its store.
+      // Kubernetes deletes the class with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
     provisioner: driver.name,
@@ -44,8 +44,8 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
   };
 }
 
-/** Whether it has the one it wants; the name of the one that is somebody else's. Undefined: it wants none. */
-export type ClassState = { readonly ready: true } | { readonly ready: false; readonly taken: string } | undefined;
+/** Whether the store has its class, or the name is taken by a class of somebody else. Undefined if it asks for none. */
+export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassParts {
   readonly client: KubeClient;
@@ -53,8 +53,8 @@ interface ClassParts {
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
-/** Most fields of a class cannot be changed: another one takes its place. Claims that have their volume do not notice. */
-export async function keepClass(
+/** Most fields of a class are immutable, so a changed class is recreated. Bound claims are not affected. */
+export async function reconcileClass(
   { client, caches, kinds }: ClassParts,
   store: StoreObject,
   { signal }: Scope,
@@ -63,21 +63,21 @@ export async function keepClass(
   const owned = caches.classes
     .by('store', store.metadata.name ?? '')
     .filter(({ metadata }) => metadata.annotations?.[madeAs] === metadata.name);
-  const right = owned.find((one) => wanted !== undefined && isSame(one, wanted));
+  const right = owned.find((one) => wanted !== undefined && hasSameSpec(one, wanted));
   for (const { metadata } of owned.filter((one) => one !== right)) {
     const { name = '', uid } = metadata;
-    await found(client.delete(storageClasses, { name }, { uid }, signal));
+    await ignoreNotFound(client.delete(storageClasses, { name }, { uid }, signal));
   }
   if (wanted === undefined) return undefined;
   const { name = '' } = wanted.metadata;
   const other = caches.classes.get(name);
-  if (other !== undefined && !owned.includes(other)) return { ready: false, taken: name };
+  if (other !== undefined && !owned.includes(other)) return { ready: false, takenName: name };
   if (right === undefined) await client.create(storageClasses, wanted, signal);
   return { ready: true };
 }
 
-/** In what is ours: others may add labels and annotations. */
-function isSame(one: StorageClass, wanted: StorageClass): boolean {
+/** Compares only the fields that the controller sets: others may add labels and annotations. */
+function hasSameSpec(one: StorageClass, wanted: StorageClass): boolean {
   const own = ({ metadata, ...rest }: StorageClass): unknown => [
     metadata.name,
     metadata.annotations?.[defaultClass] === 'true',

@@ -6,20 +6,20 @@ import type { Resource } from '#wire/kube/resources.ts';
 import type { Condition, KubeObject, ObjectReference } from '#wire/kube/types.ts';
 import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
-/** What an administrator says of a store in a cluster: the same words as in stowage.yaml. */
+/** The custom resource by which an administrator declares a store, with the same words as stowage.yaml. */
 export interface StoreObject extends KubeObject {
   readonly spec: {
-    /** Scheme and place; options are beside it. */
+    /** Scheme and location, without options. */
     readonly uri: string;
     readonly options?: Readonly<Record<string, string>>;
-    /** Made and kept for as long as it stands here. */
-    readonly storageClass?: ClassWish;
+    /** The controller maintains such a StorageClass. */
+    readonly storageClass?: StorageClassSpec;
   };
   readonly status?: StoreStatus;
 }
 
-export interface ClassWish {
-  /** Left out: as the store. */
+export interface StorageClassSpec {
+  /** Default: the name of the store. */
   readonly name?: string;
   readonly default?: boolean;
   readonly reclaimPolicy?: 'Delete' | 'Retain';
@@ -35,7 +35,7 @@ export interface StoreStatus {
   readonly conditions?: readonly Condition[];
   readonly capacity?: { readonly total: string; readonly free: string } | null;
   readonly volumes?: number | null;
-  /** Those with a problem that the condition MountsHealthy is about; its message names only some. */
+  /** The nodes with a problem in the condition MountsHealthy, whose message names only some of them. */
   readonly unhealthyNodes?: UnhealthyNodes | null;
 }
 
@@ -54,15 +54,15 @@ export const storeReference = ({ metadata: { name = '', uid = '' } }: StoreObjec
   uid,
 });
 
-/** What a core is told of all of them. */
-export interface Configured {
+/** The configuration of a core from all Store objects. */
+export interface StoreConfigs {
   readonly configs: readonly StoreConfig[];
-  /** Those that no store can be, and why; they are no reason to leave out others. */
+  /** Why the other objects are invalid. They do not affect the valid ones. */
   readonly invalid: ReadonlyMap<string, StowageError>;
 }
 
-/** The same for the controller and on every node. One that is being deleted is as good as gone. */
-export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<string, StoreKind>): Configured {
+/** Used by the controller and on every node. Ignores objects that are being deleted. */
+export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<string, StoreKind>): StoreConfigs {
   const [configs, invalid] = [[] as StoreConfig[], new Map<string, StowageError>()];
   for (const object of objects) {
     const { name = '', deletionTimestamp } = object.metadata;
@@ -93,13 +93,13 @@ function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, St
   const query = new URLSearchParams(spec.options);
   const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
   const config = parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);
-  for (const [option, { why, action }] of Object.entries(notForPods))
-    if (config.options[option] !== undefined) throw unusable(option, why, action);
+  for (const [option, { why, action }] of Object.entries(unsupportedOptions))
+    if (config.options[option] !== undefined) throw unsupportedOption(option, why, action);
   return config;
 }
 
-/** Such volumes could be made, and every pod that uses them would wait for its mount. */
-const notForPods = {
+/** With these options volumes could be created, but pods could not mount them. */
+const unsupportedOptions = {
   network: {
     why: "the pods that mount its volumes have the node's network",
     action: 'Leave out spec.options.network, and give the nodes a route to the server.',
@@ -111,7 +111,7 @@ const notForPods = {
   },
 } as const;
 
-const unusable = (option: string, why: string, action: string): StowageError =>
+const unsupportedOption = (option: string, why: string, action: string): StowageError =>
   new StowageError(`a store with the option ${option} cannot be used in Kubernetes: ${why}`, {
     code: 'unsupported',
     reason: 'store-option-in-cluster',

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import type { StoreName, VolumeId, VolumeName } from '#core/model.ts';
 import { handlesOf } from '#core/volume-handles.ts';
-import { heldBy, topologiesOf } from './handles.ts';
+import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
 import { anyNode, nodesIn, textOf } from './unhealthy-nodes.ts';
@@ -18,7 +18,7 @@ test('a PersistentVolume is matched to its volume by handle, and names its store
     csi: { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'silver', name: 'a' } },
     nodeAffinity: { required: { nodeSelectorTerms: [{ matchExpressions }] } },
   };
-  expect(heldBy({ metadata: {}, spec })).toEqual({ handle: id, store: 'silver' });
+  expect(handleAndStoreOf({ metadata: {}, spec })).toEqual({ handle: id, store: 'silver' });
   expect(topologiesOf({ spec })).toEqual(['node-1']);
 });
 

@@ -24,7 +24,7 @@ const ready = async (name?: string): Promise<string | undefined> => (await condi
 const classes = () => it.list(storageClasses);
 
 describe('a Store object', () => {
-  test('becomes a store, which nobody else can take away, and says how it is', async () => {
+  test('becomes a store that nobody else can remove, and shows its status', async () => {
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options: { maxVolumes: '3' } }));
     const controller = it.start(createStoresController);
     await controller.whenConfigured();
@@ -53,7 +53,7 @@ describe('a Store object', () => {
     expect(it.changes()).toEqual([`PATCH ${paths.stores}/gold/status`]);
   });
 
-  test('that is deleted takes its store with it, and not what was added by hand', async () => {
+  test('takes its store with it when it is deleted, and keeps stores that were added by hand', async () => {
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold') }));
     it.start(createStoresController);
     await eventually(ready).toBe('True');
@@ -62,7 +62,7 @@ describe('a Store object', () => {
     expect(it.core.stores.list().map(({ config }) => config.name)).toContain('silver');
   });
 
-  test('that no store can be says why, and keeps no others waiting', async () => {
+  test('that is invalid shows why, and does not affect others', async () => {
     it.api.put(paths.stores, aStore('gold', { uri: 'nfs://server/x', options: { colour: 'red' } }));
     it.api.put(paths.stores, aStore('tin', { uri: it.place('tin') }));
     it.start(createStoresController);
@@ -85,14 +85,14 @@ describe('a Store object', () => {
       { sourceport: 'privileged' },
       "a store with the option sourceport cannot be used in Kubernetes: the pods that mount its volumes have no right to choose their ports. Leave out spec.options.sourceport, and have the server's administrator export it with the option insecure.",
     ],
-  ])('with %j, which pods cannot have, says so at once', async (options, message) => {
+  ])('with %j, which pods cannot use, shows that at once', async (options, message) => {
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options }));
     it.start(createStoresController);
     await eventually(conditions).toMatchObject({ Ready: { status: 'False', reason: 'Invalid', message } });
     expect(it.core.stores.list().map(({ config }) => config.name)).not.toContain('gold');
   });
 
-  test('whose server has nothing for it says why, and that it is well when it is', async () => {
+  test('shows why its server refuses it, and that it is ready later', async () => {
     const uri = it.place('gold');
     const folder = uri.slice('nfs://server'.length);
     renameSync(folder, `${folder}-away`);
@@ -127,7 +127,7 @@ describe('a Store object', () => {
     expect(it.changes()).toHaveLength(before);
   });
 
-  test('of a place on nodes says what their agents say', async () => {
+  test('on nodes shows what the agents report', async () => {
     it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data' }));
     const answers = (isOpen: boolean) => (request: AgentRequest) => {
       const listed = { name: 'disk', kind: 'local', state: 'open', problem: null, volumes: 2, access: [], bytes: '0' };
@@ -154,7 +154,7 @@ describe('a Store object', () => {
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'False', reason: 'OnNoNode' } });
   });
 
-  test('of a place on nodes is left to them', async () => {
+  test('on nodes is not opened by the controller', async () => {
     it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data', storageClass: {} }));
     it.start(createStoresController);
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'NoAgents' } });
@@ -164,7 +164,7 @@ describe('a Store object', () => {
     ]);
   });
 
-  test('is waited for, also when there is none', async () => {
+  test('delays `whenConfigured`, which resolves also without any Store object', async () => {
     await it.start(createStoresController).whenConfigured();
   });
 });
@@ -172,7 +172,7 @@ describe('a Store object', () => {
 describe('the class of a store', () => {
   const wish = { reclaimPolicy: 'Retain', default: true, nameTemplate: '{name}', enforce: true };
 
-  test('is made, kept, made anew, and taken away as its object says', async () => {
+  test('is created, kept, recreated and deleted as the Store object says', async () => {
     const uri = it.place('gold');
     const store = aStore('gold', { uri, storageClass: wish });
     it.api.put(paths.stores, store);
@@ -203,7 +203,7 @@ describe('the class of a store', () => {
     await eventually(classes).toEqual([]);
   });
 
-  test('can be copied: what somebody made of it under another name is theirs', async () => {
+  test('can be copied: a copy under another name is not touched', async () => {
     const uri = it.place('gold');
     it.api.put(paths.stores, aStore('gold', { uri, storageClass: {} }));
     it.start(createStoresController);
@@ -218,7 +218,7 @@ describe('the class of a store', () => {
     expect(await policies()).toContainEqual(['mine', 'Delete']);
   });
 
-  test('goes over to another store of the same name, since it would end with the one that is gone', async () => {
+  test('is recreated for a new store of the same name, since Kubernetes deletes it with the old one', async () => {
     const store = aStore('gold', { uri: it.place('gold'), storageClass: {} });
     it.api.put(paths.stores, store);
     it.start(createStoresController);
@@ -229,7 +229,7 @@ describe('the class of a store', () => {
     await eventually(owners).toEqual(['another']);
   });
 
-  test('that is another’s is left alone, which is told', async () => {
+  test('of somebody else with the same name is left alone, with an Event', async () => {
     it.api.put(paths.classes, aClass('gold', { provisioner: 'other.example' }));
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), storageClass: {} }));
     it.start(createStoresController);

@@ -9,78 +9,88 @@ import { opensInController, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
-import type { MountsSeen, StoreHealth } from './health-stores.ts';
+import type { ControllerParts } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
-import type { ControllerParts } from './parts.ts';
-import { type ClassState, keepClass } from './store-class.ts';
+import { type ClassState, reconcileClass } from './store-class.ts';
+import {
+  type ConditionValue,
+  conditionFalse,
+  conditionForProblem,
+  conditionTrue,
+  followNodeStores,
+  observeOnNodes,
+  onlyReady,
+  type StoreObservation,
+} from './store-conditions.ts';
+import type { MountsReport, StoreHealth } from './store-health.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
-import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';
 import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoresController extends Controller {
-  /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
+  /** Resolves when the core is configured for the first time. Until then it knows no volume. */
   whenConfigured(): Promise<void>;
 }
 
 export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
-  /** What agents say of stores that are their nodes' own. */
-  readonly nodeStores: Pick<NodeStores, 'all' | 'on'>;
-  /** How mounts of them are. Left out: nobody knows. */
-  readonly mountsOf?: StoreHealth;
+  /** The agents' reports about stores that belong to nodes. */
+  readonly nodeStores: Pick<NodeStores, 'all' | 'onChange'>;
+  /** The health of the stores' mounts. Without it, there is no MountsHealthy condition. */
+  readonly storeHealth?: StoreHealth;
 }
 
-const wellMs = 60_000;
-const illMs = 10_000;
+const readyIntervalMs = 60_000;
+const notReadyIntervalMs = 10_000;
 
-/** The core has the stores that Store objects say, and the objects say how they are. */
+/** Configures the core with the stores of the Store objects, and writes their status. */
 export function createStoresController(options: StoresOptions): StoresController {
-  const { client, clock, caches, events, core, kinds, nodeStores, mountsOf } = options;
+  const { client, clock, caches, events, core, kinds, nodeStores, storeHealth } = options;
   const first = Promise.withResolvers<void>();
-  /** What the core was last told: whoever comes meanwhile waits for the same. */
-  let told: { readonly text: string; readonly work: Promise<void> } | undefined;
+  /** The last configuration of the core. Concurrent reconciles wait for it. */
+  let lastConfigured: { readonly text: string; readonly work: Promise<void> } | undefined;
   let invalid: ReadonlyMap<string, StowageError> = new Map();
 
   const opensHere = (uri: string): boolean => opensInController(placementOf(kinds, uri));
 
-  /** All of them at once: a directory may go from one to another. */
+  /** Configures all stores at once: a directory may move from one store to another. */
   async function configure(scope: Scope): Promise<void> {
     const objects = [...caches.stores.all()].filter(({ metadata }) => metadata.deletionTimestamp === undefined);
     const text = JSON.stringify(objects.map(({ metadata: { uid }, spec }) => [uid, spec.uri, spec.options]).sort());
-    if (told?.text !== text) told = { text, work: tell(objects, scope) };
-    const mine = told;
+    if (lastConfigured?.text !== text) lastConfigured = { text, work: configureCore(objects, scope) };
+    const mine = lastConfigured;
     try {
       await mine.work;
     } catch (thrown) {
-      if (told === mine) told = undefined;
+      if (lastConfigured === mine) lastConfigured = undefined;
       throw thrown;
     }
   }
 
-  async function tell(objects: readonly StoreObject[], scope: Scope): Promise<void> {
+  async function configureCore(objects: readonly StoreObject[], scope: Scope): Promise<void> {
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
-    // The others are worked on by the agents of their nodes.
+    // The agents of the nodes open the others.
     const own = found.configs.filter(({ uri }) => opensHere(uri));
     await core.stores.configure(own, undefined, scope);
     first.resolve();
   }
 
-  async function look(object: StoreObject, scope: Scope): Promise<Seen> {
+  async function observe(object: StoreObject, scope: Scope): Promise<StoreObservation> {
     const { name = '' } = object.metadata;
     const wrong = invalid.get(name);
-    if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
-    if (!opensHere(object.spec.uri)) return seenOnNodes(name, nodeStores);
+    if (wrong !== undefined) return onlyReady(conditionFalse('Invalid', wrong.message, wrong.action));
+    if (!opensHere(object.spec.uri)) return observeOnNodes(name, nodeStores);
     const check = await core.stores.check(name, scope);
     const { store, problem, pending } = core.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
-    const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
-    const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
-    const open = yes('Open', pending === undefined ? '' : `A change waits: ${pending}`);
+    const reachable = failed === undefined ? conditionTrue('Answers', '') : notReachable(failed);
+    const closed =
+      problem === undefined ? conditionFalse('NotOpen', 'the store is not open yet', '') : conditionForProblem(problem);
+    const open = conditionTrue('Open', pending === undefined ? '' : `A change is pending: ${pending}`);
     return {
       ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
@@ -93,9 +103,9 @@ export function createStoresController(options: StoresOptions): StoresController
     await configure(scope);
     const object = caches.stores.get(key);
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
-    const seen = await look(object, scope);
-    const kept = await keepClass(options, object, scope);
-    const status = statusOf(object, seen, mountsOf?.of(key, object.status), kept, clock.now());
+    const seen = await observe(object, scope);
+    const kept = await reconcileClass(options, object, scope);
+    const status = statusOf(object, seen, storeHealth?.of(key, object.status), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
@@ -103,12 +113,12 @@ export function createStoresController(options: StoresOptions): StoresController
         { kind: 'merge', body: { status } },
         scope.signal,
       );
-    if (kept?.ready === false) tellTaken(object, kept.taken);
-    return again(seen.ready.status === 'False' ? illMs : wellMs);
+    if (kept?.ready === false) reportTaken(object, kept.takenName);
+    return again(seen.ready.status === 'False' ? notReadyIntervalMs : readyIntervalMs);
   }
 
-  function tellTaken(object: StoreObject, name: string): void {
-    const note = `There is a StorageClass '${name}' already, which was not made for this store. Choose another name in spec.storageClass.`;
+  function reportTaken(object: StoreObject, name: string): void {
+    const note = `StorageClass '${name}' already exists, and was not created for this store. Choose another name in spec.storageClass.`;
     const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
     events.report({ ...about, regarding: storeReference(object) });
   }
@@ -119,12 +129,12 @@ export function createStoresController(options: StoresOptions): StoresController
     reconcile,
     workers: 8,
     perGroup: 1,
-    // One that is silent keeps only itself waiting.
+    // A silent store delays only itself.
     groupOf: (key) => key,
   });
   controller.follow(caches.stores);
-  followNodes(nodeStores, controller);
-  mountsOf?.on((store) => {
+  followNodeStores(nodeStores, controller);
+  storeHealth?.onChange((store) => {
     if (caches.stores.get(store) !== undefined) controller.add(store);
   });
   controller.follow(caches.classes, ({ metadata: { name = '', labels } }) => [
@@ -139,10 +149,10 @@ export function createStoresController(options: StoresOptions): StoresController
     ...controller,
     run: async (scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
-      // With no object at all no key is ever looked at.
+      // Without any Store object no key is reconciled, so configure here too.
       const began = caches.stores.whenSynced(either).then(() => configure(scope));
       began.catch((error: unknown) => {
-        if (!either.aborted) scope.log.warn('stores could not be configured', { error });
+        if (!either.aborted) scope.log.warn('could not configure the stores', { error });
       });
       await controller.run(scope, stop);
     },
@@ -150,9 +160,9 @@ export function createStoresController(options: StoresOptions): StoresController
   };
 }
 
-/** Access that is denied is no matter of the network. */
-const notReachable = ({ detail, action, reason = '' }: CheckStep): Verdict =>
-  no(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
+/** Denied access is not a network problem. */
+const notReachable = ({ detail, action, reason = '' }: CheckStep): ConditionValue =>
+  conditionFalse(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
 
 const sizesIn = ({
   totalBytes,
@@ -162,19 +172,19 @@ const sizesIn = ({
   readonly freeBytes?: bigint | undefined;
 }) => (totalBytes === undefined || freeBytes === undefined ? undefined : { total: totalBytes, free: freeBytes });
 
-const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
+const mountsCondition = ({ status }: StoreObject): Condition | undefined =>
   status?.conditions?.find(({ type }) => type === 'MountsHealthy');
 
 function statusOf(
   object: StoreObject,
-  seen: Seen,
-  mounts: MountsSeen | undefined,
+  seen: StoreObservation,
+  mounts: MountsReport | undefined,
   kept: ClassState,
   now: number,
 ): StoreStatus {
   const { generation = 0 } = object.metadata;
   const before = object.status;
-  const condition = (type: string, verdict: Verdict): Condition => {
+  const condition = (type: string, verdict: ConditionValue): Condition => {
     const known = before?.conditions?.find((one) => one.type === type);
     const isSame = known?.status === verdict.status && known.lastTransitionTime !== undefined;
     const since = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
@@ -191,11 +201,13 @@ function statusOf(
     conditions: [
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
-      // What was said before stays as long as nobody knows better.
-      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.verdict)]),
+      // Keep the old condition while the health is unknown.
+      ...(mounts === undefined
+        ? [mountsCondition(object) ?? []].flat()
+        : [condition('MountsHealthy', mounts.condition)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
-    // Null takes away what was said before.
+    // Null removes the field in a merge patch.
     capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
     volumes: seen.volumes ?? null,
     unhealthyNodes: orNull(mounts === undefined ? before?.unhealthyNodes : mounts.nodes),
@@ -205,14 +217,20 @@ function statusOf(
 const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
   nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
-/** As it is kept: without what is null. */
+/** Without nulls, as the API server stores it. */
 const present = (status: StoreStatus): object =>
   Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
 
-const classVerdict = (kept: NonNullable<ClassState>): Verdict =>
-  kept.ready ? yes('Made', '') : no('Taken', `StorageClass '${kept.taken}' is another's`, 'Choose another name.');
+const classVerdict = (kept: NonNullable<ClassState>): ConditionValue =>
+  kept.ready
+    ? conditionTrue('Made', '')
+    : conditionFalse(
+        'Taken',
+        `StorageClass '${kept.takenName}' already exists, and was not created for this store`,
+        'Choose another name.',
+      );
 
-/** What others write there changes it all the time: less than a hundredth is not worth telling. */
+/** Free space changes all the time, so changes of less than 1 % are not written. */
 function capacityOf(
   { total, free }: { readonly total: bigint; readonly free: bigint },
   before: { readonly total: string; readonly free: string } | undefined,

@@ -1,33 +1,33 @@
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Caches } from './caches.ts';
-import type { Looks } from './health-looks.ts';
+import type { MountProblems } from './mount-problems.ts';
 
 /**
- * The nodes on which a volume, or a store, is unhealthy. They are kept on the object, since the next leader has to know them: it
- * calls nothing healthy before it has heard from each of them. The message of the condition is for people, and names only some.
+ * The nodes on which a volume, or a store, is unhealthy. They are recorded on the object for the next leader, which reports the object
+ * as healthy only after each of them has reported. The message of the condition is for people, and names only some.
  */
 export type UnhealthyNodes = readonly string[];
 
 /** More names might not fit on the object: then every node on which an agent was ever registered counts. */
-const mostNames = 500;
+const maxNames = 500;
 const everyNode = '*';
 /** For an object that is unhealthy and has no names: an earlier version wrote them only into the message. */
 export const anyNode: UnhealthyNodes = [everyNode];
 
 export interface KnownNodes {
-  readonly looks: Pick<Looks, 'isKnown'>;
+  readonly mountProblems: Pick<MountProblems, 'isConfirmed'>;
   readonly caches: Pick<Caches, 'nodes'>;
 }
 
 /** What to keep: the nodes with a problem now, and those that had one before and have not reported since. */
-export function keptNodes(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
-  const all = [...new Set([...now, ...notReported(before, known)])].sort();
-  return all.length > mostNames ? [everyNode] : all;
+export function nodesToKeep(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
+  const all = [...new Set([...now, ...nodesNotReported(before, known)])].sort();
+  return all.length > maxNames ? [everyNode] : all;
 }
 
 /** The nodes that are still in the cluster, and whose agents have not reported to this leader. */
-export function notReported(before: UnhealthyNodes, { looks, caches }: KnownNodes): readonly string[] {
-  const isMissing = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
+export function nodesNotReported(before: UnhealthyNodes, { mountProblems, caches }: KnownNodes): readonly string[] {
+  const isMissing = (node: string): boolean => caches.nodes.get(node) !== undefined && !mountProblems.isConfirmed(node);
   if (!before.includes(everyNode)) return before.filter(isMissing);
   // A node without the label never had an agent, so nobody would ever report for it.
   const withAgent = [...caches.nodes.all()].filter(({ metadata }) => metadata.labels?.[nodeTopologyKey] !== undefined);

@@ -12,7 +12,7 @@ import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import { createOrphans } from './orphans.ts';
-import type { Wanted } from './provisioner.ts';
+import type { VolumeRequest } from './provisioner.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
@@ -58,7 +58,7 @@ describe('a Store object of an unknown kind', () => {
     expect(it.core.stores.list().map(({ config }) => config.name)).not.toContain('odd');
   });
 
-  test('is a store of file.stowage.dev for a claim, and says that the object is invalid', async () => {
+  test('is a store of file.stowage.dev for a claim, which gets an Event that the object is invalid', async () => {
     putUnknown('odd');
     it.start(createNodeVolumes);
     await whenSynced();
@@ -85,7 +85,7 @@ describe('a Store object of an unknown kind', () => {
     });
   });
 
-  test('counts as a store of file.stowage.dev where free space is said, and not of local.stowage.dev', async () => {
+  test('counts as a store of file.stowage.dev for CSIStorageCapacity, and not of local.stowage.dev', async () => {
     const clock = createFakeClock();
     const driversPath = '/apis/storage.k8s.io/v1/csidrivers';
     for (const name of ['local.stowage.dev', 'file.stowage.dev'])
@@ -121,7 +121,7 @@ describe('a Store object of an unknown kind', () => {
 describe('an agent', () => {
   const listed = (node: string): readonly string[] => [...(it.parts.nodeStores.of(node)?.stores.keys() ?? [])];
 
-  test('is not believed that a store of an unknown kind is its own', async () => {
+  test('cannot claim a store of an unknown kind as its own', async () => {
     putUnknown('odd');
     putLocal('disks');
     connectAgent('node-1', { name: 'odd', kind: 'local' }, { name: 'disks', kind: 'local' });
@@ -129,7 +129,7 @@ describe('an agent', () => {
     await eventually(() => listed('node-1')).toEqual(['disks']);
   });
 
-  test.each(['ceph', 'nfs'])('is not believed that a local store is of kind %s', async (kind) => {
+  test.each(['ceph', 'nfs'])('cannot report a local store as kind %s', async (kind) => {
     for (const name of ['disks', 'others']) putLocal(name);
     connectAgent('node-1', { name: 'disks', kind }, { name: 'others', kind: 'local' });
     it.start(({ nodeStores }) => nodeStores);
@@ -154,10 +154,10 @@ describe('an agent', () => {
   });
 });
 
-describe('looking for volumes that nobody claims', () => {
+describe('the search for orphans', () => {
   const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
 
-  test('goes on at a store whose object is of an unknown kind, once it is open', async () => {
+  test('covers a store whose object is of an unknown kind, once it is open', async () => {
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
     onTestFinished(() => other[Symbol.asyncDispose]());
     const uri = it.place('gold');
@@ -184,7 +184,7 @@ describe('looking for volumes that nobody claims', () => {
   });
 });
 
-const wanted = (store: string | undefined): Wanted => ({
+const wanted = (store: string | undefined): VolumeRequest => ({
   claim: { namespace: 'shop', name: 'data', uid: 'uid-of-data' },
   store,
   name: 'data',

@@ -50,7 +50,7 @@ async function ask({ admin }: TestServer, { method, path, body, requestId }: Age
   const headers = {
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
     // The agent's tunnel adds this header.
-    ...(agentCall(method, path)?.forgotten === true ? { prefer: 'answer-forgotten' } : {}),
+    ...(agentCall(method, path)?.answerForgotten === true ? { prefer: 'answer-forgotten' } : {}),
   };
   const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });
   if (answer.status < 400) return answer.body ?? {};

@@ -9,9 +9,9 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
 import { type Credential, makeCredential } from '#cluster/leader/certificate.ts';
-import { audiences, doorNames, serverNames } from '#cluster/names.ts';
+import { audiences, leaderObjectNames, serverNames } from '#cluster/names.ts';
 import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
-import { createTlsServer, type Handle, type TlsServer } from '#cluster/server/tls-server.ts';
+import { createTlsServer, type RequestHandler, type TlsServer } from '#cluster/server/tls-server.ts';
 import { type AgentTunnel, startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
 import { type ConnectedAgents, createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
@@ -37,7 +37,7 @@ export interface LeaderServers {
   reviewed: string[];
   open(how?: {
     readonly clock?: Clock;
-    readonly handle?: Handle;
+    readonly handle?: RequestHandler;
     readonly maxAnswerBytes?: number;
   }): Promise<OpenedServer>;
   /** Publishes the server's address as the leader's. */
@@ -77,7 +77,7 @@ export function leaderServers(): LeaderServers {
     const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
     const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: testNamespace, clock, log, signal: ending.signal };
-    const door = createTlsServer({ clock, turn: createAgentAdmission(about), handle });
+    const door = createTlsServer({ clock, onUpgrade: createAgentAdmission(about), onRequest: handle });
     const credential = makeCredential(serverNames(testNamespace), Date.now());
     door.use(credential);
     door.server.listen(0, '127.0.0.1');
@@ -92,12 +92,12 @@ export function leaderServers(): LeaderServers {
     return { door, agents, credential, port: (door.server.address() as AddressInfo).port };
   };
   it.lead = ({ credential, port: own }, port = own) => {
-    it.api.put(maps, { metadata: { name: doorNames.authority }, data: { 'ca.crt': credential.cert } } as never);
+    it.api.put(maps, { metadata: { name: leaderObjectNames.authority }, data: { 'ca.crt': credential.cert } } as never);
     it.api.put(slices, {
-      metadata: { name: doorNames.slice },
+      metadata: { name: leaderObjectNames.slice },
       addressType: 'IPv4',
       endpoints: [{ addresses: ['127.0.0.1'], conditions: { ready: true } }],
-      ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+      ports: [{ name: leaderObjectNames.port, port, protocol: 'TCP' }],
     } as never);
   };
   it.link = ({ node = 'node-1', api, clock = systemClock() }) => {

@@ -3,9 +3,9 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { audiences } from '../names.ts';
 import { createTokenReviews, type TokenReviews } from './token-reviews.ts';
 
-/** An agent asks about each pod that it mounts for: dozens at once, when a node begins to work. */
+/** An agent asks about each pod that it mounts for, and for dozens at once when its node starts. */
 const rememberMs = 5_000;
 
-/** Of the tokens of agents. Whoever reaches the door can send some, so that few are asked about. */
+/** Reviews the tokens of agents. Everybody who reaches the server can send tokens, so obviously wrong ones are refused without a review. */
 export const createAgentReviews = (client: KubeClient, clock: Clock): TokenReviews =>
   createTokenReviews({ client, clock, audience: audiences.agents, rememberMs, accountsOnly: true });

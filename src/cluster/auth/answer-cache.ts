@@ -1,23 +1,23 @@
 import type { Clock } from '#base/clock.ts';
 
-/** Answers that count for a while. */
+/** Caches answers for a while. */
 export interface AnswerCache<T> {
-  /** Who asks while the answer is on its way waits for the same. A failure is nobody else's. */
+  /** Concurrent callers share one request. If it fails, only the first caller gets the error; the others ask again. */
   of(key: string, ask: () => Promise<T>): Promise<T>;
 }
 
 export interface AnswerCacheOptions {
   readonly clock: Clock;
-  /** From when it was asked on. */
+  /** How long an answer is valid, from the start of the request. */
   readonly ms: number;
-  readonly most: number;
+  readonly maxEntries: number;
 }
 
-export function createAnswerCache<T>({ clock, ms, most }: AnswerCacheOptions): AnswerCache<T> {
+export function createAnswerCache<T>({ clock, ms, maxEntries: most }: AnswerCacheOptions): AnswerCache<T> {
   const known = new Map<string, { readonly answer: Promise<T>; readonly until: number }>();
 
   function makeRoom(): void {
-    // The first in is the first out: all are kept for the same time.
+    // Evict the oldest: all entries have the same lifetime.
     for (const oldest of known.keys()) {
       if (known.size < most) break;
       known.delete(oldest);
@@ -31,7 +31,7 @@ export function createAnswerCache<T>({ clock, ms, most }: AnswerCacheOptions): A
         try {
           return await found.answer;
         } catch {
-          // The one who asked may have gone away, which is no answer for us.
+          // The first caller may have aborted, which says nothing about the answer.
         }
       }
       known.delete(key);

@@ -1,11 +1,11 @@
-/** Clocks differ. */
+/** Tolerance for clock differences. */
 const leewayMs = 300_000;
 
 /**
- * Whether this can be a token of a service account, for this audience and at this time, by what it says of itself (RFC 7519). Nobody has
- * vouched for any of it: what cannot be one need not be asked about, and no more.
+ * Whether the token's claims (RFC 7519) have the audience, and have not expired. The claims are not verified: this only saves reviews of
+ * tokens that cannot be valid.
  */
-export function mayBeFor(token: string, audience: string, now: number): boolean {
+export function mayBeTokenFor(token: string, audience: string, now: number): boolean {
   const [header = '', claims = '', signature = '', ...more] = token.split('.');
   if (header === '' || claims === '' || signature === '' || more.length > 0) return false;
   try {

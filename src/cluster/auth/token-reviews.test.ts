@@ -37,13 +37,13 @@ function reviews(rememberMs = 0): TokenReviews {
 }
 
 describe('a token', () => {
-  test('is reviewed for our audience, and is whose Kubernetes says it is', async () => {
+  test('is reviewed for our audience, and Kubernetes names its user', async () => {
     expect(await reviews().review('t', scope)).toEqual(user);
     expect(asked).toEqual([{ token: 't', audiences: [audience] }]);
   });
 
   test.each<[string, TokenReview['status']]>([
-    ['nobody vouches for', { authenticated: false, error: 'no' }],
+    ['Kubernetes does not accept', { authenticated: false, error: 'no' }],
     ['nothing is said of', undefined],
     ['is for another audience', { authenticated: true, audiences: ['https://kubernetes.default.svc'], user }],
     ['was reviewed without regard to its audience', { authenticated: true, user }],
@@ -57,17 +57,20 @@ describe('a token', () => {
     });
   });
 
-  test.each([undefined])('that is missing is asked for', async (token) => {
+  test.each([undefined])('that is missing is required', async (token) => {
     await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-missing' });
     expect(asked).toEqual([]);
   });
 
-  test.each(['', 'a b', 'ä', 'x'.repeat(8_193)])('that cannot be one is refused unasked: %j', async (token) => {
-    await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-refused' });
-    expect(asked).toEqual([]);
-  });
+  test.each(['', 'a b', 'ä', 'x'.repeat(8_193)])(
+    'of an impossible form is refused without a review: %j',
+    async (token) => {
+      await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-refused' });
+      expect(asked).toEqual([]);
+    },
+  );
 
-  test('cannot be judged while the API server is not there', async () => {
+  test('cannot be reviewed while the API server is away', async () => {
     await api.down();
     await expect(reviews().review('secret-one', scope)).rejects.toMatchObject({
       code: 'unavailable',
@@ -92,7 +95,7 @@ describe('a token', () => {
   });
 });
 
-describe('of service accounts alone, a token', () => {
+describe('with service accounts only, a token', () => {
   const now = (): number => clock.now() / 1_000;
   const tokenOf = (claims: unknown): string =>
     ['{}', JSON.stringify(claims), 's'].map((part) => Buffer.from(part).toString('base64url')).join('.');
@@ -110,20 +113,20 @@ describe('of service accounts alone, a token', () => {
     ['that is not JSON', () => 'e30.bm9uc2Vuc2U.c2ln'],
     ['for others', () => tokenOf({ aud: ['https://kubernetes.default.svc'], exp: now() + 60 })],
     ['for nobody', () => tokenOf({ exp: now() + 60 })],
-    ['that has run out', () => tokenOf({ aud: [audience], exp: now() - 301 })],
+    ['that has expired', () => tokenOf({ aud: [audience], exp: now() - 301 })],
     ['without an end', () => tokenOf({ aud: [audience] })],
-  ])('%s is refused unasked', async (_, token) => {
+  ])('%s is refused without a review', async (_, token) => {
     await expect(accounts().review(token(), scope)).rejects.toMatchObject({ reason: 'token-refused' });
     expect(asked).toEqual([]);
   });
 
-  test.each([[[audience, 'more']], [audience]])('for %j is asked about, also when clocks differ', async (aud) => {
+  test.each([[[audience, 'more']], [audience]])('for %j is reviewed, also if clocks differ', async (aud) => {
     expect(await accounts().review(tokenOf({ aud, exp: now() - 299 }), scope)).toEqual(user);
     expect(asked).toHaveLength(1);
   });
 });
 
-test('who sends many tokens from one address keeps nobody else out', async () => {
+test('many tokens from one address do not lock out other addresses', async () => {
   const { promise, resolve } = Promise.withResolvers<void>();
   const answer = api.intercept;
   api.intercept = (...all) => {
@@ -142,20 +145,20 @@ test('who sends many tokens from one address keeps nobody else out', async () =>
 });
 
 describe('an answer', () => {
-  test('that is on its way is waited for by all who have the same token', async () => {
+  test('is shared by concurrent reviews of the same token', async () => {
     const all = reviews(10_000);
     expect(await Promise.all([1, 2, 3].map(() => all.review('t', scope)))).toEqual([user, user, user]);
     expect(asked).toHaveLength(1);
   });
 
-  test('is asked for each time, unless it may be remembered', async () => {
+  test('is not cached by default', async () => {
     const all = reviews();
     await all.review('t', scope);
     await all.review('t', scope);
     expect(asked).toHaveLength(2);
   });
 
-  test('is remembered for a while, for that token', async () => {
+  test('is cached for a while, for that token', async () => {
     const all = reviews(10_000);
     await all.review('t', scope);
     clock.advance(9_999);
@@ -168,7 +171,7 @@ describe('an answer', () => {
     expect(asked).toHaveLength(3);
   });
 
-  test('that refuses is not remembered', async () => {
+  test('that refuses is not cached', async () => {
     const all = reviews(10_000);
     status = { authenticated: false };
     await expect(all.review('t', scope)).rejects.toMatchObject({ reason: 'token-refused' });
@@ -176,7 +179,7 @@ describe('an answer', () => {
     expect(await all.review('t', scope)).toEqual(user);
   });
 
-  test('is forgotten when there are too many', async () => {
+  test('is evicted when there are too many', async () => {
     const all = reviews(1_000_000);
     for (let i = 0; i <= 1_000; i++) await all.review(`t${i}`, scope);
     await all.review('t1000', scope);
@@ -222,7 +225,7 @@ describe('an agent', () => {
     [{}],
     [{ 'authentication.kubernetes.io/node-name': [] }],
     [{ 'authentication.kubernetes.io/node-name': ['a', 'b'] }],
-  ])('is refused where Kubernetes does not say which node that is: %j', (extra) => {
+  ])('is refused if Kubernetes does not name its node: %j', (extra) => {
     expect(() => nodeOfAgent({ ...agent, extra }, 'stowage-system')).toThrow(
       expect.objectContaining({ reason: 'agent-node-unknown', action: expect.stringContaining('1.30') }),
     );

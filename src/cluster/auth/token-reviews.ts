@@ -7,10 +7,10 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { tokenReviews } from '#wire/kube/resources.ts';
 import { agentAccount } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
-import { mayBeFor } from './token-claims.ts';
+import { mayBeTokenFor } from './token-claims.ts';
 
-/** Whose token it is, as Kubernetes says. */
-export interface Reviewed {
+/** The owner of a token, according to Kubernetes. */
+export interface ReviewedUser {
   readonly username: string;
   readonly uid: string;
   readonly groups: readonly string[];
@@ -20,33 +20,33 @@ export interface Reviewed {
 export interface TokenReviewsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
-  /** Whom a token must be meant for. A token for somebody else, the API server included, is refused. */
+  /** The required audience. Tokens for other audiences, also for the API server, are refused. */
   readonly audience: string;
   /**
-   * How long an answer that lets somebody in is remembered; zero: never. The API server itself remembers for ten seconds whom it
-   * has let in, so that for as long nobody is kept out later than by asking it each time. Refusals are not remembered.
+   * How long to cache a positive answer; zero: never. The API server itself caches positive answers for ten seconds, so a revoked token is
+   * refused no later with a cache of up to that time. Refusals are not cached.
    */
   readonly rememberMs?: number;
-  /** Only tokens of service accounts come here: what cannot be one, by what it says of itself, is refused without asking. */
+  /** Only tokens of service accounts are expected: a token that cannot be one, by its claims, is refused without a review. */
   readonly accountsOnly?: boolean;
 }
 
 export interface TokenReviews {
   /**
-   * `from`: an address, which makes only so many be asked for at a time. Throws: 'token-missing', 'token-refused' (unauthenticated),
-   * or 'review-failed' (unavailable) where Kubernetes could not be asked.
+   * `from` is the client's address, which has a limit of concurrent reviews. Throws 'token-missing', 'token-refused' (unauthenticated), or
+   * 'review-failed' (unavailable) if Kubernetes does not answer.
    */
-  review(token: string | undefined, scope: Scope, from?: string): Promise<Reviewed>;
+  review(token: string | undefined, scope: Scope, from?: string): Promise<ReviewedUser>;
 }
 
 const callMs = 10_000;
-/** At a time: whoever can reach the door can make us ask. */
-const mostCalls = 16;
-/** Of those who wait for that, of all and of one address, and of those remembered. */
-const mostWaiting = 256;
-const mostFromOne = 16;
-const mostRemembered = 1_000;
-/** What can be a token at all. Those of Kubernetes have some 1,200 characters. */
+/** The limit of concurrent reviews: everybody who can reach the server can cause one. */
+const maxConcurrent = 16;
+/** The limits of waiting reviews, in total and for one address, and of cached answers. */
+const maxWaiting = 256;
+const maxWaitingPerAddress = 16;
+const maxRemembered = 1_000;
+/** The form of a token. Those of Kubernetes have about 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
 /** The token of an `Authorization: Bearer` header. */
@@ -54,42 +54,43 @@ export const bearerOf = (header: string | undefined): string | undefined => /^Be
 
 export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
   const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
-  const remembered = createAnswerCache<Reviewed>({ clock, ms: rememberMs, most: mostRemembered });
-  const limiter = createLimiter(mostCalls);
+  const remembered = createAnswerCache<ReviewedUser>({ clock, ms: rememberMs, maxEntries: maxRemembered });
+  const limiter = createLimiter(maxConcurrent);
   const waitingFrom = new Map<string, number>();
   let waiting = 0;
 
-  async function ask(token: string, scope: Scope): Promise<Reviewed> {
+  async function ask(token: string, scope: Scope): Promise<ReviewedUser> {
     using limit = clock.deadline(callMs, scope.signal);
     const spec = { token, audiences: [audience] };
     const { status } = await client
       .create(tokenReviews, { metadata: {}, spec }, limit.signal)
       .catch((cause: unknown) => {
         scope.signal.throwIfAborted();
-        scope.log.warn('Kubernetes could not be asked whose token it is', { error: cause });
-        throw unasked(cause);
+        scope.log.warn('Kubernetes could not review a token', { error: cause });
+        throw reviewFailed(cause);
       });
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
-    // An API server that knows nothing of audiences does not say them, and has looked at none.
+    // An API server that does not support audiences does not check them, and returns none.
     if (status?.authenticated !== true || status.audiences?.includes(audience) !== true || username === '')
       throw refused(audience);
     return { username, uid, groups, extra };
   }
 
-  async function inTurn(token: string, scope: Scope, from: string | undefined): Promise<Reviewed> {
+  async function askLimited(token: string, scope: Scope, from: string | undefined): Promise<ReviewedUser> {
     const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
-    if (waiting >= mostWaiting || others >= mostFromOne) throw unasked(new Error('too many tokens are being reviewed'));
+    if (waiting >= maxWaiting || others >= maxWaitingPerAddress)
+      throw reviewFailed(new Error('too many tokens are being reviewed'));
     waiting++;
     if (from !== undefined) waitingFrom.set(from, others + 1);
     try {
       return await limiter.run(() => ask(token, scope));
     } finally {
       waiting--;
-      if (from !== undefined) leave(from);
+      if (from !== undefined) stopWaiting(from);
     }
   }
 
-  function leave(from: string): void {
+  function stopWaiting(from: string): void {
     const left = (waitingFrom.get(from) ?? 0) - 1;
     if (left > 0) waitingFrom.set(from, left);
     else waitingFrom.delete(from);
@@ -99,19 +100,19 @@ export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
     review: async (token, scope, from) => {
       if (token === undefined) throw missing(audience);
       if (!tokenPattern.test(token)) throw refused(audience);
-      if (accountsOnly && !mayBeFor(token, audience, clock.now())) throw refused(audience);
-      if (rememberMs === 0) return await inTurn(token, scope, from);
-      // Not the token itself: it would stay in memory for longer than it is used.
+      if (accountsOnly && !mayBeTokenFor(token, audience, clock.now())) throw refused(audience);
+      if (rememberMs === 0) return await askLimited(token, scope, from);
+      // A hash, so that the token does not stay in memory.
       const key = createHash('sha256').update(token).digest('base64');
-      return await remembered.of(key, () => inTurn(token, scope, from));
+      return await remembered.of(key, () => askLimited(token, scope, from));
     },
   };
 }
 
 const nodeName = 'authentication.kubernetes.io/node-name';
 
-/** The node that an agent may speak for: by its token, which is bound to its pod, and by nothing that it says. */
-export function nodeOfAgent({ username, extra }: Reviewed, namespace: string): string {
+/** The node of an agent. It comes only from the agent's token, which is bound to its pod. */
+export function nodeOfAgent({ username, extra }: ReviewedUser, namespace: string): string {
   const account = agentAccount(namespace);
   if (username !== account) {
     throw new StowageError(`${username} is not the agents' service account`, {
@@ -126,7 +127,7 @@ export function nodeOfAgent({ username, extra }: Reviewed, namespace: string): s
     code: 'denied',
     reason: 'agent-node-unknown',
     action:
-      'Kubernetes says it from version 1.30 on, of tokens that are bound to a pod: the agent must use the token that is ' +
+      'Tokens that are bound to a pod name its node from Kubernetes 1.30 on: the agent must use the token that is ' +
       'projected into its own pod.',
   });
 }
@@ -139,17 +140,17 @@ const missing = (audience: string): StowageError =>
   });
 
 const refused = (audience: string): StowageError =>
-  new StowageError('Kubernetes does not vouch for the token', {
+  new StowageError('Kubernetes does not accept the token', {
     code: 'unauthenticated',
     reason: 'token-refused',
-    action: `Send a token that is valid, and meant for the audience ${audience}.`,
+    action: `Send a valid token for the audience ${audience}.`,
   });
 
-const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked whose token it is', {
+const reviewFailed = (cause: unknown): StowageError =>
+  new StowageError('Kubernetes could not review the token', {
     code: 'unavailable',
     reason: 'review-failed',
     cause,
     action:
-      "Try again in a moment. If it persists, look at the controller's log, and whether it may create TokenReviews.",
+      "Try again in a moment. If the problem persists, check the controller's log, and whether it may create TokenReviews.",
   });

@@ -6,7 +6,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createTokenReviews } from './token-reviews.ts';
-import { createUserAccess, rememberMs, type UserAccess, type Wanted } from './user-access.ts';
+import { type AccessRequest, createUserAccess, rememberMs, type UserAccess } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: UserAccess;
@@ -17,7 +17,7 @@ let isAuthenticated: boolean;
 let warned: string[];
 let may: (attributes: Readonly<Record<string, string>>) => boolean;
 const { signal } = new AbortController();
-const list: Wanted = { resource: 'volumes', verb: 'list' };
+const list: AccessRequest = { resource: 'volumes', verb: 'list' };
 
 beforeEach(async () => {
   api = await startKubeApi();
@@ -48,13 +48,13 @@ beforeEach(async () => {
 });
 
 const token = { authorization: 'Bearer secret-token' };
-const admit = (headers: IncomingHttpHeaders = token, wanted: Wanted = list, subject?: string) =>
+const admit = (headers: IncomingHttpHeaders = token, wanted: AccessRequest = list, subject?: string) =>
   access.admit(headers, wanted, subject, signal);
 const refusal = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
 const asked = (kind: string): number => reviewed.filter((one) => one.kind === kind).length;
 
-test('who is let in is who Kubernetes says, with what it knows of them', async () => {
-  const wanted: Wanted = { resource: 'volumes/uses', verb: 'delete' };
+test('an admitted user is the one that Kubernetes names, with all its attributes', async () => {
+  const wanted: AccessRequest = { resource: 'volumes/uses', verb: 'delete' };
   expect(await admit(token, wanted, 'silver..photos')).toEqual({
     id: 'user:system:serviceaccount:a:b',
     role: 'user',
@@ -78,7 +78,7 @@ test('who is let in is who Kubernetes says, with what it knows of them', async (
   });
 });
 
-test('a right to read a pod is that of Kubernetes itself, for this one pod', async () => {
+test('reading a pod needs the right of Kubernetes to read that pod', async () => {
   await admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
   expect(reviewed.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
     group: '',
@@ -90,12 +90,12 @@ test('a right to read a pod is that of Kubernetes itself, for this one pod', asy
   });
 });
 
-test('who may not read Store objects is not told how stores are reached', async () => {
+test('a user without the right to read Store objects is not informed about addresses of stores', async () => {
   may = ({ resource }) => resource !== 'stores';
   expect(await admit()).toMatchObject({ informed: false });
 });
 
-test('the token may be in a header of our own, but not in two', async () => {
+test('the token may be in our own header, but not in both', async () => {
   expect(await admit({ 'stowage-authorization': 'Bearer other-token' })).toMatchObject({ role: 'user' });
   expect(reviewed[0]?.spec['token']).toBe('other-token');
   expect(await refusal(admit({ ...token, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
@@ -112,12 +112,12 @@ test.each([{}, { authorization: 'Basic eDp5' }, { 'stowage-authorization': 'secr
   },
 );
 
-describe('who may not', () => {
+describe('a user without the right', () => {
   beforeEach(() => {
     may = () => false;
   });
 
-  test('is told which rule is missing', async () => {
+  test('gets an error that names the missing rule', async () => {
     const refused = await refusal(admit(token, { resource: 'volumes', verb: 'create' }));
     expect(refused).toMatchObject({
       code: 'denied',
@@ -129,7 +129,7 @@ describe('who may not', () => {
     expect(JSON.stringify([refused?.message, refused?.action])).not.toContain('secret-token');
   });
 
-  test('also of a part, of one thing, and of a path', async () => {
+  test('gets an error that names a subresource, a single object or a path', async () => {
     const part = await refusal(admit(token, { resource: 'stores/check', verb: 'create' }, 'silver'));
     expect(part?.message).toBe("system:serviceaccount:a:b may not create stores.stowage.dev/check 'silver'");
     expect(part?.action).toContain('resources: ["stores/check"]');
@@ -141,7 +141,7 @@ describe('who may not', () => {
   });
 });
 
-test('answers count for a while, each for what was asked; then Kubernetes is asked again', async () => {
+test('answers are cached for a while, each for its question; then Kubernetes is asked again', async () => {
   await admit();
   await Promise.all([admit(), admit()]);
   expect([asked('tokenreviews'), asked('subjectaccessreviews')]).toEqual([1, 2]);
@@ -157,7 +157,7 @@ test('answers count for a while, each for what was asked; then Kubernetes is ask
   expect(await refusal(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
 });
 
-test('what cannot be asked is no refusal, is in the log, and is not remembered', async () => {
+test('a failed review is no refusal, is logged, and is not cached', async () => {
   const answer = api.intercept;
   api.intercept = (request, response, body) => {
     if (request.url?.endsWith('subjectaccessreviews') !== true) return answer?.(request, response, body) ?? false;
@@ -165,7 +165,7 @@ test('what cannot be asked is no refusal, is in the log, and is not remembered',
     return true;
   };
   expect(await refusal(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
-  expect(warned).toContain('Kubernetes could not be asked what a user may do');
+  expect(warned).toContain('Kubernetes could not check what a user may do');
   api.intercept = answer;
   expect(await admit()).toMatchObject({ role: 'user' });
 });

@@ -9,29 +9,29 @@ import { subjectAccessReviews } from '#wire/kube/resources.ts';
 import type { SubjectAccessReview } from '#wire/kube/types.ts';
 import { audiences } from '../names.ts';
 import { createAnswerCache } from './answer-cache.ts';
-import { bearerOf, type Reviewed, type TokenReviews } from './token-reviews.ts';
+import { bearerOf, type ReviewedUser, type TokenReviews } from './token-reviews.ts';
 
-/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
-export type Wanted =
+/** A verb on a resource of the group `stowage.dev` (`resource/subresource`), on a path, or on a pod. */
+export type AccessRequest =
   | { readonly resource: string; readonly verb: string }
   | { readonly pod: PodName; readonly verb: string }
   | { readonly path: string; readonly verb: string };
 
-/** A user of the cluster, as the API knows those who ask. */
+/** A user of the cluster, as the REST API sees its callers. */
 export interface AdmittedUser {
   readonly id: string;
   readonly role: 'user';
-  /** They may read Store objects, in which it stands how stores are reached. */
+  /** The user may read Store objects, which contain the addresses of stores. */
   readonly informed: boolean;
   readonly stores: readonly [];
 }
 
-/** Who may use the API is for Kubernetes to say: by the token, and by rules of its own. */
+/** Kubernetes authenticates the users of the API by their tokens, and authorizes them by its RBAC rules. */
 export interface UserAccess {
-  /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
+  /** `subject` is the name of the resource. Throws 'unauthenticated', 'denied', or 'unavailable' if Kubernetes does not answer. */
   admit(
     headers: IncomingHttpHeaders,
-    wanted: Wanted,
+    wanted: AccessRequest,
     subject: string | undefined,
     signal: AbortSignal,
   ): Promise<AdmittedUser>;
@@ -40,26 +40,26 @@ export interface UserAccess {
 export interface UserAccessOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
-  /** Of the audience of users. */
+  /** For the audience of users. */
   readonly reviews: TokenReviews;
-  /** Told why Kubernetes could not be asked: users are not. */
+  /** Gets the causes of failed reviews, which users do not get. */
   readonly log: Log;
 }
 
 const group = 'stowage.dev';
-/** The API server keeps `authorization` for itself: who comes through its proxy has this one. */
+/** The API server's proxy removes `authorization`, so requests through it carry this header. */
 const ownHeader = 'stowage-authorization';
 const callMs = 10_000;
-/** A right that is taken away counts that much later. */
+/** A revoked right stays valid for this time. */
 export const rememberMs = 5_000;
-const mostRemembered = 5_000;
+const maxRemembered = 5_000;
 
 export function createUserAccess({ client, clock, reviews, log }: UserAccessOptions): UserAccess {
-  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, most: mostRemembered });
+  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, maxEntries: maxRemembered });
 
   async function ask(
-    user: Reviewed,
-    wanted: Wanted,
+    user: ReviewedUser,
+    wanted: AccessRequest,
     subject: string | undefined,
     signal: AbortSignal,
   ): Promise<boolean> {
@@ -71,12 +71,17 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
       return review.status?.allowed === true && review.status.denied !== true;
     } catch (cause) {
       signal.throwIfAborted();
-      log.warn('Kubernetes could not be asked what a user may do', { error: cause });
-      throw unasked(cause);
+      log.warn('Kubernetes could not check what a user may do', { error: cause });
+      throw reviewFailed(cause);
     }
   }
 
-  const may = (user: Reviewed, wanted: Wanted, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
+  const isAllowedTo = (
+    user: ReviewedUser,
+    wanted: AccessRequest,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<boolean> => {
     const key = createHash('sha256')
       .update(JSON.stringify([user, wanted, subject ?? null]))
       .digest('base64');
@@ -87,8 +92,8 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
     admit: async (headers, wanted, subject, signal) => {
       const user = await reviews.review(tokenIn(headers), { signal, log });
       const [isAllowed, informed] = await Promise.all([
-        may(user, wanted, subject, signal),
-        may(user, { resource: 'stores', verb: 'get' }, undefined, signal),
+        isAllowedTo(user, wanted, subject, signal),
+        isAllowedTo(user, { resource: 'stores', verb: 'get' }, undefined, signal),
       ]);
       if (!isAllowed) throw forbidden(user.username, wanted, subject);
       return { id: `user:${user.username}`, role: 'user', informed, stores: [] };
@@ -96,7 +101,7 @@ export function createUserAccess({ client, clock, reviews, log }: UserAccessOpti
   };
 }
 
-function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
+function attributesOf(wanted: AccessRequest, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
   const { verb } = wanted;
   if ('path' in wanted) return { nonResourceAttributes: { path: wanted.path, verb } };
   if ('pod' in wanted)
@@ -114,7 +119,7 @@ function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAcc
   };
 }
 
-/** One of two headers: with both it could not be told who is meant. */
+/** Refuses requests with both headers: they could name two users. */
 function tokenIn(headers: IncomingHttpHeaders): string | undefined {
   const own = headers[ownHeader];
   if (own !== undefined && headers.authorization !== undefined) throw ambiguous();
@@ -140,7 +145,7 @@ const missing = (): StowageError =>
     action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,
   });
 
-function forbidden(user: string, wanted: Wanted, subject: string | undefined): StowageError {
+function forbidden(user: string, wanted: AccessRequest, subject: string | undefined): StowageError {
   const { what, rule } = ruleFor(wanted, subject);
   return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
     code: 'denied',
@@ -149,7 +154,7 @@ function forbidden(user: string, wanted: Wanted, subject: string | undefined): S
   });
 }
 
-function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: string; readonly rule: string } {
+function ruleFor(wanted: AccessRequest, subject: string | undefined): { readonly what: string; readonly rule: string } {
   if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
   if ('pod' in wanted)
     return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
@@ -160,11 +165,11 @@ function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: 
   };
 }
 
-const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked whether this is allowed', {
+const reviewFailed = (cause: unknown): StowageError =>
+  new StowageError('Kubernetes could not check whether this is allowed', {
     code: 'unavailable',
     reason: 'review-failed',
     cause,
     action:
-      "Try again in a moment. If it persists, look at the controller's log, and whether it may create SubjectAccessReviews.",
+      "Try again in a moment. If the problem persists, check the controller's log, and whether it may create SubjectAccessReviews.",
   });

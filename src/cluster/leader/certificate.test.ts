@@ -34,8 +34,8 @@ async function greeted(
   return said;
 }
 
-describe('a certificate that is made', () => {
-  test('is for the service’s names, signed by itself, and no authority', () => {
+describe('a new certificate', () => {
+  test('is for the Service’s names, self-signed, and no CA', () => {
     const made = new X509Certificate(makeCredential(names, now).cert);
     expect(made.subjectAltName).toBe(
       'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
@@ -49,19 +49,19 @@ describe('a certificate that is made', () => {
     expect(made.validToDate.getTime()).toBe(now + 365 * day);
   });
 
-  test('is another each time, with a positive number', () => {
+  test('differs each time, with a positive serial number', () => {
     const numbers = Array.from({ length: 50 }, () => new X509Certificate(makeCredential(names, now).cert).serialNumber);
     expect(new Set(numbers).size).toBe(50);
     for (const number of numbers) expect(number).toMatch(/^[4-7][0-9A-F]{31}$/);
   });
 
-  test('says years after 2049 too', () => {
+  test('can expire after 2049', () => {
     const made = new X509Certificate(makeCredential(names, Date.UTC(2049, 6, 1)).cert);
     expect(made.validToDate.toISOString()).toBe('2050-07-01T00:00:00.000Z');
     expect(made.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
   });
 
-  test.skipIf(needs('openssl'))('is to the letter what a strict reader wants, but that it signs itself', () => {
+  test.skipIf(needs('openssl'))('passes the strict checks of openssl, except for being self-signed', () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-cert-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const path = join(folder, 'cert');
@@ -70,7 +70,7 @@ describe('a certificate that is made', () => {
     expect(execFileSync('openssl', [...verify, path], { encoding: 'utf8' })).toBe(`${path}: OK\n`);
   });
 
-  test('is taken by a TLS client that knows it, for its names, and by no other', async () => {
+  test('is accepted by a TLS client that trusts it, for its names, and by no other', async () => {
     const [own, other] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
     for (const servername of names) expect(await greeted(own, { ca: own.cert, servername })).toBe('');
     expect(await greeted(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
@@ -84,8 +84,8 @@ describe('a certificate that is made', () => {
   });
 });
 
-describe('a certificate that was kept', () => {
-  test('is renewed when two thirds of its life are over', () => {
+describe('a stored certificate', () => {
+  test('is due for renewal when two thirds of its lifetime are over', () => {
     const { cert, key } = makeCredential(names, now);
     const kept = readCredential(cert, key);
     expect(kept.endsAt).toBe(now + 365 * day);
@@ -99,7 +99,7 @@ describe('a certificate that was kept', () => {
     ['no key', ({ cert }) => [cert, '']],
     ['another’s key', ({ cert }) => [cert, makeCredential(names, now).key]],
     ['a certificate as its key', ({ cert }) => [cert, makeCredential(names, now).cert]],
-  ])('with %s is not one', (_, broken) => {
+  ])('with %s is refused', (_, broken) => {
     expect(() => readCredential(...broken(makeCredential(names, now)))).toThrow(Error);
   });
 });

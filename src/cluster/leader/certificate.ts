@@ -2,9 +2,9 @@ import { createPrivateKey, generateKeyPairSync, randomBytes, sign, X509Certifica
 import { createSecureContext } from 'node:tls';
 import { bits, explicit, implicit, integer, objectId, octets, sequence, set, time, utf8, yes } from './der.ts';
 
-/** In PEM. */
+/** A certificate and its key, in PEM. */
 export interface Credential {
-  /** The server's own, then those that it is signed by. */
+  /** The server's certificate, then its chain. */
   readonly cert: string;
   readonly key: string;
 }
@@ -19,16 +19,16 @@ const extensionIds = {
 } as const;
 const serverAuthentication = objectId('1.3.6.1.5.5.7.3.1');
 const dnsName = 2;
-/** digitalSignature alone, with the number of bits that are left over. */
+/** A BIT STRING with only the bit digitalSignature (and 7 unused bits). */
 const signatureOnly = Buffer.from([0x03, 0x02, 0x07, 0x80]);
 
-/** Machines whose clock is behind take it too. */
+/** So that machines whose clock is behind accept it. */
 const backdatedMs = 24 * 3_600_000;
 const lifeMs = 365 * 24 * 3_600_000;
 
 /**
- * One that signs itself, by ECDSA on P-256. It is no authority: whoever has its key can be this server, and nobody else. Node can read
- * certificates and not make them, and what is needed of X.509 is these few lines.
+ * Creates a self-signed certificate with ECDSA on P-256. It is no CA: its key can impersonate only this server. Node can read certificates
+ * but not create them, and the part of X.509 needed here is small.
  */
 export function makeCredential(names: readonly [string, ...string[]], now: number): Credential {
   const { publicKey, privateKey } = generateKeyPairSync('ec', { namedCurve: 'P-256' });
@@ -74,19 +74,19 @@ function pem(label: string, der: Buffer): string {
   return [`-----BEGIN ${label}-----`, ...lines, `-----END ${label}-----`, ''].join('\n');
 }
 
-/** What has to be known of one that somebody has kept. */
-export interface Kept extends Credential {
-  /** When two thirds of its life are over. */
+/** A credential that was read from a Secret. */
+export interface StoredCredential extends Credential {
+  /** When two thirds of its lifetime are over. */
   readonly renewAt: number;
   readonly endsAt: number;
   readonly isFor: (name: string) => boolean;
 }
 
-/** Throws what is wrong with it. */
-export function readCredential(cert: string, key: string): Kept {
+/** Throws if the certificate or the key is invalid. */
+export function readCredential(cert: string, key: string): StoredCredential {
   const x509 = new X509Certificate(cert);
   if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
-  // Whatever else TLS does not like about them, such as a key that is too short.
+  // Finds other reasons for which TLS would refuse them, such as a key that is too short.
   createSecureContext({ cert, key });
   const [from, to] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];
   const isFor = (name: string): boolean => x509.checkHost(name) !== undefined;

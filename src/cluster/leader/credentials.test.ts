@@ -9,7 +9,7 @@ import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { Secret } from '#wire/kube/types.ts';
 import { serverNames } from '../names.ts';
 import { type Credential, makeCredential } from './certificate.ts';
-import { keepCredentials } from './credentials.ts';
+import { maintainCredentials } from './credentials.ts';
 
 const namespace = 'stowage-system';
 const names = serverNames(namespace);
@@ -40,7 +40,7 @@ function start({ clock = systemClock(), secret }: { clock?: Clock; secret?: stri
   const used: Credential[] = [];
   const end = new AbortController();
   const options = { client, clock, namespace, secret, use: (one: Credential) => void used.push(one) };
-  const running = keepCredentials(options, { signal: end.signal, log: silentLog() });
+  const running = maintainCredentials(options, { signal: end.signal, log: silentLog() });
   const stop = (): Promise<void> => {
     end.abort();
     return running;
@@ -61,8 +61,8 @@ const published = async (): Promise<string | undefined> =>
   (await client.get(configMaps, { namespace, name: 'stowage-ca' }, signal).catch(() => undefined))?.data?.['ca.crt'];
 const changes = (): readonly string[] => api.requests.filter((one) => !one.startsWith('GET'));
 
-describe('the certificate of the door', () => {
-  test('is made by the first leader, kept with its key in a Secret, and published without', async () => {
+describe('the certificate of the leader', () => {
+  test('is created by the first leader, stored with its key in a Secret, and published without the key', async () => {
     const keeper = start();
     await eventually(() => keeper.used.length).toBe(1);
     const [first] = keeper.used;
@@ -72,7 +72,7 @@ describe('the certificate of the door', () => {
     expect(await published()).not.toContain('PRIVATE');
   });
 
-  test('is the same for the next leader, who writes nothing', async () => {
+  test('is the same for the next leader, which writes nothing', async () => {
     const first = start();
     await eventually(() => first.used.length).toBe(1);
     await first.stop();
@@ -82,7 +82,7 @@ describe('the certificate of the door', () => {
     expect(changes().length).toBe(before);
   });
 
-  test('is one, when two make it at once', async () => {
+  test('is the same if two processes create it at once', async () => {
     const keepers = [start(), start(), start()];
     await eventually(() => keepers.map(({ used }) => used.length)).toEqual([1, 1, 1]);
     const all = new Set(keepers.flatMap(({ used }) => used.map(({ cert }) => cert)));
@@ -90,7 +90,7 @@ describe('the certificate of the door', () => {
     await eventually(published).toBe(await keptCert());
   });
 
-  test('is renewed after two thirds of its life, in use from then on, and by whoever waits too', async () => {
+  test('is renewed after two thirds of its lifetime, and then used, also by waiting processes', async () => {
     const first = start();
     await eventually(() => first.used.length).toBe(1);
     const second = start({ clock: later(246 * day) });
@@ -103,7 +103,7 @@ describe('the certificate of the door', () => {
     expect(x509?.validToDate.getTime()).toBeGreaterThan(Date.now() + 600 * day);
   });
 
-  test('is kept until then', async () => {
+  test('stays until then', async () => {
     const first = start();
     await eventually(() => first.used.length).toBe(1);
     const second = start({ clock: later(240 * day) });
@@ -114,7 +114,7 @@ describe('the certificate of the door', () => {
     ['does not parse', () => ({ type: 'kubernetes.io/tls', data: { 'tls.crt': 'AAAA', 'tls.key': 'AAAA' } })],
     ['is for others', () => ({ type: 'kubernetes.io/tls', data: secretOf(makeCredential(['a'], Date.now())) })],
     ['is of another type', () => ({ type: 'Opaque', data: {} })],
-  ])('is made anew when what is kept %s', async (_, found) => {
+  ])('is recreated when the stored one %s', async (_, found) => {
     api.put(paths.secrets, { metadata: { name: 'stowage-tls' }, ...found() });
     const keeper = start();
     await eventually(() => keeper.used.length).toBe(1);
@@ -122,7 +122,7 @@ describe('the certificate of the door', () => {
     expect(await keptCert()).toBe(keeper.used[0]?.cert);
   });
 
-  test('is made anew when somebody takes it away, and published again when somebody changes that', async () => {
+  test('is recreated when somebody deletes it, and published again when somebody changes the ConfigMap', async () => {
     const keeper = start();
     await eventually(() => keeper.used.length).toBe(1);
     api.put(paths.configMaps, { metadata: { name: 'stowage-ca' }, data: { 'ca.crt': 'another' } });
@@ -135,7 +135,7 @@ describe('the certificate of the door', () => {
     expect(await keptCert()).toBe(keeper.used[1]?.cert);
   });
 
-  test('comes later, when the API server is not there at first', async () => {
+  test('is created later if the API server is away at first', async () => {
     await api.down();
     const keeper = start();
     await api.up();
@@ -143,8 +143,8 @@ describe('the certificate of the door', () => {
   });
 });
 
-describe('a certificate that somebody else keeps', () => {
-  test('is used, never written, and used anew when it changes', async () => {
+describe('a certificate that somebody else maintains', () => {
+  test('is used, never written, and reloaded when it changes', async () => {
     const [one, two] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
     const keeper = start({ secret: 'from-cert-manager' });
     const put = (data: Secret['data']) =>

@@ -5,120 +5,125 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
 import { createWatchedObject } from '#wire/kube/watched-object.ts';
-import { doorNames, serverNames } from '../names.ts';
-import { type Credential, type Kept, makeCredential, readCredential } from './certificate.ts';
+import { leaderObjectNames, serverNames } from '../names.ts';
+import { type Credential, makeCredential, readCredential, type StoredCredential } from './certificate.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface CredentialsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** A Secret that somebody else keeps. It is only read. */
+  /** A Secret that somebody else maintains. It is only read. */
   readonly secret?: string | undefined;
-  /** Called with the first, and with each that takes its place. By then agents can know it. */
+  /** Called with the first credential and with each new one, after its authority was published for agents. */
   readonly use: (credential: Credential) => void;
 }
 
-/** How often it is looked at whether it is time for a new one. */
-const lookMs = 6 * 3_600_000;
-/** Should what wakes us not come. */
-const soonMs = 5_000;
+/** How often to check whether the certificate has to be renewed. */
+const resyncMs = 6 * 3_600_000;
+/** In case the watch does not report the change. */
+const retryMs = 5_000;
 
 const labels = { 'app.kubernetes.io/managed-by': 'stowage.dev' };
 const textOf = (secret: Secret | undefined, key: string): string =>
   Buffer.from(secret?.data?.[key] ?? '', 'base64').toString('utf8');
 
-/** Keeps the door's certificate, in a Secret, and what it is known by, in a ConfigMap; until the signal ends it. */
-export async function keepCredentials(options: CredentialsOptions, scope: Scope): Promise<void> {
+/** Maintains the server's certificate in a Secret, and its authority in a ConfigMap, until the signal aborts. */
+export async function maintainCredentials(options: CredentialsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace, secret: given, use } = options;
   const isOwn = given === undefined;
   const names = serverNames(namespace);
   const at = { client, clock, namespace };
-  const secret = createWatchedObject({ ...at, resource: secrets, name: given ?? doorNames.secret });
-  const authority = createWatchedObject({ ...at, resource: configMaps, name: doorNames.authority });
+  const secret = createWatchedObject({ ...at, resource: secrets, name: given ?? leaderObjectNames.secret });
+  const authority = createWatchedObject({ ...at, resource: configMaps, name: leaderObjectNames.authority });
   let used = '';
 
-  function usable(found: Secret | undefined): Kept {
+  function usable(found: Secret | undefined): StoredCredential {
     const kept = readCredential(textOf(found, 'tls.crt'), textOf(found, 'tls.key'));
     if (!kept.isFor(names[0])) throw new Error(`the certificate is not for ${names[0]}`);
-    if (kept.endsAt <= clock.now()) throw new Error('the certificate has run out');
+    if (kept.endsAt <= clock.now()) throw new Error('the certificate has expired');
     return kept;
   }
 
-  /** Undefined: there is none that would do, or it is time for a new one. */
-  function kept(found: Secret | undefined, { log }: Scope): Kept | undefined {
+  /** Undefined if there is no usable certificate, or it has to be renewed. */
+  function usableOrUndefined(found: Secret | undefined, { log }: Scope): StoredCredential | undefined {
     if (found === undefined) return undefined;
     try {
       const credential = usable(found);
       return clock.now() < credential.renewAt ? credential : undefined;
     } catch (error) {
-      log.warn('the certificate of the door cannot be used: it is made anew', { secret: doorNames.secret, error });
+      log.warn('the certificate cannot be used: creating a new one', { secret: leaderObjectNames.secret, error });
       return undefined;
     }
   }
 
   /**
-   * Of several who find none, the API server lets one make it, and of several who find an old one, one replace it: the others
-   * fail, and come back to what that one made.
+   * Several processes may try to create or replace the Secret. Optimistic locking lets only one of them succeed; the others fail, and
+   * then use what that one wrote.
    */
-  async function own(scope: Scope): Promise<Credential> {
+  async function ownCredential(scope: Scope): Promise<Credential> {
     const found = secret.object;
-    const good = kept(found, scope);
+    const good = usableOrUndefined(found, scope);
     if (good !== undefined) return good;
     const made = makeCredential(names, clock.now());
     const encoded = (text: string): string => Buffer.from(text, 'utf8').toString('base64');
     const data = { 'tls.crt': encoded(made.cert), 'tls.key': encoded(made.key) };
     const type = 'kubernetes.io/tls';
-    // Its type cannot be changed: one of another type was not made by us.
+    // The type of a Secret is immutable. A Secret of another type was not created by Stowage.
     if (found !== undefined && found.type !== type)
-      await client.delete(secrets, { namespace, name: doorNames.secret }, { uid: found.metadata.uid }, scope.signal);
+      await client.delete(
+        secrets,
+        { namespace, name: leaderObjectNames.secret },
+        { uid: found.metadata.uid },
+        scope.signal,
+      );
     if (found === undefined || found.type !== type)
       await client.create(
         secrets,
-        { metadata: { namespace, name: doorNames.secret, labels }, type, data },
+        { metadata: { namespace, name: leaderObjectNames.secret, labels }, type, data },
         scope.signal,
       );
     else await client.update(secrets, { ...found, data }, scope.signal);
-    scope.log.info('the door has a new certificate', { secret: doorNames.secret, names });
+    scope.log.info('created a new certificate', { secret: leaderObjectNames.secret, names });
     return made;
   }
 
-  async function theirs(): Promise<Credential> {
+  async function givenCredential(): Promise<Credential> {
     if (secret.object === undefined) throw new Error(`there is no Secret ${given ?? ''} in ${namespace}`);
     return usable(secret.object);
   }
 
-  /** What a certificate is known by: those who signed it, where the Secret has them, else the certificate itself. */
-  const knownBy = ({ cert }: Credential): string => {
+  /** What clients have to trust: the CA, if the Secret has one, otherwise the certificate itself. */
+  const authorityOf = ({ cert }: Credential): string => {
     const signedBy = isOwn ? '' : textOf(secret.object, 'ca.crt');
     return signedBy === '' ? cert : signedBy;
   };
 
   async function publish(text: string, signal: AbortSignal): Promise<void> {
     const found = authority.object;
-    if (found?.data?.[doorNames.authorityKey] === text) return;
-    const data = { [doorNames.authorityKey]: text };
-    const metadata = { namespace, name: doorNames.authority, labels };
+    if (found?.data?.[leaderObjectNames.authorityKey] === text) return;
+    const data = { [leaderObjectNames.authorityKey]: text };
+    const metadata = { namespace, name: leaderObjectNames.authority, labels };
     const object: ConfigMap = found === undefined ? { metadata, data } : { ...found, data };
     await (found === undefined ? client.create(configMaps, object, signal) : client.update(configMaps, object, signal));
   }
 
   async function pass(at: Scope): Promise<number> {
-    const credential = await (isOwn ? own(at) : theirs()).catch(again);
-    if (credential === undefined) return soonMs;
-    // Before it is used: who was told of it too late has to come again.
-    await publish(knownBy(credential), at.signal).catch(again);
+    const credential = await (isOwn ? ownCredential(at) : givenCredential()).catch(ignoreLostRace);
+    if (credential === undefined) return retryMs;
+    // Publish before use: an agent that does not have the new authority yet cannot connect.
+    await publish(authorityOf(credential), at.signal).catch(ignoreLostRace);
     const { cert, key } = credential;
     const text = JSON.stringify([cert, key]);
     if (text !== used) use({ cert, key });
     used = text;
-    return lookMs;
+    return resyncMs;
   }
 
-  await runReconcileLoop({ what: 'certificate', clock, objects: [secret, authority], pass }, scope);
+  await runReconcileLoop({ what: 'certificate', clock, objects: [secret, authority], reconcile: pass }, scope);
 }
 
-/** Another was quicker: what it wrote comes by the watch, and wakes us. */
-function again(thrown: unknown): undefined {
+/** Another process was faster. The watch reports what it wrote, and triggers the next pass. */
+function ignoreLostRace(thrown: unknown): undefined {
   if (!['AlreadyExists', 'Conflict'].includes(reasonOf(thrown))) throw thrown;
 }

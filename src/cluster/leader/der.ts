@@ -17,12 +17,12 @@ export const octets = (content: Buffer): Buffer => value(0x04, content);
 export const bits = (content: Buffer): Buffer => value(0x03, Buffer.from([0]), content);
 export const utf8 = (text: string): Buffer => value(0x0c, Buffer.from(text, 'utf8'));
 export const yes = value(0x01, Buffer.from([0xff]));
-/** Only positive ones. */
+/** Positive integers only. */
 export const integer = (bytes: Buffer): Buffer =>
   value(0x02, (bytes[0] ?? 0) >= 0x80 ? Buffer.concat([Buffer.from([0]), bytes]) : bytes);
-/** `[number]`, around something. */
+/** An explicit tag `[number]` around a value. */
 export const explicit = (number: number, content: Buffer): Buffer => value(0xa0 | number, content);
-/** `[number]`, in place of the type's own tag. */
+/** An implicit tag `[number]`, in place of the type's own tag. */
 export const implicit = (number: number, content: Buffer): Buffer => value(0x80 | number, content);
 
 export function objectId(text: string): Buffer {
@@ -32,7 +32,7 @@ export function objectId(text: string): Buffer {
   return value(0x06, Buffer.from([first * 40 + second, ...rest.flatMap((number) => [...base128(number)])]));
 }
 
-/** RFC 5280, section 4.1.2.5: in two digits until 2049, in four from then on. */
+/** RFC 5280, section 4.1.2.5: UTCTime with a two-digit year until 2049, GeneralizedTime afterwards. */
 export function time(ms: number): Buffer {
   const text = `${new Date(ms).toISOString().replaceAll(/[-:T]|\.\d+/g, '')}`;
   return Number(text.slice(0, 4)) < 2050

@@ -6,7 +6,7 @@ import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
+import { maintainLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
 
 const namespace = 'stowage-system';
 const clock = systemClock();
@@ -37,7 +37,7 @@ const at = (address: string) => ({ client, clock, namespace, address, port: 8443
 const scope = (): Scope => ({ signal, log: silentLog() });
 function start(address: string): () => Promise<void> {
   const end = new AbortController();
-  const running = keepLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
+  const running = maintainLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
   const stop = (): Promise<void> => {
     end.abort();
     return running;
@@ -54,7 +54,7 @@ describe('the address of the leader', () => {
   test.each([
     ['10.0.0.5', 'IPv4'],
     ['fd00::5', 'IPv6'],
-  ])('%s is said to the service', async (address, addressType) => {
+  ])('%s is published for the Service', async (address, addressType) => {
     start(address);
     await eventually(slice).toMatchObject({
       metadata: {
@@ -69,7 +69,7 @@ describe('the address of the leader', () => {
     });
   });
 
-  test.each(['10.0.0.6', 'fd00::6'])('is the next leader’s after it: %s', async (next) => {
+  test.each(['10.0.0.6', 'fd00::6'])('is replaced by that of the next leader: %s', async (next) => {
     const stop = start('10.0.0.5');
     await eventually(addresses).toEqual(['10.0.0.5']);
     await stop();
@@ -77,7 +77,7 @@ describe('the address of the leader', () => {
     await eventually(addresses).toEqual([next]);
   });
 
-  test('is put right when somebody changes it, or takes it away', async () => {
+  test('is restored when somebody changes or deletes it', async () => {
     start('10.0.0.5');
     await eventually(addresses).toEqual(['10.0.0.5']);
     const found = await slice();
@@ -100,7 +100,7 @@ describe('the address of the leader', () => {
     expect(api.requests.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
   });
 
-  test('is taken away before an orderly end, unless it is another’s', async () => {
+  test('is removed before an orderly shutdown, unless it is that of another process', async () => {
     const stop = start('10.0.0.5');
     await eventually(addresses).toEqual(['10.0.0.5']);
     await stop();

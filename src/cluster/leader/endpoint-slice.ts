@@ -6,40 +6,40 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
 import { createWatchedObject } from '#wire/kube/watched-object.ts';
-import { doorNames } from '../names.ts';
+import { leaderObjectNames } from '../names.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface LeaderSliceOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** Of this pod: an IPv4 or IPv6 address. */
+  /** The address of this pod, IPv4 or IPv6. */
   readonly address: string;
   readonly port: number;
 }
 
-/** Should nobody tell us that it was changed. */
-const lookMs = 60_000;
-const soonMs = 5_000;
+/** In case the watch misses a change. */
+const resyncMs = 60_000;
+const retryMs = 5_000;
 const callMs = 3_000;
 
 const labels = {
-  'kubernetes.io/service-name': doorNames.service,
-  // Otherwise Kubernetes' own controller would take it for one of its own, and remove it.
+  'kubernetes.io/service-name': leaderObjectNames.service,
+  // Otherwise Kubernetes' own EndpointSlice controller would manage it, and delete it.
   'endpointslice.kubernetes.io/managed-by': 'stowage.dev',
 };
 
 function sliceOf({ namespace, address, port }: LeaderSliceOptions): EndpointSlice {
   return {
-    metadata: { namespace, name: doorNames.slice, labels },
+    metadata: { namespace, name: leaderObjectNames.slice, labels },
     addressType: isIPv6(address) ? 'IPv6' : 'IPv4',
     endpoints: [{ addresses: [address], conditions: { ready: true, serving: true, terminating: false } }],
-    ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+    ports: [{ name: leaderObjectNames.port, port, protocol: 'TCP' }],
   };
 }
 
-/** Of the whole object what is ours to say. */
-const said = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
+/** The fields that Stowage sets, for comparison. */
+const comparable = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
   JSON.stringify([
     Object.keys(labels).map((key) => metadata.labels?.[key]),
     addressType,
@@ -47,10 +47,16 @@ const said = ({ metadata, addressType, endpoints, ports }: EndpointSlice): strin
     (ports ?? []).map(({ name, port, protocol }) => [name, port, protocol]),
   ]);
 
-/** Says that this process leads, to whoever asks the Service; again when somebody says otherwise, until the signal ends it. */
-export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
+/** Points the Service to this process, and repairs the EndpointSlice when somebody changes it, until the signal aborts. */
+export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const slice = createWatchedObject({ client, clock, namespace, resource: endpointSlices, name: doorNames.slice });
+  const slice = createWatchedObject({
+    client,
+    clock,
+    namespace,
+    resource: endpointSlices,
+    name: leaderObjectNames.slice,
+  });
   const wanted = sliceOf(options);
 
   async function put(found: EndpointSlice | undefined, signal: AbortSignal): Promise<void> {
@@ -65,38 +71,38 @@ export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope)
       return;
     }
     const { uid } = found.metadata;
-    await client.delete(endpointSlices, { namespace, name: doorNames.slice }, { uid }, signal);
+    await client.delete(endpointSlices, { namespace, name: leaderObjectNames.slice }, { uid }, signal);
     await client.create(endpointSlices, wanted, signal);
   }
 
   async function pass({ signal, log }: Scope): Promise<number> {
     const found = slice.object;
-    if (found !== undefined && said(found) === said(wanted)) return lookMs;
+    if (found !== undefined && comparable(found) === comparable(wanted)) return resyncMs;
     try {
       await put(found, signal);
-      log.info('the service leads here', { address: options.address, port: options.port });
-      return lookMs;
+      log.info('the Service points to this process', { address: options.address, port: options.port });
+      return resyncMs;
     } catch (thrown) {
-      // What was changed meanwhile comes by the watch, and wakes us.
-      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return soonMs;
+      // The watch reports the concurrent change, and triggers the next pass.
+      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
   }
 
-  await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], pass }, scope);
+  await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], reconcile: pass }, scope);
 }
 
-/** Before an orderly end: nobody is sent here any more. Another's is left alone. Never throws. */
+/** Removes the EndpointSlice before an orderly shutdown, unless it points to another process. Never throws. */
 export async function removeLeaderSlice(options: LeaderSliceOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const at = { namespace, name: doorNames.slice };
+  const at = { namespace, name: leaderObjectNames.slice };
   using limit = clock.deadline(callMs, signal);
   try {
     const found = await client.get(endpointSlices, at, limit.signal);
-    if (said(found) !== said(sliceOf(options))) return;
+    if (comparable(found) !== comparable(sliceOf(options))) return;
     const { uid, resourceVersion } = found.metadata;
     await client.delete(endpointSlices, at, { uid, resourceVersion }, limit.signal);
   } catch (error) {
-    if (reasonOf(error) !== 'NotFound') log.warn('the service still leads here', { error });
+    if (reasonOf(error) !== 'NotFound') log.warn('the Service still points to this process', { error });
   }
 }

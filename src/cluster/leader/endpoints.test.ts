@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpoints } from '#wire/kube/resources.ts';
-import { keepLeaderEndpoints, type LeaderEndpointsOptions, removeLeaderEndpoints } from './endpoints.ts';
+import { type LeaderEndpointsOptions, maintainLeaderEndpoints, removeLeaderEndpoints } from './endpoints.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;
@@ -30,7 +30,7 @@ const about = (pod: string): LeaderEndpointsOptions => ({
   pod,
 });
 const keep = (pod = 'controller-1'): void => {
-  const kept = keepLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
+  const kept = maintainLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
   onTestFinished(async () => {
     ending.abort();
     await kept;
@@ -39,7 +39,7 @@ const keep = (pod = 'controller-1'): void => {
 const get = () => client.get(endpoints, { namespace: 'storage', name: 'stowage' }, signal).catch(() => undefined);
 const podNow = async () => (await get())?.subsets?.[0]?.addresses?.[0]?.targetRef?.name;
 
-test('says which pod leads, as the proxy of the API server wants to know it', async () => {
+test('the Endpoints name the leader’s pod, as the API server’s proxy needs it', async () => {
   keep();
   await expect.poll(get, wait).toMatchObject({
     metadata: { labels: { 'endpointslice.kubernetes.io/skip-mirror': 'true' } },
@@ -52,7 +52,7 @@ test('says which pod leads, as the proxy of the API server wants to know it', as
   });
 });
 
-test('takes the place of who led before, and again when somebody says otherwise', async () => {
+test('the Endpoints replace those of the previous leader, and are restored when somebody changes them', async () => {
   api.put(path, { metadata: { name: 'stowage' }, subsets: [{ addresses: [{ ip: '10.0.0.4' }] }] } as never);
   keep();
   await expect.poll(podNow, wait).toBe('controller-1');
@@ -60,7 +60,7 @@ test('takes the place of who led before, and again when somebody says otherwise'
   await expect.poll(podNow, wait).toBe('controller-1');
 });
 
-test('takes its own away at the end, and not those of whoever leads by then', async () => {
+test('a process removes its own Endpoints at the end, and not those of the next leader', async () => {
   keep();
   await expect.poll(podNow, wait).toBe('controller-1');
   const scope = { signal, log: silentLog() };

@@ -5,7 +5,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { endpoints } from '#wire/kube/resources.ts';
 import type { Endpoints } from '#wire/kube/types.ts';
 import { createWatchedObject } from '#wire/kube/watched-object.ts';
-import { doorNames } from '../names.ts';
+import { leaderObjectNames } from '../names.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface LeaderEndpointsOptions {
@@ -18,26 +18,26 @@ export interface LeaderEndpointsOptions {
   readonly pod: string;
 }
 
-const lookMs = 60_000;
-const soonMs = 5_000;
+const resyncMs = 60_000;
+const retryMs = 5_000;
 const callMs = 3_000;
 
-/** Otherwise an EndpointSlice would be made of it, beside the one that is there. */
+/** Otherwise Kubernetes would mirror the Endpoints to a second EndpointSlice. */
 const labels = { 'endpointslice.kubernetes.io/skip-mirror': 'true', 'app.kubernetes.io/managed-by': 'stowage.dev' };
 
-function wantedBy({ namespace, address, port, pod }: LeaderEndpointsOptions): Endpoints {
+function endpointsOf({ namespace, address, port, pod }: LeaderEndpointsOptions): Endpoints {
   return {
-    metadata: { namespace, name: doorNames.service, labels },
+    metadata: { namespace, name: leaderObjectNames.service, labels },
     subsets: [
       {
         addresses: [{ ip: address, targetRef: { kind: 'Pod', namespace, name: pod } }],
-        ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+        ports: [{ name: leaderObjectNames.port, port, protocol: 'TCP' }],
       },
     ],
   };
 }
 
-const said = ({ subsets = [] }: Endpoints): string =>
+const comparable = ({ subsets = [] }: Endpoints): string =>
   JSON.stringify(
     subsets.map(({ addresses = [], ports = [] }) => [
       addresses.map(({ ip, targetRef }) => [ip, targetRef?.name]),
@@ -46,43 +46,49 @@ const said = ({ subsets = [] }: Endpoints): string =>
   );
 
 /**
- * The leader's address once more, for those who come through the API server: its proxy goes by Endpoints, whatever EndpointSlices
- * say, and only to addresses of pods (Kubernetes 1.35, pkg/registry/core/service/storage). Until the signal ends it.
+ * Maintains the leader's address as Endpoints too, until the signal aborts: the API server's proxy uses Endpoints, not EndpointSlices, and
+ * connects only to addresses of pods (Kubernetes 1.35, pkg/registry/core/service/storage).
  */
-export async function keepLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
+export async function maintainLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const followed = createWatchedObject({ client, clock, namespace, resource: endpoints, name: doorNames.service });
-  const wanted = wantedBy(options);
+  const followed = createWatchedObject({
+    client,
+    clock,
+    namespace,
+    resource: endpoints,
+    name: leaderObjectNames.service,
+  });
+  const wanted = endpointsOf(options);
   const pass = async ({ signal }: Scope): Promise<number> => {
     const found = followed.object;
-    if (found !== undefined && said(found) === said(wanted)) return lookMs;
+    if (found !== undefined && comparable(found) === comparable(wanted)) return resyncMs;
     try {
       if (found === undefined) await client.create(endpoints, wanted, signal);
       else {
         const { resourceVersion = '', uid = '' } = found.metadata;
         await client.update(endpoints, { ...wanted, metadata: { ...wanted.metadata, resourceVersion, uid } }, signal);
       }
-      return lookMs;
+      return resyncMs;
     } catch (thrown) {
-      // What was changed meanwhile comes by the watch, and wakes us.
-      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return soonMs;
+      // The watch reports the concurrent change, and triggers the next pass.
+      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return retryMs;
       throw thrown;
     }
   };
-  await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], pass }, scope);
+  await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], reconcile: pass }, scope);
 }
 
-/** Before an orderly end. Another's are left alone. Never throws. */
+/** Removes the Endpoints before an orderly shutdown, unless they point to another process. Never throws. */
 export async function removeLeaderEndpoints(options: LeaderEndpointsOptions, { signal, log }: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const at = { namespace, name: doorNames.service };
+  const at = { namespace, name: leaderObjectNames.service };
   using limit = clock.deadline(callMs, signal);
   try {
     const found = await client.get(endpoints, at, limit.signal);
-    if (said(found) !== said(wantedBy(options))) return;
+    if (comparable(found) !== comparable(endpointsOf(options))) return;
     const { uid, resourceVersion } = found.metadata;
     await client.delete(endpoints, at, { uid, resourceVersion }, limit.signal);
   } catch (error) {
-    if (reasonOf(error) !== 'NotFound') log.warn('the proxy of the API server still leads here', { error });
+    if (reasonOf(error) !== 'NotFound') log.warn("the API server's proxy still points to this process", { error });
   }
 }

@@ -2,22 +2,22 @@ import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { WatchedObject } from '#wire/kube/watched-object.ts';
-import { sleptOrWoken } from '../slept-or-woken.ts';
+import { sleepOrWake } from '../sleep-or-wake.ts';
 
-export interface ReconcileLoop {
-  /** For the log. */
+export interface ReconcileLoopOptions {
+  /** A name for the log. */
   readonly what: string;
   readonly clock: Clock;
-  /** Each of them was seen before anything is done, and all is looked at again when one has changed. */
+  /** The loop waits until all of them are synced, and runs again when one of them changes. */
   readonly objects: readonly WatchedObject<unknown>[];
-  /** Puts right what is not as it should be, and does nothing where all is. Gives when to look again in any case. */
-  readonly pass: (scope: Scope) => Promise<number>;
+  /** Idempotent. Returns the time until the next run. */
+  readonly reconcile: (scope: Scope) => Promise<number>;
   readonly random?: () => number;
 }
 
-/** Until the signal ends it. What fails is tried again, later each time, or when something has changed. */
-export async function runReconcileLoop(keeping: ReconcileLoop, scope: Scope): Promise<void> {
-  const { what, clock, objects, pass, random = Math.random } = keeping;
+/** Runs until the signal aborts. Retries failures with backoff, or when an object changes. */
+export async function runReconcileLoop(keeping: ReconcileLoopOptions, scope: Scope): Promise<void> {
+  const { what, clock, objects, reconcile: pass, random = Math.random } = keeping;
   const { signal, log } = scope;
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let wake = Promise.withResolvers<void>();
@@ -27,7 +27,7 @@ export async function runReconcileLoop(keeping: ReconcileLoop, scope: Scope): Pr
   while (!signal.aborted) {
     wake = Promise.withResolvers<void>();
     const waitMs = objects.every(({ synced }) => synced) ? await attempt() : Number.POSITIVE_INFINITY;
-    await sleptOrWoken(clock, waitMs, wake.promise, signal);
+    await sleepOrWake(clock, waitMs, wake.promise, signal);
   }
   await Promise.all(following);
 
@@ -37,7 +37,7 @@ export async function runReconcileLoop(keeping: ReconcileLoop, scope: Scope): Pr
       backOff.reset();
       return ms;
     } catch (error) {
-      if (!signal.aborted) log.warn('something of the door cannot be put right', { what, error });
+      if (!signal.aborted) log.warn('reconcile failed, retrying', { what, error });
       return backOff.next();
     }
   }

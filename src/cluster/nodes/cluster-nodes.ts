@@ -6,7 +6,7 @@ import { storesOfNodes } from './node-stores.ts';
 import { volumesOfCluster } from './node-volumes.ts';
 import { checkFromPod } from './pod-check.ts';
 
-/** By the agents' REST APIs: decides which nodes a request is for, asks them, and merges what they answer. */
+/** Implements the port with the agents' REST APIs: finds the nodes of a request, asks them, and merges their answers. */
 export const createClusterNodes = (apis: NodeApis): ClusterNodes => ({
   list: (path, after, scope) => listOfNodes(apis, path, after, scope),
   volumes: (wanted, shared, scope) => volumesOfCluster(apis, wanted, shared, scope),

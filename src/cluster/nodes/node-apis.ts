@@ -9,41 +9,41 @@ export interface NodeRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly body?: object;
-  /** A change that is asked for twice with the same one happens once. */
+  /** The idempotency key: a repeated change with the same one happens once. */
   readonly requestId?: string;
 }
 
 /** The REST APIs of a cluster's nodes. */
 export interface NodeApis {
-  /** Those that there should be an agent on, whether or not it can be asked. */
+  /** The nodes that should have an agent, whether or not it is connected. */
   names(): readonly string[];
-  /** The parsed answer, in bounded time. Throws what the agent said, or that it cannot be asked. */
+  /** Returns the parsed answer, in bounded time. Throws the agent's error, or that the agent cannot be reached. */
   ask(node: string, request: NodeRequest, scope: Scope): Promise<unknown>;
-  /** Where a running pod is. Undefined: there is no such pod. Throws 'conflict' where the pod has no address. */
+  /** Locates a running pod. Undefined if there is no such pod. Throws 'conflict' if the pod has no address. */
   pod(pod: PodName, scope: Scope): Promise<PodLocation | undefined>;
 }
 
-export interface Asked<T> {
+export interface NodeAnswers<T> {
   readonly answers: readonly { readonly node: string; readonly answer: T }[];
   readonly unreached: readonly UnreachedNode[];
 }
 
-/** At a time, and for one page. */
+/** The number of nodes asked concurrently, and for one page. */
 export const nodesAtOnce = 32;
 
-/** In the order of their names, after the one that the page before ended with. */
+/** The node names in order, after the last one of the previous page. */
 export function nodesAfter(apis: NodeApis, after: string | undefined): readonly string[] {
   const all = [...apis.names()].sort();
   return after === undefined ? all : all.filter((name) => name > after);
 }
 
-/** The same question to all of these. One that does not answer keeps the others from nothing. */
-export async function askEach<T>(
+/** Sends the same request to several nodes. A node that does not answer does not affect the others. */
+export async function askNodes<T>(
   apis: NodeApis,
   names: readonly string[],
   pathFor: string | ((node: string) => string),
   scope: Scope,
-): Promise<Asked<T>> {
+): Promise<NodeAnswers<T>> {
   const answers = new Map<string, T>();
   const unreached = new Map<string, UnreachedNode>();
   await eachBounded(names, nodesAtOnce, async (node) => {

@@ -5,29 +5,29 @@ import { quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { VolumeRequest } from '#front/rest/cluster-nodes.ts';
 import type { VolumeDetailJson } from '#front/rest/schemas.ts';
-import { type Asked, askEach, type NodeApis, nodesAfter } from './node-apis.ts';
+import { askNodes, type NodeAnswers, type NodeApis, nodesAfter } from './node-apis.ts';
 import { storesOfNodes } from './node-stores.ts';
 
 const isUnknown = (reason: string): boolean => reason === 'volume-unknown' || reason === 'store-unknown';
 
-interface Held {
+interface FoundVolume {
   readonly node: string;
   readonly volume: VolumeDetailJson;
 }
 
-/** The node that has this volume. Undefined: none has. Throws when that cannot be told. */
-async function holderOf(apis: NodeApis, ref: string, scope: Scope): Promise<Held | undefined> {
+/** Finds the node that has the volume. Undefined if no node has it. Throws if not all nodes could be asked. */
+async function findVolume(apis: NodeApis, ref: string, scope: Scope): Promise<FoundVolume | undefined> {
   const path = `/v1/volumes/${encodeURIComponent(ref)}`;
-  const { answers, unreached } = await askEach<VolumeDetailJson>(apis, nodesAfter(apis, undefined), path, scope);
+  const { answers, unreached } = await askNodes<VolumeDetailJson>(apis, nodesAfter(apis, undefined), path, scope);
   const [first, second] = answers;
-  if (second !== undefined) throw onSeveral(ref, answers);
+  if (second !== undefined) throw ambiguousVolume(ref, answers);
   if (first !== undefined) return { node: first.node, volume: first.answer };
   const silent = unreached.filter(({ error }) => !isUnknown(error.reason)).map(({ node }) => node);
-  if (silent.length > 0) throw incomplete(ref, silent);
+  if (silent.length > 0) throw lookupIncomplete(ref, silent);
   return undefined;
 }
 
-/** What a request comes to on the node whose volume it is about, after it failed on the controller. */
+/** Repeats a request that failed on the controller on the node that has the volume. */
 export async function retryOnNode(
   apis: NodeApis,
   failure: unknown,
@@ -38,41 +38,44 @@ export async function retryOnNode(
   const { reason } = stowageError(failure);
   if (!isUnknown(reason) && reason !== 'volume-lookup-incomplete') throw failure;
   if (!request.onNodes || ref === undefined)
-    throw (reason === 'store-unknown' && (await ofNodes(apis, request.store, call))) || failure;
-  const held = await holderOf(apis, ref, call);
+    throw (reason === 'store-unknown' && (await storeOfNodesError(apis, request.store, call))) || failure;
+  const held = await findVolume(apis, ref, call);
   if (held === undefined) throw failure;
-  if (isConditional) throw unconditional(held);
-  // By its id: in the meantime another may have got the name.
+  if (isConditional) throw conditionUnsupported(held);
+  // By id: another volume may have the name by now.
   const path = request.path.replace('{volume}', encodeURIComponent(held.volume.id));
-  const change = method === 'GET' ? {} : { requestId: keyFrom(call.requestId) };
+  const change = method === 'GET' ? {} : { requestId: idempotencyKeyFrom(call.requestId) };
   const answer = await apis.ask(held.node, { method, path, ...change, ...(body === undefined ? {} : { body }) }, call);
   const hasNode = typeof answer === 'object' && answer !== null && 'revision' in answer;
   return hasNode ? { ...answer, node: held.node } : answer;
 }
 
-/** Why not, where it is about a store that each node has for itself. */
-async function ofNodes(apis: NodeApis, name: string | undefined, scope: Scope): Promise<StowageError | undefined> {
+/** The error for a request about a store that each node has for itself. */
+async function storeOfNodesError(
+  apis: NodeApis,
+  name: string | undefined,
+  scope: Scope,
+): Promise<StowageError | undefined> {
   const { stores } = await storesOfNodes(apis, scope);
   if (name === undefined || !stores.some((store) => store.name === name)) return undefined;
-  return new StowageError(`each node has a store ${quoted(name)} of its own, and this is done by its agent only`, {
+  return new StowageError(`each node has its own store ${quoted(name)}, and only the node's agent can do this`, {
     code: 'unsupported',
     reason: 'store-of-nodes',
-    action:
-      'Volumes are made on it by claims. For the rest, run the command line in the pod of that node’s agent: kubectl exec',
+    action: 'Claims create volumes on it. For anything else, run stowage in the agent pod of that node: kubectl exec',
   });
 }
 
-/** As a header can have it. */
-const keyFrom = (requestId: string): string => createHash('sha256').update(requestId).digest('base64url');
+/** A hash, since a header cannot carry every request id. */
+const idempotencyKeyFrom = (requestId: string): string => createHash('sha256').update(requestId).digest('base64url');
 
-const onSeveral = (ref: string, all: Asked<VolumeDetailJson>['answers']): StowageError =>
+const ambiguousVolume = (ref: string, all: NodeAnswers<VolumeDetailJson>['answers']): StowageError =>
   new StowageError(`several nodes have a volume ${quoted(ref)}: ${all.map(({ node }) => node).join(', ')}`, {
     code: 'conflict',
     reason: 'volume-ambiguous',
     action: `Give its id: ${all.map(({ node, answer }) => `${answer.id} on ${node}`).join(', ')}`,
   });
 
-const incomplete = (ref: string, silent: readonly string[]): StowageError =>
+const lookupIncomplete = (ref: string, silent: readonly string[]): StowageError =>
   new StowageError(
     `volume ${quoted(ref)} was not found, but not every node could be asked: ${silent.slice(0, 10).join(', ')}`,
     {
@@ -82,8 +85,8 @@ const incomplete = (ref: string, silent: readonly string[]): StowageError =>
     },
   );
 
-const unconditional = ({ node }: Held): StowageError =>
-  new StowageError(`the volume is on node ${quoted(node)}, which is not asked for its revision from here`, {
+const conditionUnsupported = ({ node }: FoundVolume): StowageError =>
+  new StowageError(`the volume is on node ${quoted(node)}, and the controller cannot check its revision`, {
     code: 'unsupported',
     reason: 'condition-unsupported',
     action: 'Leave out If-Match (--if-revision).',

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { UnreachedNode } from '#front/rest/cluster-nodes.ts';
 import type { StoreJson } from '#front/rest/schemas.ts';
-import { askEach, type NodeApis, nodesAfter } from './node-apis.ts';
+import { askNodes, type NodeApis, nodesAfter } from './node-apis.ts';
 
 const worst = ['unavailable', 'not-answering', 'open'] as const;
 
@@ -9,28 +9,28 @@ const worst = ['unavailable', 'not-answering', 'open'] as const;
 type AgentStore = Omit<StoreJson, SpaceKey> & Partial<Pick<StoreJson, SpaceKey>>;
 type SpaceKey = 'totalBytes' | 'freeBytes';
 
-/** Null: one of them is not known. */
+/** Null if one of the figures is unknown. */
 const sumOf = (figures: readonly (string | null | undefined)[]): string | null =>
   figures.reduce<string | null>(
     (sum, figure = null) => (sum === null || figure === null ? null : String(BigInt(sum) + BigInt(figure))),
     '0',
   );
 
-/** Each node has a store of that name of its own: as one, with what there is on each. */
-function joined(all: readonly { readonly node: string; readonly store: AgentStore }[]): readonly StoreJson[] {
+/** Merges the stores of the same name on all nodes into one, with the figures of each node. */
+function merged(all: readonly { readonly node: string; readonly store: AgentStore }[]): readonly StoreJson[] {
   const byName = Map.groupBy(all, ({ store }) => store.name);
   return [...byName.values()].flatMap((group) => {
     const [first] = group;
     if (first === undefined) return [];
     const state = worst.find((one) => group.some(({ store }) => store.state === one)) ?? first.store.state;
-    const ill = group.find(({ store }) => store.problem !== null);
+    const withProblem = group.find(({ store }) => store.problem !== null);
     return {
       ...first.store,
       state,
       default: false,
       identity: null,
-      problem: ill?.store.problem
-        ? { ...ill.store.problem, message: `on ${ill.node}: ${ill.store.problem.message}` }
+      problem: withProblem?.store.problem
+        ? { ...withProblem.store.problem, message: `on ${withProblem.node}: ${withProblem.store.problem.message}` }
         : null,
       volumes: group.reduce((sum, { store }) => sum + store.volumes, 0),
       bytes: String(group.reduce((sum, { store }) => sum + BigInt(store.bytes), 0n)),
@@ -52,9 +52,9 @@ export async function storesOfNodes(
   scope: Scope,
 ): Promise<{ readonly stores: readonly StoreJson[]; readonly unreached: readonly UnreachedNode[] }> {
   const path = '/v1/stores';
-  const asked = await askEach<{ items: readonly AgentStore[] }>(apis, nodesAfter(apis, undefined), path, scope);
+  const asked = await askNodes<{ items: readonly AgentStore[] }>(apis, nodesAfter(apis, undefined), path, scope);
   const own = asked.answers.flatMap(({ node, answer }) =>
     answer.items.flatMap((store) => (store.reach === 'node' ? [{ node, store }] : [])),
   );
-  return { stores: joined(own), unreached: asked.unreached };
+  return { stores: merged(own), unreached: asked.unreached };
 }

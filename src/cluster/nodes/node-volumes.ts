@@ -2,14 +2,14 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { ClusterVolumePage, UnreachedNode, VolumePage, VolumePageRequest } from '#front/rest/cluster-nodes.ts';
 import type { VolumeJson } from '#front/rest/schemas.ts';
-import { askEach, type NodeApis, nodesAfter, nodesAtOnce } from './node-apis.ts';
+import { askNodes, type NodeApis, nodesAfter, nodesAtOnce } from './node-apis.ts';
 
-const nothing: VolumePage = { items: [], next: undefined, unanswered: [] };
+const emptyPage: VolumePage = { items: [], next: undefined, unanswered: [] };
 const starts = { name: '*', store: undefined };
 /** Sorts before the name of every node. */
 const beforeAllNodes = { ...starts, node: ' ' };
 
-/** First the volumes that all nodes share, then those of each node. */
+/** Lists the shared volumes first, then those of each node. */
 export async function volumesOfCluster(
   apis: NodeApis,
   wanted: VolumePageRequest,
@@ -20,20 +20,20 @@ export async function volumesOfCluster(
   const isAmongNodes = after?.node !== undefined;
   let unknown: unknown;
   const own = isAmongNodes
-    ? nothing
+    ? emptyPage
     : await shared().catch((thrown: unknown) => {
-        // Then it is one that nodes have, or none.
+        // The store may exist only on nodes.
         if (filter.store === undefined || stowageError(thrown).reason !== 'store-unknown') throw thrown;
         unknown = thrown;
         return undefined;
       });
   const isShared = !isAmongNodes && own !== undefined && filter.store !== undefined;
-  if (isShared || filter.reach === 'anywhere' || (own !== undefined && own.next !== undefined)) return own ?? nothing;
-  const before = own ?? nothing;
+  if (isShared || filter.reach === 'anywhere' || (own !== undefined && own.next !== undefined)) return own ?? emptyPage;
+  const before = own ?? emptyPage;
   const room = limit - before.items.length;
-  // The next page begins with the nodes.
+  // The page is full; the next one starts with the nodes.
   if (room <= 0) return { ...before, next: beforeAllNodes };
-  const { isNowhere, ...theirs } = await volumesOfNodes(apis, { ...wanted, limit: room }, scope);
+  const { isStoreUnknown: isNowhere, ...theirs } = await volumesOfNodes(apis, { ...wanted, limit: room }, scope);
   if (own === undefined && isNowhere) throw unknown;
   return {
     ...theirs,
@@ -44,8 +44,8 @@ export async function volumesOfCluster(
 
 interface NodesPage extends ClusterVolumePage {
   readonly unreached: readonly UnreachedNode[];
-  /** All that were asked know nothing of the store that was asked for, and more are not left. */
-  readonly isNowhere: boolean;
+  /** No node has the requested store, and all nodes answered. */
+  readonly isStoreUnknown: boolean;
 }
 
 interface AgentPage {
@@ -53,7 +53,7 @@ interface AgentPage {
   readonly unanswered: readonly string[];
 }
 
-/** Node by node: so that few nodes are asked for a page. */
+/** Lists node by node, so that each page asks only a few nodes. */
 async function volumesOfNodes(
   apis: NodeApis,
   { filter, after: place, limit }: VolumePageRequest,
@@ -71,8 +71,8 @@ async function volumesOfNodes(
     if (started.includes(node) && after?.store !== undefined) query.set('after', `${after.store}/${after.name}`);
     return `/v1/volumes?${query}`;
   };
-  const asked = await askEach<AgentPage>(apis, some, pathFor, scope);
-  // One that has not the store that is asked for has answered.
+  const asked = await askNodes<AgentPage>(apis, some, pathFor, scope);
+  // A node without the requested store has answered.
   const unreached = asked.unreached.filter(({ error }) => error.reason !== 'store-unknown');
   const items: VolumeJson[] = [];
   const unanswered: string[] = [];
@@ -82,10 +82,16 @@ async function volumesOfNodes(
     unanswered.push(...answer.unanswered.map((store) => `${store} on ${node}`));
     const last = items.at(-1);
     if (items.length >= limit && last !== undefined)
-      return { items, next: { store: last.store, name: last.name, node }, unanswered, unreached, isNowhere: false };
+      return {
+        items,
+        next: { store: last.store, name: last.name, node },
+        unanswered,
+        unreached,
+        isStoreUnknown: false,
+      };
   }
   const end = left.length > some.length ? some.at(-1) : undefined;
   const isNowhere = end === undefined && after === undefined && asked.answers.length === 0 && unreached.length === 0;
   const next = end === undefined ? undefined : { ...starts, node: end };
-  return { items, next, unanswered, unreached, isNowhere };
+  return { items, next, unanswered, unreached, isStoreUnknown: isNowhere };
 }

@@ -10,7 +10,7 @@ import type { PodLocation } from '../pods/pod-location.ts';
 import type { NodeApis } from './node-apis.ts';
 
 /** A check has about ten. */
-const mostSteps = 64;
+const maxSteps = 64;
 
 /** Has the agent of the pod's node check the store from the network of the pod. Returns undefined if there is no such pod. */
 export async function checkFromPod(
@@ -26,7 +26,7 @@ export async function checkFromPod(
   if (!isDeepStrictEqual(await apis.pod(pod, scope), location)) throw replaced(pod);
   return {
     ok: check.ok,
-    steps: check.steps.slice(0, mostSteps).map(({ step, ok, detail, action, reason }) => ({
+    steps: check.steps.slice(0, maxSteps).map(({ step, ok, detail, action, reason }) => ({
       step: harmlessPart(step),
       ok,
       detail: harmlessPart(detail),
@@ -43,7 +43,7 @@ async function askAgent(apis: NodeApis, store: string, location: PodLocation, sc
   const from = podAddressPlace(location);
   const path = `/v1/stores/${encodeURIComponent(store)}/check`;
   const answer = await apis.ask(node, { method: 'POST', path, body: { from } }, scope);
-  // An agent of a later version may say more.
+  // A newer agent may return more fields.
   const known = Value.Clean(storeCheck, answer);
   if (!Value.Check(storeCheck, known)) throw unreadable(node);
   // An agent of an earlier version ignores where the check is to start, and checks from the node.

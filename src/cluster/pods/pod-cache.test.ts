@@ -1,21 +1,21 @@
 import { describe, expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { Refusal, type Target } from '../tunnel/leader-connection.ts';
-import { type AskedPod, createPodCache, type PodCache } from './pod-cache.ts';
+import { type LeaderAddress, Refusal } from '../tunnel/leader-connection.ts';
+import { createPodCache, type PodCache, type RequestedPod } from './pod-cache.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
 const { signal } = new AbortController();
-const leaderAt = (host: string): Target => ({ host, port: 8443, servername: 's', ca: 'c' });
-const pod = (name: string): AskedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
-const answerOf = ({ uid }: AskedPod): PodAnswer => ({ uid, hostUsers: false });
+const leaderAt = (host: string): LeaderAddress => ({ host, port: 8443, servername: 's', ca: 'c' });
+const pod = (name: string): RequestedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
+const answerOf = ({ uid }: RequestedPod): PodAnswer => ({ uid, hostUsers: false });
 
 interface Ground {
   readonly clock: ReturnType<typeof createFakeClock>;
   readonly answers: PodCache;
   readonly asked: string[];
-  leader: Target | undefined;
-  answer: (pod: AskedPod) => Promise<PodAnswer>;
+  leader: LeaderAddress | undefined;
+  answer: (pod: RequestedPod) => Promise<PodAnswer>;
 }
 
 function ground(): Ground {
@@ -43,8 +43,8 @@ const failing = async (): Promise<never> => {
   throw new Error('no way');
 };
 
-describe('what is said of a pod', () => {
-  test('is asked for once, also by several at the same time, and is known without a leader', async () => {
+describe('an answer about a pod', () => {
+  test('is requested once, also by concurrent callers, and stays available without a leader', async () => {
     const it = ground();
     const both = await Promise.all([it.answers.of(pod('a'), signal), it.answers.of(pod('a'), signal)]);
     it.leader = undefined;
@@ -53,7 +53,7 @@ describe('what is said of a pod', () => {
     expect(await it.answers.of(pod('b'), signal)).toBeUndefined();
   });
 
-  test('is not kept of more pods than a node has', async () => {
+  test('is not cached for more pods than a node has', async () => {
     const it = ground();
     for (let i = 0; i <= 1_000; i++) await it.answers.of(pod(`p${i}`), signal);
     await it.answers.of(pod('p1000'), signal);
@@ -62,7 +62,7 @@ describe('what is said of a pod', () => {
     expect(it.asked).toHaveLength(1_002);
   });
 
-  test('is not known of another that had its name', async () => {
+  test('is not used for another pod of the same name', async () => {
     const it = ground();
     it.answer = async () => ({ uid: 'uid-other', hostUsers: false });
     expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
@@ -70,7 +70,7 @@ describe('what is said of a pod', () => {
     expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
   });
 
-  test('is waited for by each as long as they want, and one who leaves takes it from nobody', async () => {
+  test('reaches the other callers when one of them stops waiting', async () => {
     const it = ground();
     const { promise, resolve } = Promise.withResolvers<PodAnswer>();
     it.answer = () => promise;
@@ -85,8 +85,8 @@ describe('what is said of a pod', () => {
   });
 });
 
-describe('a leader that is not reached', () => {
-  test('is not waited for again for a while', async () => {
+describe('a leader that cannot be reached', () => {
+  test('is not asked again for a while', async () => {
     const it = ground();
     it.answer = failing;
     expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
@@ -98,18 +98,18 @@ describe('a leader that is not reached', () => {
     expect(it.asked).toEqual(['a', 'c']);
   });
 
-  test('keeps nobody from asking the next one, or itself when it is there again', async () => {
+  test('does not prevent requests to the next leader, or to itself when it is back', async () => {
     const it = ground();
-    it.answers.unreached(leaderAt('10.0.0.1'));
+    it.answers.markUnreachable(leaderAt('10.0.0.1'));
     expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
     it.leader = leaderAt('10.0.0.2');
     expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
     it.leader = leaderAt('10.0.0.1');
-    it.answers.reached();
+    it.answers.markReachable();
     expect(await it.answers.of(pod('b'), signal)).toEqual(answerOf(pod('b')));
   });
 
-  test('is not one that says no', async () => {
+  test('differs from a leader that rejects the request', async () => {
     const it = ground();
     it.answer = async () => {
       throw new Refusal('there is no such pod');

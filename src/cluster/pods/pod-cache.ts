@@ -1,75 +1,75 @@
 import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { Refusal, type Target } from '../tunnel/leader-connection.ts';
+import { type LeaderAddress, Refusal } from '../tunnel/leader-connection.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
-export interface AskedPod {
+export interface RequestedPod {
   readonly namespace: string;
   readonly name: string;
   readonly uid: string;
 }
 
-/** What whoever leads says of pods, as far as it has to be asked: what is told of a pod does not change as long as it is that pod. */
+/** Caches the leader's answers about pods. An answer never changes for the same pod uid. */
 export interface PodCache {
-  /** Undefined: nobody could be asked, or it is another's name by now. Who asks for the same pod meanwhile waits for the same answer. */
-  of(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
-  /** It does not answer: for a while nobody waits for it again. */
-  unreached(leader: Target): void;
-  /** It does. */
-  reached(): void;
+  /** Undefined if the leader cannot be reached, or another pod has the name. Concurrent callers share one request. */
+  of(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  /** Stops asking this leader for a while. */
+  markUnreachable(leader: LeaderAddress): void;
+  /** The leader answers again. */
+  markReachable(): void;
 }
 
 export interface PodCacheOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Undefined: nobody leads. */
-  readonly leader: () => Target | undefined;
-  /** In bounded time. Throws a Refusal, where there is nothing wrong with the way. */
-  readonly ask: (leader: Target, pod: AskedPod) => Promise<PodAnswer>;
+  /** Undefined if there is no leader. */
+  readonly leader: () => LeaderAddress | undefined;
+  /** Must take bounded time. Throws a Refusal if the leader was reached and rejected the request. */
+  readonly ask: (leader: LeaderAddress, pod: RequestedPod) => Promise<PodAnswer>;
 }
 
-/** More than there are pods on a node. */
-const mostKnown = 1_000;
-const unreachedMs = 10_000;
+/** More than the pods of a node. */
+const maxPods = 1_000;
+const unreachableMs = 10_000;
 
-const addressOf = ({ host, port }: Target): string => JSON.stringify([host, port]);
+const addressOf = ({ host, port }: LeaderAddress): string => JSON.stringify([host, port]);
 
 export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
   const known = new Map<string, PodAnswer>();
   const asking = new Map<string, Promise<PodAnswer | undefined>>();
   let silent = { address: '', until: 0 };
 
-  function unreached(to: Target): void {
-    silent = { address: addressOf(to), until: clock.elapsed() + unreachedMs };
+  function unreached(to: LeaderAddress): void {
+    silent = { address: addressOf(to), until: clock.elapsed() + unreachableMs };
   }
 
   function remember(answer: PodAnswer): void {
-    // The first in is the first out.
+    // Evict the oldest.
     for (const oldest of known.keys()) {
-      if (known.size < mostKnown) break;
+      if (known.size < maxPods) break;
       known.delete(oldest);
     }
     known.set(answer.uid, answer);
   }
 
-  async function asked(to: Target, pod: AskedPod): Promise<PodAnswer | undefined> {
+  async function asked(to: LeaderAddress, pod: RequestedPod): Promise<PodAnswer | undefined> {
     try {
       const answer = await ask(to, pod);
-      // Another pod of the same name says nothing of this one.
+      // The answer is about another pod of the same name.
       if (answer.uid !== pod.uid) return undefined;
       remember(answer);
       return answer;
     } catch (error) {
       if (!(error instanceof Refusal)) unreached(to);
-      log.info('the controller did not say what pod it is', { namespace: pod.namespace, name: pod.name, error });
+      log.info('could not ask the controller about a pod', { namespace: pod.namespace, name: pod.name, error });
       return undefined;
     } finally {
       asking.delete(pod.uid);
     }
   }
 
-  function answerFor(pod: AskedPod): Promise<PodAnswer | undefined> | undefined {
+  function answerFor(pod: RequestedPod): Promise<PodAnswer | undefined> | undefined {
     const to = leader();
     if (to === undefined) return undefined;
     if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
@@ -94,8 +94,8 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
         gone.abort();
       }
     },
-    unreached,
-    reached: () => {
+    markUnreachable: unreached,
+    markReachable: () => {
       silent = { address: '', until: 0 };
     },
   };

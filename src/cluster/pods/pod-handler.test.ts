@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controller-fixture.ts';
 import { leaderServers, type OpenedServer, testNamespace } from '#testing/leader-servers.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
-import { nothingHere } from '../server/tls-server.ts';
+import { refuseUnknownPath } from '../server/tls-server.ts';
 import type { AgentTunnel } from '../tunnel/agent-tunnel.ts';
 import { createPodHandler } from './pod-handler.ts';
 
@@ -15,7 +15,7 @@ async function open(): Promise<OpenedServer> {
   const clock = systemClock();
   const reviews = createAgentReviews(it.client, clock);
   const about = { client: it.client, clock, reviews, namespace: testNamespace, log: silentLog(), signal };
-  return await it.open({ handle: createPodHandler(about, nothingHere) });
+  return await it.open({ handle: createPodHandler(about, refuseUnknownPath) });
 }
 
 async function linked(node = 'node-1'): Promise<AgentTunnel> {
@@ -35,7 +35,7 @@ const asked = (name: string, uid = `uid-${name}`) => ({ namespace: 'team', name,
 const podsRead = (): number => it.api.requests.filter((one) => one.includes('/namespaces/team/pods/')).length;
 
 describe('an agent that asks about a pod', () => {
-  test('is told whether it has users of its own', async () => {
+  test('learns whether the pod has its own user namespace', async () => {
     pod('plain', 'node-1');
     pod('own', 'node-1', { hostUsers: false });
     const link = await linked();
@@ -43,7 +43,7 @@ describe('an agent that asks about a pod', () => {
     expect(await link.pod(asked('own'), signal)).toEqual({ uid: 'uid-own', hostUsers: false });
   });
 
-  test('is told nothing of pods of other nodes, of others of that name, or of those that are not there', async () => {
+  test('learns nothing about pods of other nodes, other pods of that name, or pods that do not exist', async () => {
     pod('elsewhere', 'node-2', { hostUsers: false });
     pod('another', 'node-1', { hostUsers: false });
     const link = await linked();
@@ -53,7 +53,7 @@ describe('an agent that asks about a pod', () => {
     expect(await (await linked('node-2')).pod(asked('elsewhere'), signal)).toMatchObject({ hostUsers: false });
   });
 
-  test('does so once, for however many volumes, and its token is looked at once for several pods', async () => {
+  test('asks once for any number of volumes, and its token is reviewed once for several pods', async () => {
     for (let i = 0; i < 10; i++) pod(`p${i}`, 'node-1');
     const link = await linked();
     const reviewed = it.reviewed.length;
@@ -64,7 +64,7 @@ describe('an agent that asks about a pod', () => {
     expect([podsRead(), it.reviewed.length - reviewed]).toEqual([10, 1]);
   });
 
-  test('is not kept when nobody leads', async () => {
+  test('is not delayed without a leader', async () => {
     const link = it.link({ api: (_, response) => response.end('{}') });
     expect(await link.pod(asked('any'), signal)).toBeUndefined();
   });

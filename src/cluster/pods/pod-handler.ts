@@ -9,12 +9,12 @@ import type { Pod } from '#wire/kube/types.ts';
 import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
-import type { Handle } from '../server/tls-server.ts';
+import type { RequestHandler } from '../server/tls-server.ts';
 
-/** What an agent is told of a pod of its own node: nothing that CSI could not have told it. */
+/** What an agent may know about a pod of its own node: nothing beyond what CSI could tell it. */
 export interface PodAnswer {
   readonly uid: string;
-  /** Whether its users are the node's. */
+  /** False if the pod has a user namespace of its own. */
   readonly hostUsers: boolean;
 }
 
@@ -30,23 +30,23 @@ export interface PodHandlerOptions {
 const answerMs = 5_000;
 
 /**
- * Agents may not read pods: who may read them reads those of all nodes. So they ask here, each for pods of the node that its token
- * names. Everything else is the next one's.
+ * Answers agents' questions about pods. Agents have no right to read pods, since RBAC cannot restrict it to one node. Each agent may ask
+ * about pods of the node that its token names. Other requests go to `next`.
  */
-export function createPodHandler(options: PodHandlerOptions, next: Handle): Handle {
+export function createPodHandler(options: PodHandlerOptions, next: RequestHandler): RequestHandler {
   const { client, clock, log, reviews, namespace } = options;
 
-  async function podOf(wanted: Wanted, signal: AbortSignal): Promise<Pod | undefined> {
+  async function podOf(wanted: PodPath, signal: AbortSignal): Promise<Pod | undefined> {
     try {
       return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
     } catch (thrown) {
       if (reasonOf(thrown) === 'NotFound') return undefined;
-      log.warn('Kubernetes could not be asked about a pod', { error: thrown });
-      throw unasked(thrown);
+      log.warn('the controller could not ask Kubernetes about a pod', { error: thrown });
+      throw podLookupFailed(thrown);
     }
   }
 
-  async function answer(request: IncomingMessage, response: ServerResponse, wanted: Wanted): Promise<void> {
+  async function answer(request: IncomingMessage, response: ServerResponse, wanted: PodPath): Promise<void> {
     using limit = clock.deadline(answerMs, options.signal);
     try {
       const scope = { signal: limit.signal, log };
@@ -54,8 +54,8 @@ export function createPodHandler(options: PodHandlerOptions, next: Handle): Hand
       const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
       const node = nodeOfAgent(reviewed, namespace);
       const pod = await podOf(wanted, limit.signal);
-      // Whether there is such a pod elsewhere is not for this agent to know.
-      if (pod === undefined || pod.spec?.nodeName !== node) throw unknown(wanted);
+      // Do not reveal whether the pod exists on another node.
+      if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
       const told: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
       response.end(JSON.stringify(told));
@@ -65,34 +65,34 @@ export function createPodHandler(options: PodHandlerOptions, next: Handle): Hand
   }
 
   return (request, response) => {
-    const wanted = request.method === 'GET' ? wantedIn(request.url ?? '') : undefined;
+    const wanted = request.method === 'GET' ? podPathIn(request.url ?? '') : undefined;
     if (wanted === undefined) next(request, response);
     else void answer(request, response, wanted);
   };
 }
 
-interface Wanted {
+interface PodPath {
   readonly namespace: string;
   readonly name: string;
 }
 
-/** Names of Kubernetes need no escapes. */
-function wantedIn(url: string): Wanted | undefined {
+/** Kubernetes names need no percent-encoding. */
+function podPathIn(url: string): PodPath | undefined {
   const [, namespace, name] = podPath.pattern.exec(url) ?? [];
   return namespace === undefined || name === undefined ? undefined : { namespace, name };
 }
 
-const unknown = ({ namespace, name }: Wanted): StowageError =>
+const podUnknown = ({ namespace, name }: PodPath): StowageError =>
   new StowageError(`there is no pod '${namespace}/${name}' on this node`, {
     code: 'not-found',
     reason: 'pod-unknown',
-    action: 'Look at the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
+    action: 'Check the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
   });
 
-const unasked = (cause: unknown): StowageError =>
-  new StowageError('Kubernetes could not be asked about the pod', {
+const podLookupFailed = (cause: unknown): StowageError =>
+  new StowageError('the controller could not ask Kubernetes about the pod', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,
-    action: "Try again in a moment. If it persists, look at the controller's log.",
+    action: "Try again in a moment. If the problem persists, check the controller's log.",
   });

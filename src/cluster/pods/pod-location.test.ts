@@ -21,7 +21,7 @@ const put = (name: string, spec: object, status: object, more: object = {}): unk
   } as never);
 const locate = (name: string) => locatePod(it.client, systemClock(), { namespace: 'team', name }, scope);
 
-test('says on which node a pod runs, and at which address', async () => {
+test('the location of a pod has its node and its address', async () => {
   put('web', { nodeName: 'node-1' }, { phase: 'Running', podIP: '10.244.1.5' });
   expect(await locate('web')).toEqual({
     uid: 'uid-web',
@@ -31,16 +31,16 @@ test('says on which node a pod runs, and at which address', async () => {
   });
 });
 
-test('says which pod has the network of its node', async () => {
+test('the location says whether a pod uses the network of its node', async () => {
   put('proxy', { nodeName: 'node-1', hostNetwork: true }, { phase: 'Running', podIP: '192.0.2.7' });
   expect(await locate('proxy')).toMatchObject({ address: '192.0.2.7', hostNetwork: true });
 });
 
-test('knows no pod that does not exist', async () => {
+test('there is no location of a pod that does not exist', async () => {
   expect(await locate('none')).toBeUndefined();
 });
 
-test('refuses a pod that is not scheduled, has no address, has ended, or is being deleted', async () => {
+test('a pod that is not scheduled, has no address, has ended, or is being deleted is refused', async () => {
   put('pending', {}, { phase: 'Pending' });
   put('starting', { nodeName: 'node-1' }, { phase: 'Pending' });
   put('job', { nodeName: 'node-1' }, { phase: 'Succeeded', podIP: '10.244.1.6' });
@@ -52,7 +52,7 @@ test('refuses a pod that is not scheduled, has no address, has ended, or is bein
     await expect(locate(name)).rejects.toMatchObject({ reason });
 });
 
-test('says so if Kubernetes does not answer, also in the log', async () => {
+test('an error, also in the log, says that Kubernetes does not answer', async () => {
   await it.api.down();
   await expect(locate('web')).rejects.toMatchObject({ code: 'unavailable', reason: 'pod-unasked' });
   expect(warned).toEqual(['the controller could not ask Kubernetes about a pod']);

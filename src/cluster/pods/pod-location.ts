@@ -8,11 +8,11 @@ import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
 
 export interface PodLocation {
-  /** Another pod of the same name has another one. */
+  /** Distinguishes pods of the same name. */
   readonly uid: string;
   readonly node: string;
   readonly address: string;
-  /** It has the network of its node, and the node's address. */
+  /** Whether the pod uses the network, and so the address, of its node. */
   readonly hostNetwork: boolean;
 }
 
@@ -44,7 +44,7 @@ async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Sc
     scope.signal.throwIfAborted();
     if (reasonOf(cause) === 'NotFound') return undefined;
     scope.log.warn('the controller could not ask Kubernetes about a pod', { error: cause });
-    throw unasked(cause);
+    throw podLookupFailed(cause);
   }
 }
 
@@ -52,27 +52,27 @@ const notYet = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
     code: 'conflict',
     reason: 'pod-without-address',
-    action: `Wait until it runs, or look at why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
+    action: `Wait until it runs, or find out why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
   });
 
 const ended = ({ namespace, name }: PodName): StowageError =>
-  new StowageError(`pod '${namespace}/${name}' has ended, and has no network any more`, {
+  new StowageError(`pod '${namespace}/${name}' has ended and no longer has a network`, {
     code: 'conflict',
     reason: 'pod-ended',
-    action: 'Name a pod that runs.',
+    action: 'Name a running pod.',
   });
 
 const ending = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`pod '${namespace}/${name}' is being deleted`, {
     code: 'conflict',
     reason: 'pod-ending',
-    action: 'Name a pod that runs and stays.',
+    action: 'Name a running pod that is not being deleted.',
   });
 
-const unasked = (cause: unknown): StowageError =>
+const podLookupFailed = (cause: unknown): StowageError =>
   new StowageError('the controller could not ask Kubernetes about the pod', {
     code: 'unavailable',
     reason: 'pod-unasked',
     cause,
-    action: "Try again in a moment. If it persists, look at the controller's log.",
+    action: "Try again in a moment. If the problem persists, check the controller's log.",
   });

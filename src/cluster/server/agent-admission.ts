@@ -6,27 +6,27 @@ import { streamOver } from '#base/socket-stream.ts';
 import { StowageError } from '#core/errors.ts';
 import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { upgrade } from '../names.ts';
-import { pathUnknown, refuseBare } from '../problems.ts';
+import { pathUnknown, refuseOnSocket } from '../problems.ts';
 import type { ConnectedAgents } from '../tunnel/connected-agents.ts';
 
 export interface AgentAdmissionOptions {
   readonly reviews: TokenReviews;
-  readonly agents: Pick<ConnectedAgents, 'take'>;
+  readonly agents: Pick<ConnectedAgents, 'accept'>;
   readonly namespace: string;
   readonly clock: Clock;
   readonly log: Log;
-  /** Ends whoever still waits to be let in. */
+  /** Aborts pending admissions. */
   readonly signal: AbortSignal;
 }
 
-/** Called for every request that asks for another protocol. */
-export type Turn = (request: IncomingMessage, socket: Duplex, head: Buffer) => void;
+/** Handles HTTP upgrade requests. */
+export type UpgradeHandler = (request: IncomingMessage, socket: Duplex, head: Buffer) => void;
 
 const admissionMs = 15_000;
-const switching = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${upgrade.protocol}\r\n\r\n`;
+const switchingProtocols = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${upgrade.protocol}\r\n\r\n`;
 
-/** Lets agents in, each for the node that its token names. */
-export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
+/** Admits agents, each for the node that its token names. */
+export function createAgentAdmission(options: AgentAdmissionOptions): UpgradeHandler {
   const { reviews, agents, namespace, clock } = options;
   let asked = 0;
 
@@ -39,32 +39,32 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
     return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, from), namespace);
   }
 
-  async function turn(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+  async function admitUpgrade(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
     const order = asked++;
     const gone = new AbortController();
-    const hungUp = (): void => gone.abort(new Error('it hung up'));
+    const hungUp = (): void => gone.abort(new Error('the agent hung up'));
     socket.on('error', () => undefined).once('close', hungUp);
     using limit = clock.deadline(admissionMs, AbortSignal.any([options.signal, gone.signal]));
     try {
       const node = await admit(request, limit.signal);
       limit.signal.throwIfAborted();
       socket.off('close', hungUp);
-      socket.write(switching);
-      agents.take(node, order, streamOver(socket, { head }));
+      socket.write(switchingProtocols);
+      agents.accept(node, order, streamOver(socket, { head }));
     } catch (thrown) {
       const { remoteAddress } = request.socket;
-      if (!gone.signal.aborted) options.log.warn('an agent was not let in', { from: remoteAddress, error: thrown });
-      if (socket.writable) refuseBare(socket, thrown);
-      // Who does not take the answer, or does not hang up after it, keeps nothing of ours.
+      if (!gone.signal.aborted) options.log.warn('rejected an agent', { from: remoteAddress, error: thrown });
+      if (socket.writable) refuseOnSocket(socket, thrown);
+      // Free the socket of a client that does not read the answer, or does not hang up.
       clock.after(admissionMs, () => socket.destroy());
     }
   }
 
-  return (request, socket, head) => void turn(request, socket, head);
+  return (request, socket, head) => void admitUpgrade(request, socket, head);
 }
 
 const otherProtocol = (): StowageError =>
-  new StowageError(`this is only for agents that speak ${upgrade.protocol}`, {
+  new StowageError(`only agents that speak ${upgrade.protocol} can connect here`, {
     code: 'unsupported',
     reason: 'agent-protocol-other',
     action: 'Run agents and controller of versions that are at most one apart.',

@@ -18,9 +18,15 @@ const [servername] = serverNames(testNamespace);
 const get = { method: 'GET', path: '/v1/status' } as const;
 
 /** A connection of an agent, turned round, for whatever it wants to do with it. */
-async function turned(door: OpenedServer, node = 'evil'): Promise<Duplex> {
+async function upgraded(leader: OpenedServer, node = 'evil'): Promise<Duplex> {
   writeFileSync(it.tokenFile, agentToken(node));
-  const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, tokenFile: it.tokenFile };
+  const about = {
+    host: '127.0.0.1',
+    port: leader.port,
+    servername,
+    ca: leader.credential.cert,
+    tokenFile: it.tokenFile,
+  };
   const stream = await connectToLeader({ ...about, clock: systemClock() }, scopeOf().signal);
   stream.on('error', () => undefined);
   onTestFinished(() => void stream.destroy());
@@ -29,31 +35,31 @@ async function turned(door: OpenedServer, node = 'evil'): Promise<Duplex> {
 
 /** An agent that speaks HTTP/2, and answers as it likes. */
 async function answering(
-  door: OpenedServer,
+  leader: OpenedServer,
   answer: (stream: ServerHttp2Stream, session: ServerHttp2Session) => void,
 ): Promise<void> {
-  const session = performServerHandshake(await turned(door));
+  const session = performServerHandshake(await upgraded(leader));
   session.on('error', () => undefined);
   session.on('stream', (stream) => {
     stream.on('error', () => undefined);
     answer(stream, session);
   });
-  await eventually(() => door.agents.nodes()).toContain('evil');
+  await eventually(() => leader.agents.nodes()).toContain('evil');
 }
 
 /** The controller is as it was: another agent is still asked. */
-async function isWell(door: OpenedServer): Promise<void> {
-  it.lead(door);
+async function isWell(leader: OpenedServer): Promise<void> {
+  it.lead(leader);
   it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
-  await eventually(() => door.agents.nodes()).toContain('good');
-  expect(await door.agents.call('good', get, scopeOf())).toEqual({ good: true });
+  await eventually(() => leader.agents.nodes()).toContain('good');
+  expect(await leader.agents.call('good', get, scopeOf())).toEqual({ good: true });
 }
 
-describe('an agent that is hostile', () => {
-  test('and answers without end is cut off', async () => {
-    const door = await it.open({ maxAnswerBytes: 1 << 20 });
+describe('a hostile agent', () => {
+  test('that answers without end is cut off', async () => {
+    const leader = await it.open({ maxAnswerBytes: 1 << 20 });
     let sent = 0;
-    await answering(door, (stream) => {
+    await answering(leader, (stream) => {
       stream.respond({ ':status': 200 });
       const more = (): void => {
         while (!stream.destroyed && stream.write(Buffer.alloc(16_384))) sent += 16_384;
@@ -61,26 +67,26 @@ describe('an agent that is hostile', () => {
       stream.on('drain', more);
       more();
     });
-    await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({
+    await expect(leader.agents.call('evil', get, scopeOf())).rejects.toMatchObject({
       code: 'internal',
       reason: 'agent-answer-unreadable',
       message: expect.stringContaining('1048576'),
     });
     expect(sent).toBeLessThan(4 << 20);
-    await isWell(door);
+    await isWell(leader);
   });
 
-  test('and answers a byte at a time is not waited for', async () => {
-    const door = await it.open();
-    await answering(door, (stream) => {
+  test('that answers one byte at a time runs into the deadline', async () => {
+    const leader = await it.open();
+    await answering(leader, (stream) => {
       stream.respond({ ':status': 200 });
       const timer = setInterval(() => stream.write('{'), 1);
       stream.once('close', () => clearInterval(timer));
     });
-    await expect(door.agents.call('evil', { ...get, deadlineMs: 100 }, scopeOf())).rejects.toMatchObject({
+    await expect(leader.agents.call('evil', { ...get, deadlineMs: 100 }, scopeOf())).rejects.toMatchObject({
       reason: 'agent-no-answer',
     });
-    await isWell(door);
+    await isWell(leader);
   });
 
   test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
@@ -119,77 +125,77 @@ describe('an agent that is hostile', () => {
       },
       'agent-lost',
     ],
-  ])('and answers %s is told of', async (_, answer, reason) => {
-    const door = await it.open();
-    await answering(door, answer);
-    await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
-    await isWell(door);
+  ])('that answers %s causes an error', async (_, answer, reason) => {
+    const leader = await it.open();
+    await answering(leader, answer);
+    await expect(leader.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
+    await isWell(leader);
   });
 
   test.each<[string, Buffer]>([
     ['garbage', Buffer.from('HTTP/1.1 200 OK\r\n\r\n'.repeat(100))],
     ['frames that are too large', Buffer.from([0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1])],
     ['settings that cannot be', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
-  ])('and says %s is never connected', async (_, bytes) => {
-    const door = await it.open();
-    const stream = await turned(door);
+  ])('that sends %s is never connected', async (_, bytes) => {
+    const leader = await it.open();
+    const stream = await upgraded(leader);
     const ended = once(stream, 'close');
     stream.resume();
     stream.write(bytes);
     await ended;
-    expect(door.agents.nodes()).toEqual([]);
-    await isWell(door);
+    expect(leader.agents.nodes()).toEqual([]);
+    await isWell(leader);
   });
 
-  test('and says garbage later is lost', async () => {
-    const door = await it.open();
-    const stream = await turned(door);
+  test('that sends garbage later is disconnected', async () => {
+    const leader = await it.open();
+    const stream = await upgraded(leader);
     stream.resume();
     const settings = Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]);
     stream.write(settings);
-    await eventually(() => door.agents.nodes()).toEqual(['evil']);
-    const asking = door.agents.call('evil', get, scopeOf());
+    await eventually(() => leader.agents.nodes()).toEqual(['evil']);
+    const asking = leader.agents.call('evil', get, scopeOf());
     stream.write(Buffer.alloc(4_096, 0x41));
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
-    await eventually(() => door.agents.nodes()).toEqual([]);
-    await isWell(door);
+    await eventually(() => leader.agents.nodes()).toEqual([]);
+    await isWell(leader);
   });
 
-  test('and floods with pings is lost, or answered', async () => {
-    const door = await it.open();
-    const stream = await turned(door);
+  test('that floods with pings is disconnected, or answered', async () => {
+    const leader = await it.open();
+    const stream = await upgraded(leader);
     stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
-    await eventually(() => door.agents.nodes()).toEqual(['evil']);
+    await eventually(() => leader.agents.nodes()).toEqual(['evil']);
     // It does not read the answers.
     const ping = Buffer.from([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     const many = Buffer.concat(Array.from({ length: 1_000 }, () => ping));
     for (let i = 0; i < 200 && stream.writable; i++) stream.write(many);
-    await isWell(door);
+    await isWell(leader);
   });
 
-  test('and says nothing at all is given up', async () => {
+  test('that sends nothing at all is disconnected', async () => {
     const clock = createFakeClock();
-    const door = await it.open({ clock });
-    const stream = await turned(door);
+    const leader = await it.open({ clock });
+    const stream = await upgraded(leader);
     const ended = once(stream, 'close');
     clock.advance(10_000);
     clock.advance(10_000);
     stream.resume();
     await ended;
-    expect(door.agents.nodes()).toEqual([]);
+    expect(leader.agents.nodes()).toEqual([]);
   });
 });
 
-describe('whoever comes to the door', () => {
-  async function dialled(door: OpenedServer, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
-    const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, ...more };
+describe('a client of the server', () => {
+  async function dialled(leader: OpenedServer, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
+    const about = { host: '127.0.0.1', port: leader.port, servername, ca: leader.credential.cert, ...more };
     const socket = connect(about);
     onTestFinished(() => void socket.destroy());
     await once(socket, 'secureConnect');
     return socket;
   }
-  async function said(door: OpenedServer, request: string): Promise<string> {
-    const socket = await dialled(door);
+  async function said(leader: OpenedServer, request: string): Promise<string> {
+    const socket = await dialled(leader);
     socket.on('error', () => undefined);
     socket.write(request);
     const chunks = await Array.fromAsync(socket as AsyncIterable<Buffer>);
@@ -214,38 +220,38 @@ describe('whoever comes to the door', () => {
     ['with long headers', `GET / HTTP/1.1\r\na: ${'x'.repeat(20_000)}\r\n\r\n`, 431, 'request-malformed'],
     ['with an expectation', 'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n', 417, 'expectation-unsupported'],
   ])('%s is refused', async (_, request, status, reason) => {
-    const door = await it.open();
-    const answer = await said(door, request);
+    const leader = await it.open();
+    const answer = await said(leader, request);
     expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${status} .*application/problem\\+json`, 's'));
     expect(answer).toContain(`"reason":"${reason}"`);
-    expect(door.agents.nodes()).toEqual([]);
+    expect(leader.agents.nodes()).toEqual([]);
   });
 
-  test('is answered by the API that was hung in', async () => {
-    const door = await it.open({ handle: (request, response) => response.end(`users, ${request.url}`) });
-    expect(await said(door, 'GET /v1/volumes HTTP/1.1\r\nconnection: close\r\n\r\n')).toContain('users, /v1/volumes');
-    expect(await said(door, asks({}))).toContain('token-missing');
+  test('gets its answers from the request handler', async () => {
+    const leader = await it.open({ handle: (request, response) => response.end(`users, ${request.url}`) });
+    expect(await said(leader, 'GET /v1/volumes HTTP/1.1\r\nconnection: close\r\n\r\n')).toContain('users, /v1/volumes');
+    expect(await said(leader, asks({}))).toContain('token-missing');
   });
 
-  test('must speak a TLS of today', async () => {
-    const door = await it.open();
+  test('must use a current version of TLS', async () => {
+    const leader = await it.open();
     const old = connect({
       host: '127.0.0.1',
-      port: door.port,
+      port: leader.port,
       servername,
-      ca: door.credential.cert,
+      ca: leader.credential.cert,
       minVersion: 'TLSv1',
       maxVersion: 'TLSv1.1',
       ciphers: 'DEFAULT@SECLEVEL=0',
     });
     onTestFinished(() => void old.destroy());
     await expect(once(old, 'secureConnect')).rejects.toThrow(/protocol|alert/i);
-    await dialled(door, { maxVersion: 'TLSv1.2' });
+    await dialled(leader, { maxVersion: 'TLSv1.2' });
   });
 
-  test('and speaks no TLS keeps nothing', async () => {
-    const door = await it.open();
-    const plain = connectTcp(door.port, '127.0.0.1');
+  test('that does not speak TLS leaks nothing', async () => {
+    const leader = await it.open();
+    const plain = connectTcp(leader.port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
     plain.on('error', () => undefined).resume();
     const ended = once(plain, 'close');
@@ -253,13 +259,13 @@ describe('whoever comes to the door', () => {
     await ended;
   });
 
-  test('finds a renewed certificate, while those who are in stay', async () => {
-    const door = await it.open({ handle: (_, response) => response.end('here') });
-    const before = await dialled(door);
+  test('gets a renewed certificate, while open connections stay', async () => {
+    const leader = await it.open({ handle: (_, response) => response.end('here') });
+    const before = await dialled(leader);
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    door.door.use(renewed);
-    await expect(dialled(door)).rejects.toThrow();
-    await dialled({ ...door, credential: renewed });
+    leader.door.use(renewed);
+    await expect(dialled(leader)).rejects.toThrow();
+    await dialled({ ...leader, credential: renewed });
     before.write('GET / HTTP/1.1\r\nconnection: close\r\n\r\n');
     expect(Buffer.concat(await Array.fromAsync(before as AsyncIterable<Buffer>)).toString()).toContain('here');
   });

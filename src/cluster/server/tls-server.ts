@@ -2,27 +2,27 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer, type Server } from 'node:https';
 import type { Clock } from '#base/clock.ts';
 import type { Credential } from '../leader/certificate.ts';
-import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } from '../problems.ts';
-import type { Turn } from './agent-admission.ts';
+import { pathUnknown, refuse, refuseExpectation, refuseOnSocket, refuseUnparsable } from '../problems.ts';
+import type { UpgradeHandler } from './agent-admission.ts';
 
-/** The HTTPS server of whoever leads. */
+/** The leader's HTTPS server. */
 export interface TlsServer {
-  /** To be listened with, once there is a certificate. */
+  /** The caller starts listening when there is a certificate. */
   readonly server: Server;
-  /** Also of connections that come from now on, without a break for others. */
+  /** Sets the certificate for new connections. Open connections stay. */
   use(credential: Credential): void;
-  /** Lets nobody in any more, and waits for the answers to those who are; what is open after `graceMs` is cut. */
+  /** Stops accepting, and waits for requests in flight. Closes connections that are open after `graceMs`. */
   close(graceMs: number): Promise<void>;
 }
 
-/** Whatever asks for no other protocol. It answers, also for paths that it does not know, and bounds the body for itself. */
-export type Handle = (request: IncomingMessage, response: ServerResponse) => void;
+/** Handles requests that are no upgrades. It must answer for every path, and limit the body itself. */
+export type RequestHandler = (request: IncomingMessage, response: ServerResponse) => void;
 
 export interface TlsServerOptions {
   readonly clock: Clock;
-  readonly turn: Turn;
-  /** Undefined: there is nothing but agents here. */
-  readonly handle?: Handle | undefined;
+  readonly onUpgrade: UpgradeHandler;
+  /** Undefined: the server is only for agents. */
+  readonly onRequest?: RequestHandler | undefined;
 }
 
 const limits = {
@@ -35,17 +35,21 @@ const limits = {
   // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
   requireHostHeader: false,
 };
-/** Each node has one, and some of them a second while the first is not given up yet. */
+/** One for each node, and a second one while a node reconnects. */
 const maxConnections = 16_384;
 
-export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServerOptions): TlsServer {
+export function createTlsServer({
+  clock,
+  onUpgrade: turn,
+  onRequest: handle = refuseUnknownPath,
+}: TlsServerOptions): TlsServer {
   const server = createServer({ ...limits, minVersion: 'TLSv1.2' });
   server.maxConnections = maxConnections;
   server.on('request', handle);
   server.on('upgrade', turn);
   server.on('connect', (_request, socket) => {
     socket.on('error', () => undefined);
-    refuseBare(socket, pathUnknown());
+    refuseOnSocket(socket, pathUnknown());
   });
   server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
   return {
@@ -62,7 +66,7 @@ export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServer
   };
 }
 
-export function nothingHere(_request: IncomingMessage, response: ServerResponse): void {
+export function refuseUnknownPath(_request: IncomingMessage, response: ServerResponse): void {
   response.setHeader('connection', 'close');
   refuse(response, pathUnknown());
 }

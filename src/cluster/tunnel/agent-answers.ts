@@ -2,32 +2,32 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
 import { harmlessPart } from '#base/terminal-safe.ts';
 import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
-import { type Answer, TooLong, Unanswered } from './exchange.ts';
+import { type Answer, AnswerTooLong, ConnectionLost } from './exchange.ts';
 
-export const absent = (node: string): StowageError =>
+export const agentAbsent = (node: string): StowageError =>
   new StowageError(`the agent of node ${node} is not connected`, {
     code: 'unavailable',
     reason: 'agent-absent',
-    action: `See how Stowage's pod on that node is: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
+    action: `Check Stowage's pod on that node: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
   });
 
-/** What kept an answer from coming. Of a change nobody knows then whether it happened; asked for again as the same, it happens once. */
-export function lost(node: string, thrown: unknown): unknown {
+/** Translates why there was no answer. A change may have happened or not; a retry with the same request id does not repeat it. */
+export function agentLost(node: string, thrown: unknown): unknown {
   if (thrown instanceof DeadlineExceeded) {
     return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
       code: 'deadline',
       reason: 'agent-no-answer',
       cause: thrown,
-      action: "What was begun goes on there. Try again; if it persists, look at that agent's log.",
+      action: "The agent continues what it has started. Try again; if the problem persists, check that agent's log.",
     });
   }
-  if (thrown instanceof TooLong) return unreadable(node, thrown.message, thrown);
-  if (!(thrown instanceof Unanswered)) return thrown;
-  return new StowageError(`the agent of node ${node} was lost before it had answered`, {
+  if (thrown instanceof AnswerTooLong) return unreadable(node, thrown.message, thrown);
+  if (!(thrown instanceof ConnectionLost)) return thrown;
+  return new StowageError(`the connection to the agent of node ${node} was lost before it answered`, {
     code: 'unavailable',
     reason: 'agent-lost',
     cause: thrown,
-    action: 'Try again: it connects by itself. Whether it did what it was asked to is found out by that.',
+    action: 'Try again: the agent reconnects. The retry also finds out whether the first request was carried out.',
   });
 }
 
@@ -39,8 +39,8 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
     action: 'Check that the agents and the controller have the same version.',
   });
 
-/** The parsed answer; or, thrown, what the agent said. */
-export function answered(node: string, { status, text }: Answer): unknown {
+/** Returns the parsed answer, or throws the agent's error. */
+export function parsedAnswer(node: string, { status, text }: Answer): unknown {
   const body = parsed(node, status, text);
   if (status >= 200 && status < 300) return body;
   throw problem(body) ?? unreadable(node, `status ${status}`);
@@ -57,7 +57,7 @@ function parsed(node: string, status: number, text: string): unknown {
 
 const reasonPattern = new RegExp(reasonGrammar);
 
-/** A node is trusted with what is on it, not with what the controller's log and Events look like. */
+/** An agent is not trusted with the controller's log and Events, so its texts are made harmless. */
 function problem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;

@@ -4,13 +4,13 @@ import { agentCall, agentCalls } from './agent-calls.ts';
 
 const filled = (path: string): string => path.replaceAll(/\{\w+\}/g, encodeURIComponent("disks/a ..é!~*'()_"));
 
-test('what is passed on to nodes is done there', () => {
+test('agents accept every request that the controller forwards', () => {
   const passedOn = allRoutes.filter(({ onNodes }) => onNodes === true);
   expect(passedOn.length).toBeGreaterThan(5);
   for (const { method, path } of passedOn) expect(agentCall(method, filled(path))).toMatchObject({ method, path });
 });
 
-test('agents do nothing for a controller that the API does not have, and what they do is found', () => {
+test('every call that agents accept is a route of the API', () => {
   const known = allRoutes.map(({ method, path }) => `${method} ${path}`);
   for (const { method, path } of agentCalls) {
     expect(known).toContain(`${method} ${path}`);
@@ -18,7 +18,7 @@ test('agents do nothing for a controller that the API does not have, and what th
   }
 });
 
-test('all else of the API they do not do', () => {
+test('agents refuse all other routes of the API', () => {
   const others = allRoutes.filter(({ method, path }) => agentCall(method, filled(path)) === undefined);
   expect(others.map(({ id }) => id).sort()).toEqual([
     'addStore',

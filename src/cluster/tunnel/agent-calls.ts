@@ -7,14 +7,14 @@ interface AgentCall {
   readonly path: string;
   /** The only body that agents read. They ignore any other: it would ask for more than a controller may have. Unless given, the REST API checks the body. */
   readonly body?: RegExp;
-  /** What it makes has the request's id itself: an agent that kept the answer too would write twice as much for each. */
-  readonly forgotten?: boolean;
+  /** The created object records the request id itself, so the agent does not have to store the answer as well. */
+  readonly answerForgotten?: boolean;
 }
 
 /**
- * All that agents do for a controller, for itself and for those users whose requests it passes on. An agent may do anything on its node,
- * and whoever has the controller is to have no more than this: neither stores nor mounts nor tokens are made this way. What is not here,
- * neither side sends or takes.
+ * All calls that agents accept from a controller, for itself and for users whose requests it forwards. An agent can do anything on its
+ * node, but a compromised controller must be limited to these calls: it cannot create stores, mounts or tokens. Both sides refuse other
+ * calls.
  */
 export const agentCalls: readonly AgentCall[] = [
   { method: 'GET', path: '/v1/status' },
@@ -27,7 +27,7 @@ export const agentCalls: readonly AgentCall[] = [
   // A controller can have the store checked from the network of a pod. Only an administrator on the node can name other networks.
   { method: 'POST', path: '/v1/stores/{store}/check', body: new RegExp(`^\\{"from":"${podAddressPattern}"\\}$`) },
   { method: 'GET', path: '/v1/volumes' },
-  { method: 'POST', path: '/v1/volumes', forgotten: true },
+  { method: 'POST', path: '/v1/volumes', answerForgotten: true },
   { method: 'GET', path: '/v1/volumes/{volume}' },
   { method: 'PATCH', path: '/v1/volumes/{volume}' },
   { method: 'DELETE', path: '/v1/volumes/{volume}' },
@@ -38,12 +38,12 @@ export const agentCalls: readonly AgentCall[] = [
 ];
 
 const patterns = agentCalls.map((call) => {
-  // No name that leads elsewhere, however it is written: what is checked here is what is asked.
+  // Refuse `.` and `..`, also percent-encoded: the path that is checked here must be the path that is requested.
   const path = call.path.replaceAll(/\{\w+\}/g, "(?!(?:\\.|%2[Ee]){1,2}(?![^/?]))[\\w.~%!'()*-]+");
-  // Only what is read can be asked for in one way or another.
+  // Only GET may have a query.
   return { call, pattern: new RegExp(`^${path}${call.method === 'GET' ? '(?:\\?.*)?' : ''}$`) };
 });
 
-/** Undefined: no agent does this for a controller. */
+/** Undefined if agents do not accept this call from a controller. */
 export const agentCall = (method: string, path: string): AgentCall | undefined =>
   patterns.find(({ call, pattern }) => call.method === method && pattern.test(path))?.call;

@@ -25,8 +25,8 @@ const ok: RequestListener = (_, response) => response.end('{}');
 const get = { method: 'GET', path: '/v1/status' } as const;
 
 describe('an agent', () => {
-  test('waits for a leader, and for what it is known by', async () => {
-    const door = await it.open();
+  test('waits for a leader, and for the authority of its certificate', async () => {
+    const leader = await it.open();
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     // As one is that has no address.
@@ -37,11 +37,11 @@ describe('an agent', () => {
       ports: null,
     } as never);
     expect(link.isConnected).toBe(false);
-    it.lead(door);
-    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+    it.lead(leader);
+    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 
-  test('goes to another who leads, though the first is still there', async () => {
+  test('connects to the next leader, although the first is still running', async () => {
     const [first, second] = [await it.open(), await it.open()];
     it.lead(first);
     it.link({ api: ok });
@@ -51,36 +51,36 @@ describe('an agent', () => {
     await eventually(() => first.agents.nodes()).toEqual([]);
   });
 
-  test('stays while nobody leads, and while the certificate is renewed', async () => {
-    const door = await it.open();
-    it.lead(door);
+  test('stays connected without a leader, and while the certificate is renewed', async () => {
+    const leader = await it.open();
+    it.lead(leader);
     it.link({ api: ok });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     const told: string[] = [];
-    onTestFinished(door.agents.follow((node) => told.push(node)));
+    onTestFinished(leader.agents.follow((node) => told.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    door.door.use(renewed);
-    const after: OpenedServer = { ...door, credential: renewed };
+    leader.door.use(renewed);
+    const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
-    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     expect(told).toEqual([]);
     expect(it.reviewed).toEqual(['node-1']);
   });
 
-  test('sends the token that it has now, when an earlier one was refused', async () => {
-    const door = await it.open();
-    it.lead(door);
+  test('sends its current token after an earlier one was refused', async () => {
+    const leader = await it.open();
+    it.lead(leader);
     it.link({ api: ok });
     writeFileSync(it.tokenFile, agentToken(''));
     // The first may have been read before.
     await eventually(() => it.reviewed.length).toBeGreaterThan(0);
     writeFileSync(it.tokenFile, agentToken('node-7'));
-    await eventually(() => door.agents.nodes()).toContain('node-7');
+    await eventually(() => leader.agents.nodes()).toContain('node-7');
   });
 
-  test('gives its token to nobody but the leader', async () => {
-    const door = await it.open();
+  test('sends its token only to the leader', async () => {
+    const leader = await it.open();
     const other = makeCredential(serverNames(testNamespace), Date.now());
     const heard: Buffer[] = [];
     const dialled = Promise.withResolvers<void>();
@@ -90,39 +90,39 @@ describe('an agent', () => {
     impostor.on('tlsClientError', () => undefined);
     onTestFinished(() => void impostor.close());
     await once(impostor, 'listening');
-    it.lead(door, (impostor.address() as AddressInfo).port);
+    it.lead(leader, (impostor.address() as AddressInfo).port);
     const link = it.link({ api: ok });
     await dialled.promise;
-    it.lead(door);
+    it.lead(leader);
     await eventually(() => link.isConnected).toBe(true);
     expect(Buffer.concat(heard).toString()).toBe('');
   });
 
-  test('comes again after the API server was away, and after its door was', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+  test('reconnects after the API server was away, and after the leader’s server was', async () => {
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     it.link({ api: ok });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     await it.api.down();
-    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     way.cut();
-    await eventually(() => door.agents.nodes()).toEqual([]);
+    await eventually(() => leader.agents.nodes()).toEqual([]);
     await it.api.up();
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('notices within 20 s that a connection stands still', async () => {
+  test('notices a stalled connection within 20 s', async () => {
     const clock = createFakeClock();
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     const link = it.link({ api: ok, clock });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
       // The first is answered when its ping was read, and the second is asked when that was answered.
-      for (let n = 0; n < 2; n++) expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+      for (let n = 0; n < 2; n++) expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     }
     way.freeze();
     clock.advance(10_000);
@@ -131,11 +131,11 @@ describe('an agent', () => {
     await eventually(() => link.isConnected).toBe(false);
   });
 
-  test('ends at once, also while it connects', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
+  test('stops at once, also while it connects', async () => {
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
     way.freeze();
-    it.lead(door, way.port);
+    it.lead(leader, way.port);
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     await link[Symbol.asyncDispose]();
@@ -143,7 +143,7 @@ describe('an agent', () => {
   });
 });
 
-describe('a leader that is hostile', () => {
+describe('a hostile leader', () => {
   /** Turns every agent round, and has it. */
   async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
     const credential = makeCredential(serverNames(testNamespace), Date.now());
@@ -159,8 +159,8 @@ describe('a leader that is hostile', () => {
     });
     await once(server, 'listening');
     onTestFinished(() => void server.close());
-    const door = await it.open();
-    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    const leader = await it.open();
+    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
     return { session: got.promise, server };
   }
 
@@ -200,7 +200,7 @@ describe('a leader that is hostile', () => {
     ['what lies above, and more', { ':path': '/v1/volumes/.?limit=1' }, 404],
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
-  ])('and asks for %s is refused', async (_, headers, status) => {
+  ])('that asks for %s is refused', async (_, headers, status) => {
     const { session } = await leading();
     const reached: string[] = [];
     const api: RequestListener = (request, response) => {
@@ -213,7 +213,7 @@ describe('a leader that is hostile', () => {
     expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
   });
 
-  test('and passes on headers that are not for it has them left out', async () => {
+  test('cannot forward headers that are not allowed', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<unknown>();
     const api: RequestListener = ({ headers }, response) => {
@@ -230,7 +230,7 @@ describe('a leader that is hostile', () => {
     });
   });
 
-  test('and has a store checked can name the network of a pod and no other', async () => {
+  test('can have a store checked only from the network of a pod', async () => {
     const { session } = await leading();
     const seen: string[] = [];
     const api: RequestListener = (request, response) => {
@@ -267,7 +267,7 @@ describe('a leader that is hostile', () => {
     expect(seen).toEqual(passed);
   });
 
-  test('and sends more than a request may be is not read to its end', async () => {
+  test('that sends more than a request may contain is not read to the end', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<number>();
     const api: RequestListener = (request, response) => {
@@ -285,7 +285,7 @@ describe('a leader that is hostile', () => {
     expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);
   });
 
-  test('and sends nonsense is left, and another is gone to', async () => {
+  test('that sends garbage is left for the next leader', async () => {
     const credential = makeCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {
@@ -298,12 +298,12 @@ describe('a leader that is hostile', () => {
       server.close();
       server.closeAllConnections();
     });
-    const door = await it.open();
+    const leader = await it.open();
     const turned = once(server, 'upgrade');
-    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    it.lead({ ...leader, credential, port: (server.address() as AddressInfo).port });
     const link = it.link({ api: ok });
     await turned;
-    it.lead(door);
-    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+    it.lead(leader);
+    await eventually(() => [link.isConnected, leader.agents.nodes()]).toEqual([true, ['node-1']]);
   });
 });

@@ -6,54 +6,54 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { createWatchedObject, type WatchedObject } from '#wire/kube/watched-object.ts';
-import { doorNames, podPath, serverNames } from '../names.ts';
-import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
+import { leaderObjectNames, podPath, serverNames } from '../names.ts';
+import { createPodCache, type RequestedPod } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
-import { sleptOrWoken } from '../slept-or-woken.ts';
-import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
+import { sleepOrWake } from '../sleep-or-wake.ts';
+import { askLeader, connectToLeader, type LeaderAddress, Refusal } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 
-/** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
+/** An agent's connection to the leader, which sends its requests through it. The agent reconnects for as long as it runs. */
 export interface AgentTunnel extends AsyncDisposable {
   readonly isConnected: boolean;
-  /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
-  pod(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  /** Undefined if the leader did not answer in time. Mounting must not depend on the answer: it has to work without a controller. */
+  pod(pod: RequestedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
 export interface AgentTunnelOptions {
-  /** Sees the EndpointSlice and the ConfigMap of the door. */
+  /** May read the leader's EndpointSlice and ConfigMap. */
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
-  /** Stowage's own. */
+  /** Stowage's own namespace. */
   readonly namespace: string;
-  /** With the token of this pod for the controller; the kubelet renews it. */
+  /** Has the token of this pod for the controller; the kubelet renews it. */
   readonly tokenFile: string;
-  /** This agent's REST API, as whoever owns its socket has it. */
+  /** This agent's REST API, with the rights of the owner of its socket. */
   readonly api: RequestListener;
   readonly random?: () => number;
 }
 
-/** For a question that a pod waits for. */
-const questionMs = 2_000;
-/** A connection that held for so long is no sign of trouble. */
-const settledMs = 30_000;
+/** A pod waits for the answer. */
+const podRequestMs = 2_000;
+/** A connection that lasted this long resets the backoff. */
+const stableMs = 30_000;
 
-/** Never throws, and takes nothing from the agent but a connection: volumes are mounted without any controller. */
+/** Never throws, and must not affect the rest of the agent: mounting works without a controller. */
 export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const { client, clock, namespace, random = Math.random } = options;
   const log = options.log.with({ part: 'controller-link' });
   const ending = new AbortController();
   const { signal } = ending;
   const at = { client, clock, namespace, random };
-  const slice = createWatchedObject({ ...at, resource: endpointSlices, name: doorNames.slice });
-  const authority = createWatchedObject({ ...at, resource: configMaps, name: doorNames.authority });
+  const slice = createWatchedObject({ ...at, resource: endpointSlices, name: leaderObjectNames.slice });
+  const authority = createWatchedObject({ ...at, resource: configMaps, name: leaderObjectNames.authority });
   const [servername] = serverNames(namespace);
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let isConnected = false;
   let wake = Promise.withResolvers<void>();
 
-  const target = (): Target | undefined => targetOf(slice, authority, servername);
+  const target = (): LeaderAddress | undefined => targetOf(slice, authority, servername);
 
   const pods = createPodCache({
     clock,
@@ -61,18 +61,18 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     leader: target,
     ask: async (to, pod) => {
       const path = podPath.of(pod.namespace, pod.name);
-      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);
+      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, podRequestMs, signal);
       const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
       if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
-      throw new Refusal('it does not say what was asked');
+      throw new Refusal('the answer does not have the expected form');
     },
   });
 
-  /** Until it is lost, or another leads. */
-  async function connected(to: Target): Promise<void> {
+  /** Connects and serves until the connection is lost, or the leader changes. */
+  async function serveUntilLost(to: LeaderAddress): Promise<void> {
     const moved = new AbortController();
     using _ = slice.on(() => {
-      // Who led may still do for a moment after it took its address away: only another's makes a difference.
+      // A leader that removed its address may still answer for a moment, so only another address is a reason to leave.
       const now = target();
       if (now !== undefined && (now.host !== to.host || now.port !== to.port)) moved.abort();
     });
@@ -80,7 +80,7 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     const stream = await connectToLeader({ ...to, clock, tokenFile: options.tokenFile }, either);
     log.info('connected to the controller', { host: to.host, port: to.port });
     isConnected = true;
-    pods.reached();
+    pods.markReachable();
     try {
       await serveLeader({ stream, clock, log, api: options.api }, either);
     } finally {
@@ -88,16 +88,16 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
     }
   }
 
-  async function attempt(to: Target): Promise<void> {
+  async function attempt(to: LeaderAddress): Promise<void> {
     const began = clock.elapsed();
     try {
-      await connected(to);
+      await serveUntilLost(to);
       if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
     } catch (error) {
-      if (!signal.aborted) log.warn('the controller was not reached', { host: to.host, port: to.port, error });
-      if (!(error instanceof Refusal)) pods.unreached(to);
+      if (!signal.aborted) log.warn('could not connect to the controller', { host: to.host, port: to.port, error });
+      if (!(error instanceof Refusal)) pods.markUnreachable(to);
     }
-    if (clock.elapsed() - began >= settledMs) backOff.reset();
+    if (clock.elapsed() - began >= stableMs) backOff.reset();
   }
 
   async function run(): Promise<void> {
@@ -106,16 +106,16 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
       wake = Promise.withResolvers<void>();
       const to = target();
       if (to === undefined) {
-        await sleptOrWoken(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
+        await sleepOrWake(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
         continue;
       }
       const text = JSON.stringify(to);
-      // Another leads, or is known by another certificate: what was in vain before says nothing of it.
+      // There is another leader, or another certificate: earlier failures do not count.
       if (text !== last) backOff.reset();
       last = text;
       await attempt(to);
       const isOther = JSON.stringify(target()) !== text;
-      if (!isOther) await sleptOrWoken(clock, backOff.next(), wake.promise, signal);
+      if (!isOther) await sleepOrWake(clock, backOff.next(), wake.promise, signal);
     }
   }
 
@@ -135,15 +135,15 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   };
 }
 
-/** Undefined: nobody leads, or nobody can tell by what it is known. */
+/** Undefined if there is no leader, or its authority is not published. */
 function targetOf(
   slice: WatchedObject<EndpointSlice>,
   authority: WatchedObject<ConfigMap>,
   servername: string,
-): Target | undefined {
+): LeaderAddress | undefined {
   const ready = slice.object?.endpoints?.find(({ conditions }) => conditions?.ready !== false);
   const host = ready?.addresses[0];
-  const port = slice.object?.ports?.find(({ name }) => name === doorNames.port)?.port;
-  const ca = authority.object?.data?.[doorNames.authorityKey];
+  const port = slice.object?.ports?.find(({ name }) => name === leaderObjectNames.port)?.port;
+  const ca = authority.object?.data?.[leaderObjectNames.authorityKey];
   return host === undefined || port === undefined || ca === undefined ? undefined : { host, port, servername, ca };
 }

@@ -29,15 +29,15 @@ const echo: RequestListener = (request, response) => {
 const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
 
 async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedServer> {
-  const door = await it.open();
-  it.lead(door);
+  const leader = await it.open();
+  it.lead(leader);
   it.link({ node, api: listener });
-  await eventually(() => door.agents.nodes()).toEqual([node]);
-  return door;
+  await eventually(() => leader.agents.nodes()).toEqual([node]);
+  return leader;
 }
 
-describe('an agent that is connected', () => {
-  test('is asked, and answers', async () => {
+describe('a connected agent', () => {
+  test('gets requests, and answers', async () => {
     const { agents } = await connected();
     expect(await agents.call('node-1', get('/v1/volumes?limit=5'), scopeOf())).toMatchObject({
       method: 'GET',
@@ -57,7 +57,7 @@ describe('an agent that is connected', () => {
     expect(end).not.toHaveProperty('prefer');
   });
 
-  test('answers many at once, each its own, and long ones', async () => {
+  test('answers many concurrent requests, also with long answers', async () => {
     const { agents } = await connected((request, response) => {
       response.writeHead(200).end(JSON.stringify({ url: request.url, text: 'x'.repeat(200_000) }));
     });
@@ -69,7 +69,7 @@ describe('an agent that is connected', () => {
     );
   });
 
-  test('says what is wrong, as it says it', async () => {
+  test('reports its errors unchanged', async () => {
     const { agents } = await connected((_, response) => {
       const problem = { code: 'in-use', reason: 'volume-mounted', detail: 'it is\u202emounted', action: 'Unmount it.' };
       response.writeHead(409, { 'content-type': 'application/problem+json' }).end(JSON.stringify(problem));
@@ -82,20 +82,20 @@ describe('an agent that is connected', () => {
     });
   });
 
-  test('has nothing to say after a deletion', async () => {
+  test('answers a deletion without a body', async () => {
     const { agents } = await connected((_, response) => response.writeHead(204).end());
     expect(await agents.call('node-1', { method: 'DELETE', path: '/v1/volumes/a' }, scopeOf())).toBeUndefined();
   });
 
-  test('whose API is not there says so', async () => {
-    const door = await it.open();
-    it.lead(door);
+  test('without its API answers with an error', async () => {
+    const leader = await it.open();
+    it.lead(leader);
     const api: RequestListener = () => {
       throw new Error('not yet');
     };
     it.link({ api });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    await expect(door.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    await expect(leader.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'agent-not-serving',
     });
@@ -112,31 +112,31 @@ describe('an agent that is connected', () => {
     },
   );
 
-  test('is told of to those who follow, as long as they do', async () => {
-    const door = await it.open();
+  test('is reported to followers, as long as they follow', async () => {
+    const leader = await it.open();
     const told: string[] = [];
-    door.agents.follow(() => {
+    leader.agents.follow(() => {
       throw new Error('not your concern');
     });
-    const end = door.agents.follow((node) => told.push(`${node} ${door.agents.nodes().length}`));
-    it.lead(door);
+    const end = leader.agents.follow((node) => told.push(`${node} ${leader.agents.nodes().length}`));
+    it.lead(leader);
     const link = it.link({ api: echo });
     await eventually(() => told).toEqual(['node-1 1']);
     await link[Symbol.asyncDispose]();
     await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
     end();
     it.link({ api: echo });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     expect(told).toHaveLength(2);
   });
 });
 
-test('of two connections of a node the one that was asked for last counts, though it is ready first', async () => {
+test('of two connections of a node the one requested last is used, although it was ready first', async () => {
   const agents = createConnectedAgents({ clock: systemClock(), log: silentLog() });
   onTestFinished(() => agents[Symbol.dispose]());
   const came = ['early', 'late'].map((name, order) => {
     const [here, there] = duplexPair();
-    agents.take('node-1', order, here);
+    agents.accept('node-1', order, here);
     const ready = (): void => {
       const session = performServerHandshake(there);
       session.on('error', () => undefined).on('stream', (stream) => stream.end(`"${name}"`));
@@ -154,7 +154,7 @@ test('of two connections of a node the one that was asked for last counts, thoug
 describe('an agent that does not answer', () => {
   const never: RequestListener = () => undefined;
 
-  test('and is not connected is absent', async () => {
+  test('because it is not connected is absent', async () => {
     const { agents } = await connected();
     await expect(agents.call('node-2', get(), scopeOf())).rejects.toMatchObject({
       code: 'unavailable',
@@ -163,7 +163,7 @@ describe('an agent that does not answer', () => {
     });
   });
 
-  test('in time is not waited for', async () => {
+  test('in time causes an error', async () => {
     const { agents } = await connected(never);
     await expect(agents.call('node-1', { ...get(), deadlineMs: 50 }, scopeOf())).rejects.toMatchObject({
       code: 'deadline',
@@ -172,7 +172,7 @@ describe('an agent that does not answer', () => {
     expect(agents.nodes()).toEqual(['node-1']);
   });
 
-  test('is not waited for by somebody who has gone, and hears of it', async () => {
+  test('does not block a caller that aborts, and sees the abort', async () => {
     const [asked, heard] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
     const { agents } = await connected((request) => {
       request.once('close', () => heard.resolve());
@@ -188,55 +188,55 @@ describe('an agent that does not answer', () => {
     await heard.promise;
   });
 
-  test('because its connection ended is lost, and comes again', async () => {
-    const door = await it.open();
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+  test('because its connection ended is lost, and reconnects', async () => {
+    const leader = await it.open();
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     const asked = Promise.withResolvers<void>();
     it.link({ api: () => asked.resolve() });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    const asking = door.agents.call('node-1', get(), scopeOf());
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    const asking = leader.agents.call('node-1', get(), scopeOf());
     await asked.promise;
     way.cut();
     await expect(asking).rejects.toMatchObject({ code: 'unavailable', reason: 'agent-lost' });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
   });
 
   test('because its connection was replaced is lost', async () => {
-    const door = await it.open();
-    it.lead(door);
+    const leader = await it.open();
+    it.lead(leader);
     const asked = Promise.withResolvers<void>();
     const first = it.link({ api: () => asked.resolve() });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    const asking = door.agents.call('node-1', get(), scopeOf());
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
+    const asking = leader.agents.call('node-1', get(), scopeOf());
     const told: string[] = [];
-    onTestFinished(door.agents.follow((node) => told.push(node)));
+    onTestFinished(leader.agents.follow((node) => told.push(node)));
     await asked.promise;
     it.link({ api: echo });
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await first[Symbol.asyncDispose]();
-    expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
-    expect(door.agents.nodes()).toEqual(['node-1']);
+    expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+    expect(leader.agents.nodes()).toEqual(['node-1']);
   });
 
-  test('on a connection that stands still is noticed within 20 s', async () => {
+  test('on a stalled connection is noticed within 20 s', async () => {
     const clock = createFakeClock();
-    const door = await it.open({ clock });
-    const way = await startCuttableProxy(door.port);
-    it.lead(door, way.port);
+    const leader = await it.open({ clock });
+    const way = await startCuttableProxy(leader.port);
+    it.lead(leader, way.port);
     it.link({ api: echo });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     // It answers, and goes on.
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
-      expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+      expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
     }
     way.freeze();
-    const asking = door.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());
+    const asking = leader.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());
     clock.advance(10_000);
-    expect(door.agents.nodes()).toEqual(['node-1']);
+    expect(leader.agents.nodes()).toEqual(['node-1']);
     clock.advance(10_000);
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
-    await eventually(() => door.agents.nodes()).toEqual([]);
+    await eventually(() => leader.agents.nodes()).toEqual([]);
   });
 });

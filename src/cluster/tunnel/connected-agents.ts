@@ -4,15 +4,15 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { answerTypes } from '#base/problem.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
-import { absent, answered, lost } from './agent-answers.ts';
+import { agentAbsent, agentLost, parsedAnswer } from './agent-answers.ts';
 import { agentCall } from './agent-calls.ts';
 import { exchange } from './exchange.ts';
 import { keepPinging } from './pings.ts';
 
-/** The agents at the door. */
+/** The leader's end of the agents' connections. */
 export interface ConnectedAgents extends Agents, Disposable {
-  /** A connection that was turned round. Of several of one node the one that was asked for last counts, whichever is ready first. */
-  take(node: string, order: number, stream: Duplex): void;
+  /** Takes an upgraded connection. Of several connections of one node the last one requested is used, even if another is ready later. */
+  accept(node: string, order: number, stream: Duplex): void;
 }
 
 export interface ConnectedAgentsOptions {
@@ -21,51 +21,51 @@ export interface ConnectedAgentsOptions {
   readonly maxAnswerBytes?: number;
 }
 
-interface Line {
+interface AgentConnection {
   readonly order: number;
   readonly session: ClientHttp2Session;
   end(): void;
 }
 
-const usualMs = 30_000;
-/** Lists come in pages. */
-const usualMaxAnswerBytes = 16 << 20;
+const defaultTimeoutMs = 30_000;
+/** Enough, since lists are paged. */
+const defaultMaxAnswerBytes = 16 << 20;
 
 export function createConnectedAgents({
   clock,
   log,
-  maxAnswerBytes = usualMaxAnswerBytes,
+  maxAnswerBytes = defaultMaxAnswerBytes,
 }: ConnectedAgentsOptions): ConnectedAgents {
-  /** Those that are asked. */
-  const lines = new Map<string, Line>();
-  const opened = new Set<Line>();
+  /** The connection in use of each node. */
+  const current = new Map<string, AgentConnection>();
+  const openConnections = new Set<AgentConnection>();
   const followers = new Set<(node: string) => void>();
 
-  function tell(node: string): void {
+  function notify(node: string): void {
     for (const changed of followers) {
       try {
         changed(node);
       } catch (error) {
-        log.error('whoever follows agents failed', { node, error });
+        log.error('a handler of agent changes failed', { node, error });
       }
     }
   }
 
-  function open(node: string, order: number, stream: Duplex): Line {
-    // Nothing is sent by the other side that was not asked for, and headers are few: the rest of its bounds are Node's own.
+  function open(node: string, order: number, stream: Duplex): AgentConnection {
+    // Server push is off, and headers are limited. The other limits are Node's defaults.
     const session = connect('http://agent', {
       createConnection: () => stream,
       maxHeaderListPairs: 64,
       settings: { enablePush: false, maxHeaderListSize: 16 * 1024 },
     });
     const pings = keepPinging(session, clock, () => log.warn('an agent does not answer any more', { node }));
-    const line: Line = { order, session, end: () => session.destroy() };
-    opened.add(line);
+    const line: AgentConnection = { order, session, end: () => session.destroy() };
+    openConnections.add(line);
     session.on('error', (error) => log.debug('the connection of an agent failed', { node, error }));
-    // It takes no more: what it was asked is answered, the rest is another connection's.
+    // After GOAWAY the agent answers the requests in flight, and accepts no new ones on this connection.
     session.once('goaway', () => forget(node, line));
     session.once('close', () => {
-      opened.delete(line);
+      openConnections.delete(line);
       pings[Symbol.dispose]();
       stream.destroy();
       forget(node, line);
@@ -73,43 +73,43 @@ export function createConnectedAgents({
     return line;
   }
 
-  /** From then on it is the one that is asked. */
-  function use(node: string, line: Line): void {
-    const before = lines.get(node);
+  /** Uses this connection for the node from now on, unless there is a later one. */
+  function use(node: string, line: AgentConnection): void {
+    const before = current.get(node);
     if (before !== undefined && before.order > line.order) {
       line.end();
       return;
     }
-    lines.set(node, line);
+    current.set(node, line);
     before?.end();
     log.info('an agent is connected', { node });
-    tell(node);
+    notify(node);
   }
 
-  function forget(node: string, line: Line): void {
-    if (lines.get(node) !== line) return;
-    lines.delete(node);
-    log.info('an agent is gone', { node });
-    tell(node);
+  function forget(node: string, line: AgentConnection): void {
+    if (current.get(node) !== line) return;
+    current.delete(node);
+    log.info('an agent is disconnected', { node });
+    notify(node);
   }
 
   async function ask(node: string, request: AgentRequest, signal: AbortSignal): Promise<unknown> {
-    const line = lines.get(node);
-    if (line === undefined) throw absent(node);
+    const line = current.get(node);
+    if (line === undefined) throw agentAbsent(node);
     const body = request.body === undefined ? undefined : Buffer.from(JSON.stringify(request.body));
     const headers = headersOf(request, body);
     const answer = await exchange(line.session, { headers, body, maxBytes: maxAnswerBytes }, signal).catch(
       (thrown: unknown) => {
-        throw lost(node, thrown);
+        throw agentLost(node, thrown);
       },
     );
-    return answered(node, answer);
+    return parsedAnswer(node, answer);
   }
 
   return {
-    nodes: () => [...lines.keys()].sort(),
+    nodes: () => [...current.keys()].sort(),
     call: async (node, request, scope) => {
-      const ms = request.deadlineMs ?? usualMs;
+      const ms = request.deadlineMs ?? defaultTimeoutMs;
       using limit = clock.deadline(ms, scope.signal);
       return await ask(node, request, limit.signal);
     },
@@ -117,15 +117,15 @@ export function createConnectedAgents({
       followers.add(changed);
       return () => followers.delete(changed);
     },
-    take: (node, order, stream) => {
+    accept: (node, order, stream) => {
       const line = open(node, order, stream);
-      // Not before it has said how much it takes at a time; what it cannot speak, it never says.
+      // Wait for its SETTINGS, which limit concurrent streams. A client that does not speak HTTP/2 never sends them.
       line.session.once('remoteSettings', () => use(node, line));
     },
     [Symbol.dispose]: () => {
       followers.clear();
-      lines.clear();
-      for (const line of opened) line.end();
+      current.clear();
+      for (const line of openConnections) line.end();
     },
   };
 }

@@ -1,6 +1,6 @@
 import { type ClientHttp2Session, constants, type OutgoingHttpHeaders } from 'node:http2';
 
-export interface Outgoing {
+export interface ExchangeRequest {
   readonly headers: OutgoingHttpHeaders;
   readonly body: Buffer | undefined;
   readonly maxBytes: number;
@@ -11,21 +11,25 @@ export interface Answer {
   readonly text: string;
 }
 
-/** The answer is longer than anything that is asked for. */
-export class TooLong extends Error {
-  override readonly name = 'TooLong';
+/** The answer exceeds the limit. */
+export class AnswerTooLong extends Error {
+  override readonly name = 'AnswerTooLong';
 }
 
 /** The connection ended before the answer had come. */
-export class Unanswered extends Error {
-  override readonly name = 'Unanswered';
+export class ConnectionLost extends Error {
+  override readonly name = 'ConnectionLost';
 }
 
-/** One request and its whole answer. Ends with the signal, at once, whatever the other side does; then throws its reason. */
-export async function exchange(session: ClientHttp2Session, out: Outgoing, signal: AbortSignal): Promise<Answer> {
+/** Sends one request and reads its whole answer. When the signal aborts, it throws the reason at once, whatever the other side does. */
+export async function exchange(
+  session: ClientHttp2Session,
+  out: ExchangeRequest,
+  signal: AbortSignal,
+): Promise<Answer> {
   signal.throwIfAborted();
   const { promise, resolve, reject } = Promise.withResolvers<Answer>();
-  const stream = begun(session, out);
+  const stream = openRequest(session, out);
   const chunks: Buffer[] = [];
   let status = 0;
   let length = 0;
@@ -35,23 +39,23 @@ export async function exchange(session: ClientHttp2Session, out: Outgoing, signa
     stream.close(constants.NGHTTP2_CANCEL);
   };
   const stop = (): void => fail(signal.reason);
-  stream.on('error', (cause) => reject(new Unanswered('the request failed', { cause })));
+  stream.on('error', (cause) => reject(new ConnectionLost('the request failed', { cause })));
   stream.on('response', (headers) => {
     status = headers[':status'] ?? 0;
   });
   stream.on('data', (chunk: Buffer) => {
     length += chunk.length;
-    if (length > out.maxBytes) fail(new TooLong(`the answer is longer than ${out.maxBytes} bytes`));
+    if (length > out.maxBytes) fail(new AnswerTooLong(`the answer is longer than ${out.maxBytes} bytes`));
     else chunks.push(chunk);
   });
   stream.once('end', () => {
     isEnded = true;
   });
   stream.once('close', () => {
-    // Node ends what was cut off as well; only here it is known which of both it was.
+    // Node also emits `end` for a stream that was cut off, so decide here whether the answer is complete.
     if (isEnded && status !== 0 && stream.rstCode === constants.NGHTTP2_NO_ERROR && !session.destroyed)
       resolve({ status, text: Buffer.concat(chunks).toString('utf8') });
-    else reject(new Unanswered('the connection ended'));
+    else reject(new ConnectionLost('the connection ended'));
   });
   signal.addEventListener('abort', stop, { once: true });
   try {
@@ -62,10 +66,10 @@ export async function exchange(session: ClientHttp2Session, out: Outgoing, signa
   }
 }
 
-function begun(session: ClientHttp2Session, { headers }: Outgoing) {
+function openRequest(session: ClientHttp2Session, { headers }: ExchangeRequest) {
   try {
     return session.request(headers, { endStream: false });
   } catch (cause) {
-    throw new Unanswered('the connection is closed', { cause });
+    throw new ConnectionLost('the connection is closed', { cause });
   }
 }

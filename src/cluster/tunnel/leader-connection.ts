@@ -8,40 +8,48 @@ import { streamOver } from '#base/socket-stream.ts';
 import { harmless } from '#base/terminal-safe.ts';
 import { upgrade } from '../names.ts';
 
-/** Where the leader is, and how it is known to be the one. */
-export interface Target {
+/** The leader's address, and how to verify its certificate. */
+export interface LeaderAddress {
   readonly host: string;
   readonly port: number;
   readonly servername: string;
   readonly ca: string;
 }
 
-export interface ToLeader extends Target {
+export interface LeaderConnectionOptions extends LeaderAddress {
   readonly clock: Clock;
   readonly tokenFile: string;
 }
 
-/** Whoever leads was reached, and said no. */
+/** The leader was reached, and rejected the agent. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
 }
 
 const connectMs = 20_000;
-const maxRefusal = 16 * 1024;
+const maxAnswerChars = 16 * 1024;
 
-/** A connection that was turned round: whoever leads asks on it from then on. */
-export const connectToLeader = (to: ToLeader, signal: AbortSignal): Promise<Duplex> =>
-  withLeader(to, connectMs, signal, turned);
+/** Connects and upgrades the connection: afterwards the leader sends the requests. */
+export const connectToLeader = (to: LeaderConnectionOptions, signal: AbortSignal): Promise<Duplex> =>
+  withLeader(to, connectMs, signal, requestUpgrade);
 
-/** One question, and what was answered. */
-export const askLeader = (to: ToLeader, path: string, ms: number, signal: AbortSignal): Promise<string> =>
+/** Sends one request and returns the text of the answer. */
+export const askLeader = (
+  to: LeaderConnectionOptions,
+  path: string,
+  ms: number,
+  signal: AbortSignal,
+): Promise<string> =>
   withLeader(to, ms, signal, async (socket, token, host) => {
     using _ = { [Symbol.dispose]: () => socket.destroy() };
-    return await answered(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
+    return await requestText(socket, {
+      path,
+      headers: { host, authorization: `Bearer ${token}`, connection: 'close' },
+    });
   });
 
 async function withLeader<T>(
-  to: ToLeader,
+  to: LeaderConnectionOptions,
   ms: number,
   signal: AbortSignal,
   talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
@@ -55,7 +63,7 @@ async function withLeader<T>(
     servername: to.servername,
     ca: to.ca,
     minVersion: 'TLSv1.2',
-    // What is published may be the server's own certificate, signed by somebody whom only the API server's word stands for.
+    // The published authority may be the server's own certificate, whose issuer is not published.
     allowPartialTrustChain: true,
   });
   const stop = (): void => {
@@ -64,8 +72,8 @@ async function withLeader<T>(
   limit.signal.addEventListener('abort', stop, { once: true });
   try {
     if (limit.signal.aborted) stop();
-    // Before it is known who is there, nothing is said, and least of all the token.
-    await secured(socket);
+    // Send nothing, above all not the token, before the server's certificate is verified.
+    await waitForTls(socket);
     return await talk(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
@@ -75,23 +83,23 @@ async function withLeader<T>(
   }
 }
 
-async function secured(socket: TLSSocket): Promise<void> {
+async function waitForTls(socket: TLSSocket): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   socket.once('secureConnect', resolve);
-  // It stays: an error that nobody hears would end the process.
+  // This handler stays: an `error` event without a handler would end the process.
   socket.on('error', reject);
   socket.once('close', () => reject(new Error('the connection was closed')));
   socket.setNoDelay(true);
   await promise;
 }
 
-async function turned(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
+async function requestUpgrade(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
   const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
   const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: upgrade.protocol };
   const request = httpRequest({ createConnection: () => socket, method: 'GET', path: upgrade.path, headers });
   request.on('upgrade', ({ headers: answer }, stream, head) => {
     if (answer.upgrade === upgrade.protocol) resolve(streamOver(stream, { head }));
-    else reject(new Error('it turned to another protocol'));
+    else reject(new Error('the controller switched to another protocol'));
   });
   request.on('response', (answer) => void refusalOf(answer).then(reject, reject));
   request.on('error', reject);
@@ -100,7 +108,7 @@ async function turned(socket: TLSSocket, token: string, host: string): Promise<D
   return await promise;
 }
 
-async function answered(
+async function requestText(
   socket: TLSSocket,
   about: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
 ): Promise<string> {
@@ -118,17 +126,17 @@ async function textOf(answer: IncomingMessage): Promise<string> {
   let text = '';
   for await (const chunk of answer as AsyncIterable<Buffer>) {
     text += chunk.toString('utf8');
-    if (text.length > maxRefusal) break;
+    if (text.length > maxAnswerChars) break;
   }
   return text;
 }
 
 async function refusalOf(answer: IncomingMessage): Promise<Error> {
   const text = await textOf(answer);
-  return new Refusal(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
+  return new Refusal(`the controller rejected this agent: ${problemText(text) ?? `status ${answer.statusCode ?? 0}`}`);
 }
 
-function said(text: string): string | undefined {
+function problemText(text: string): string | undefined {
   try {
     const problem = problemIn(JSON.parse(text));
     return problem && harmless(`${problem.detail}. ${problem.action}`);

@@ -14,19 +14,19 @@ import { pathUnknown, problemOf } from '../problems.ts';
 import { agentCall } from './agent-calls.ts';
 import { keepPinging } from './pings.ts';
 
-export interface Serving {
+export interface ServeLeaderOptions {
   readonly stream: Duplex;
   readonly clock: Clock;
   readonly log: Log;
-  /** The REST API, as whoever owns its socket has it. */
+  /** The REST API, with the rights of the owner of its socket. */
   readonly api: RequestListener;
 }
 
-/** At a time; the others wait at the controller. */
+/** The limit of concurrent calls; further ones wait at the controller. */
 const maxCalls = 64;
-const asked = ['accept', 'idempotency-key'];
-const askedWithBody = [...asked, 'content-type'];
-const answered = [
+const requestHeaders = ['accept', 'idempotency-key'];
+const requestHeadersWithBody = [...requestHeaders, 'content-type'];
+const responseHeaders = [
   'content-length',
   'content-type',
   'etag',
@@ -36,15 +36,15 @@ const answered = [
   'x-request-id',
 ];
 
-/** No request of a controller is as large; the API takes as much. */
+/** Larger than any request of a controller, and the limit of the API. */
 const maxBody = 64 * 1024;
 const bodyMs = 30_000;
-const piece = 16 * 1024;
-/** Made once: with its stack, each would cost more than most calls. */
-const gone = new Error('nobody waits for the answer any more');
+const chunkBytes = 16 * 1024;
+/** Created once: an Error with its stack for each call would cost more than most calls. */
+const callerGone = new Error('the caller no longer waits for the answer');
 
-/** Passes on what the controller asks, until the connection is lost or the signal ends it. Never throws. */
-export async function serveLeader({ stream, clock, log, api }: Serving, signal: AbortSignal): Promise<void> {
+/** Forwards the controller's requests to the API, until the connection is lost or the signal aborts. Never throws. */
+export async function serveLeader({ stream, clock, log, api }: ServeLeaderOptions, signal: AbortSignal): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const session = performServerHandshake(stream, {
     maxHeaderListPairs: 64,
@@ -52,7 +52,7 @@ export async function serveLeader({ stream, clock, log, api }: Serving, signal: 
   });
   session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
   session.once('close', () => resolve());
-  session.on('stream', (call, headers) => void passOn(call, headers, { api, clock, log }));
+  session.on('stream', (call, headers) => void forwardRequest(call, headers, { api, clock, log }));
   const stop = (): void => session.destroy();
   signal.addEventListener('abort', stop, { once: true });
   if (signal.aborted) stop();
@@ -62,16 +62,16 @@ export async function serveLeader({ stream, clock, log, api }: Serving, signal: 
   stream.destroy();
 }
 
-/** By a call within this process: through its socket, both ends of which are here, most calls cost less than their way. */
-async function passOn(
+/** Calls the API within this process: going through its socket would cost more than most calls themselves. */
+async function forwardRequest(
   call: ServerHttp2Stream,
   headers: IncomingHttp2Headers,
-  { api, clock, log }: Omit<Serving, 'stream'>,
+  { api, clock, log }: Omit<ServeLeaderOptions, 'stream'>,
 ): Promise<void> {
-  // Whatever it is, it ends the call; what is said about it is said elsewhere.
+  // An error ends the call, and is logged elsewhere.
   call.on('error', () => undefined);
   const { ':path': path = '', ':method': method = '' } = headers;
-  // To whoever can open the socket the API gives all that there is; of that a controller has what it needs.
+  // The API gives the owner of its socket every right. A controller may use only the calls in the table.
   const known = agentCall(method, path);
   if (known === undefined) {
     refuse(call, pathUnknown());
@@ -80,32 +80,31 @@ async function passOn(
   try {
     const payload = method === 'GET' ? undefined : await bodyOf(call, clock);
     if (method === 'GET') call.resume();
-    const isBare = payload === undefined || known.body?.test(String(payload)) === false;
-    const passed = chosen(headers, isBare ? asked : askedWithBody);
-    if (known.forgotten === true) passed['prefer'] = 'answer-forgotten';
+    const isWithoutBody = payload === undefined || known.body?.test(String(payload)) === false;
+    const passed = pickHeaders(headers, isWithoutBody ? requestHeaders : requestHeadersWithBody);
+    if (known.answerForgotten === true) passed['prefer'] = 'answer-forgotten';
     const about = { method: known.method, url: path, headers: passed };
-    await answer(call, isBare ? about : { ...about, payload }, api);
+    await answer(call, isWithoutBody ? about : { ...about, payload }, api);
   } catch (cause) {
-    if (!call.closed)
-      log.warn('a call of the controller was not answered', { call: `${method} ${path}`, error: cause });
-    refuse(call, unserved(cause));
+    if (!call.closed) log.warn('a request of the controller failed', { call: `${method} ${path}`, error: cause });
+    refuse(call, apiFailed(cause));
   }
 }
 
 async function answer(call: ServerHttp2Stream, request: InjectOptions, api: RequestListener): Promise<void> {
-  const { statusCode, headers, rawPayload } = await untilGone(call, (signal) => inject(api, { ...request, signal }));
+  const { statusCode, headers, rawPayload } = await abortOnClose(call, (signal) => inject(api, { ...request, signal }));
   if (call.destroyed || call.closed || call.headersSent) return;
-  call.respond({ ':status': statusCode, ...chosen(headers, answered) });
-  // A connection holds only so much that the other side has not taken yet.
+  call.respond({ ':status': statusCode, ...pickHeaders(headers, responseHeaders) });
+  // Send a large answer in chunks, so that flow control bounds what is buffered.
   if (rawPayload.length === 0) call.end();
-  else if (rawPayload.length <= piece) call.end(rawPayload);
-  else await pipeline(Readable.from(piecesOf(rawPayload)), call);
+  else if (rawPayload.length <= chunkBytes) call.end(rawPayload);
+  else await pipeline(Readable.from(chunksOf(rawPayload)), call);
 }
 
-/** Nobody waits for an answer that nobody wants any more; what is being changed is changed all the same. */
-async function untilGone<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+/** Aborts the wait for the answer when the caller hangs up. A change that has started still completes. */
+async function abortOnClose<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
   const ending = new AbortController();
-  const end = (): void => ending.abort(gone);
+  const end = (): void => ending.abort(callerGone);
   call.once('close', end);
   try {
     return await work(ending.signal);
@@ -114,11 +113,11 @@ async function untilGone<T>(call: ServerHttp2Stream, work: (signal: AbortSignal)
   }
 }
 
-function* piecesOf(payload: Buffer): Generator<Buffer, void, undefined> {
-  for (let at = 0; at < payload.length; at += piece) yield payload.subarray(at, at + piece);
+function* chunksOf(payload: Buffer): Generator<Buffer, void, undefined> {
+  for (let at = 0; at < payload.length; at += chunkBytes) yield payload.subarray(at, at + chunkBytes);
 }
 
-/** Of what is larger than a request may be, a byte more than that is enough to have it refused. */
+/** Reads at most one byte more than the limit, which is enough for the API to refuse the request. */
 async function bodyOf(call: ServerHttp2Stream, clock: Clock): Promise<Buffer> {
   const parts: Buffer[] = [];
   let left = maxBody + 1;
@@ -145,7 +144,7 @@ function refuse(call: ServerHttp2Stream, error: StowageError): void {
   call.end(body);
 }
 
-function chosen(
+function pickHeaders(
   headers: OutgoingHttpHeaders | IncomingHttp2Headers,
   names: readonly string[],
 ): Record<string, string | string[]> {
@@ -157,10 +156,10 @@ function chosen(
   return found;
 }
 
-const unserved = (cause: unknown): StowageError =>
+const apiFailed = (cause: unknown): StowageError =>
   new StowageError('the agent does not serve its API at the moment', {
     code: 'unavailable',
     reason: 'agent-not-serving',
     cause,
-    action: "Try again in a moment. If it persists, look at that agent's log.",
+    action: "Try again in a moment. If the problem persists, check that agent's log.",
   });

@@ -1,10 +1,10 @@
 import type { Http2Session } from 'node:http2';
 import type { Clock } from '#base/clock.ts';
 
-/** Between them, and for the answer: so whoever is gone without a word is noticed within 20 s. */
+/** The interval of pings, and the timeout for the answer: a silent peer is noticed within 20 s. */
 const pingMs = 10_000;
 
-/** Ends a session whose other side does not answer any more. */
+/** Destroys a session whose peer does not answer any more. */
 export function keepPinging(session: Http2Session, clock: Clock, lost: () => void): Disposable {
   let next: Disposable | undefined;
   let isOver = false;
@@ -27,7 +27,7 @@ export function keepPinging(session: Http2Session, clock: Clock, lost: () => voi
       if (error === null) again();
       else gone();
     });
-    // There are others that were not answered yet.
+    // `ping` returns false if too many pings are unanswered.
     if (!isSent) gone();
   }
   again();

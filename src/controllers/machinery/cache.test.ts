@@ -71,7 +71,7 @@ const lists = (): number =>
   api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
 
 describe('a cache', () => {
-  test('has what was there, and then what changes', async () => {
+  test('has the listed objects, and then follows changes', async () => {
     api.put(path, volume('a'));
     const { cache, told } = start();
     expect(cache.synced).toBe(false);
@@ -84,14 +84,14 @@ describe('a cache', () => {
     expect(cache.size).toBe(1);
   });
 
-  test('keeps what is trimmed, and nothing else', async () => {
+  test('keeps only the trimmed objects', async () => {
     const { uid, resourceVersion } = api.put(path, volume('a')).metadata;
     const { cache } = start();
     await cache.whenSynced(stop.signal);
     expect([...cache.all()]).toEqual([{ metadata: { name: 'a', uid, resourceVersion }, handle: 'a' }]);
   });
 
-  test('does not hold on to what was trimmed away, in lists and watches', async () => {
+  test('does not keep trimmed fields in memory, from lists and watches', async () => {
     const heavy = (name: string) => ({ ...volume(name), status: { message: name.repeat(5_000) } });
     for (let i = 0; i < 500; i++) api.put(path, heavy(`v${1_000 + i}`));
     const before = heldMib();
@@ -107,7 +107,7 @@ describe('a cache', () => {
     await expect.poll(() => heldMib() - made).toBeLessThan(3);
   });
 
-  test('does not have what is trimmed to nothing; what becomes so is deleted', async () => {
+  test('ignores objects that are trimmed away; one that becomes so counts as deleted', async () => {
     api.put(path, { metadata: { name: 'foreign' }, spec: {} });
     const { cache, told } = start();
     await cache.whenSynced(stop.signal);
@@ -117,7 +117,7 @@ describe('a cache', () => {
     expect(cache.size).toBe(0);
   });
 
-  test('takes lists in pages', async () => {
+  test('lists in pages', async () => {
     for (let i = 0; i < 7; i++) api.put(path, volume(`v${i}`));
     const { cache } = start({ pageSize: 3 });
     await cache.whenSynced(stop.signal);
@@ -125,7 +125,7 @@ describe('a cache', () => {
     expect(api.requests.filter((one) => one.includes('limit=3')).length).toBe(3);
   });
 
-  test('finds by index what is so now', async () => {
+  test('finds objects by the current values of an index', async () => {
     api.put(path, volume('a', 'h'));
     api.put(path, volume('b', 'h'));
     const { cache, told } = start();
@@ -139,7 +139,7 @@ describe('a cache', () => {
     expect(() => cache.by('nothing', 'x')).toThrow('there is no index “nothing”');
   });
 
-  test('tells those who come later what is there', async () => {
+  test('calls handlers that are registered later for the existing objects', async () => {
     api.put(path, volume('a'));
     const { cache } = start();
     await cache.whenSynced(stop.signal);
@@ -154,7 +154,7 @@ describe('a cache', () => {
     expect(told).toEqual(['a']);
   });
 
-  test('goes on when one of those it tells fails', async () => {
+  test('continues when a handler throws', async () => {
     const errors: Facts[] = [];
     const log: Log = { ...silentLog(), error: (_message, facts = {}) => errors.push(facts) };
     const { cache, told } = start({}, log);
@@ -170,7 +170,7 @@ describe('a cache', () => {
     expect(errors.length).toBe(2);
   });
 
-  test('another object of the same name is told as a deletion and an addition', async () => {
+  test('reports a recreated object of the same name as a deletion and an addition', async () => {
     const { cache, told } = start();
     await cache.whenSynced(stop.signal);
     api.put(path, volume('a'));
@@ -186,8 +186,8 @@ describe('a cache', () => {
   });
 });
 
-describe('when a watch cannot go on', () => {
-  test('it lists anew, and tells what was missed and nothing else', async () => {
+describe('when a watch ends', () => {
+  test('the cache lists again, and reports only the missed changes', async () => {
     for (const name of ['stays', 'changes', 'goes']) api.put(path, volume(name));
     const { cache, told } = start({ pageSize: 2 });
     await cache.whenSynced(stop.signal);
@@ -211,7 +211,7 @@ describe('when a watch cannot go on', () => {
     await expect.poll(() => told).toContain('added later');
   });
 
-  test('it does not list as fast as lists expire', async () => {
+  test('the cache backs off when lists expire at once', async () => {
     api.put(path, volume('a'));
     const { cache } = start();
     api.intercept = (request, response) => {
@@ -227,7 +227,7 @@ describe('when a watch cannot go on', () => {
     await expect.poll(() => clock.slept).toEqual([500, 1_000, 2_000, 4_000, 8_000]);
   });
 
-  test('a list that expires between pages is begun anew', async () => {
+  test('the cache restarts a list that expires between pages', async () => {
     for (let i = 0; i < 4; i++) api.put(path, volume(`v${i}`));
     let isFirst = true;
     api.intercept = (request) => {
@@ -246,12 +246,12 @@ describe('when a watch cannot go on', () => {
   });
 });
 
-describe('while the API server is not there', () => {
-  test('for 30 seconds: it can be read, says for how long it has heard nothing, and misses nothing', async () => {
+describe('while the API server is away', () => {
+  test('for 30 seconds, the cache stays readable, reports the last contact, and misses nothing', async () => {
     api.put(path, volume('a'));
     const { cache, told } = start();
     await expect.poll(() => api.watches).toBe(1);
-    const { heardAt } = cache;
+    const { lastContactAt: heardAt } = cache;
     await api.down();
     await expect.poll(() => clock.slept.length).toBe(1);
     while (clock.elapsed() < 30_000) {
@@ -261,8 +261,8 @@ describe('while the API server is not there', () => {
       expect(cache.get('a')).toBeDefined();
       expect(cache.synced).toBe(true);
     }
-    expect(clock.elapsed() - cache.heardAt).toBeGreaterThanOrEqual(30_000);
-    expect(cache.heardAt).toBe(heardAt);
+    expect(clock.elapsed() - cache.lastContactAt).toBeGreaterThanOrEqual(30_000);
+    expect(cache.lastContactAt).toBe(heardAt);
     api.put(path, volume('b'));
     await api.up();
     await clock.passWhenAsleep(10_000);
@@ -270,7 +270,7 @@ describe('while the API server is not there', () => {
     expect(lists()).toBe(1);
   });
 
-  test('at the beginning: it comes up when the API server does', async () => {
+  test('at start-up, the cache syncs when the API server comes up', async () => {
     await api.down();
     const { cache } = start();
     await clock.passWhenAsleep(500);
@@ -285,7 +285,7 @@ describe('while the API server is not there', () => {
     [429, 'TooManyRequests', 33_000],
     [500, 'InternalError', 500],
     [403, 'Forbidden', 500],
-  ])('or answers with %d: it waits as long as it is asked to', async (code, reason, wait) => {
+  ])('or answers with %d, the cache waits for the requested time', async (code, reason, wait) => {
     let isFirst = true;
     api.intercept = (_request, response) => {
       if (!isFirst) return false;
@@ -299,7 +299,7 @@ describe('while the API server is not there', () => {
     await cache.whenSynced(stop.signal);
   });
 
-  test('whoever waits for it to be complete can stop waiting', async () => {
+  test('a wait for the sync can be aborted', async () => {
     await api.down();
     const { cache } = start();
     const impatient = new AbortController();

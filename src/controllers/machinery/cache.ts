@@ -8,32 +8,32 @@ import type { Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 import { createIndexed } from './indexed.ts';
 
-/** What is told of changes. Nothing is told while a handler runs: it is quick, and only notes which keys to look at. */
+/** Callbacks for changes. They run synchronously, so they must be fast and only enqueue keys. */
 export interface Handlers<T> {
-  /** Also for everything that is there already when the handlers are given. */
+  /** Also called for all objects that are in the cache when the handlers are registered. */
   added?(object: T): void;
   changed?(object: T, before: T): void;
-  /** Also when it was only missed in a list, when another of the same name took its place, or when it is left out by now. */
+  /** Also called if an object is missing in a new list, was replaced by another of the same name, or is now trimmed away. */
   deleted?(before: T): void;
 }
 
 /**
- * The objects of one kind as the API server had them a moment ago. It can be read at any time: while the API server is not
- * there, it says what was true before.
+ * The recent objects of one kind on the API server. It can be read at any time: while the API server is away, it keeps the last known
+ * state.
  */
 export interface Cache<T> {
-  /** Whether everything was seen once. */
+  /** Whether the first list is complete. */
   readonly synced: boolean;
   whenSynced(signal: AbortSignal): Promise<void>;
   readonly size: number;
-  /** When the API server was last heard, by the clock's `elapsed`; zero: never. */
-  readonly heardAt: number;
+  /** When the API server last answered or sent an event, by the clock's `elapsed`. Zero: never. */
+  readonly lastContactAt: number;
   get(key: string): T | undefined;
   all(): Iterable<T>;
-  /** Those for which the index gave that value. */
+  /** The objects for which the index function returned the value. */
   by(index: string, value: string): readonly T[];
   on(handlers: Handlers<T>): Disposable;
-  /** Keeps it up to date until the signal ends it. To be called once. */
+  /** Keeps the cache up to date until the signal aborts. Call it once. */
   run(scope: Scope): Promise<void>;
 }
 
@@ -42,8 +42,8 @@ export interface CacheOptions<Full extends KubeObject, T extends KubeObject> {
   readonly resource: Resource<Full>;
   readonly select?: Selection;
   /**
-   * What is kept of an object: a new object with the fields that are used, and with its name, namespace, uid and
-   * resourceVersion (see `identityOf`). Undefined: nothing, it is as if it were not there.
+   * Returns what to keep of an object: a new object with the fields in use, and with its name, namespace, uid and resourceVersion
+   * (see `identityOf`). Undefined: the cache ignores the object.
    */
   readonly trim: (full: Full) => T | undefined;
   readonly indexes?: Readonly<Record<string, (object: T) => readonly string[]>>;
@@ -52,11 +52,11 @@ export interface CacheOptions<Full extends KubeObject, T extends KubeObject> {
   readonly random?: () => number;
 }
 
-/** `namespace/name`, or only the name. */
+/** `namespace/name`, or the name of a cluster-scoped object. */
 export const keyOf = ({ metadata: { namespace, name = '' } }: KubeObject): string =>
   namespace === undefined || namespace === '' ? name : `${namespace}/${name}`;
 
-/** What every trimmed object has to keep. */
+/** The metadata that every trimmed object must keep. */
 export function identityOf({ metadata }: KubeObject): KubeObject['metadata'] {
   const { name = '', namespace, uid = '', resourceVersion = '' } = metadata;
   return { name, ...(namespace === undefined ? {} : { namespace }), uid, resourceVersion };
@@ -69,21 +69,21 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
   const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
   const firstList = Promise.withResolvers<void>();
   let isSynced = false;
-  let heardAt = 0;
+  let lastContactAt = 0;
 
-  function tell(scope: Scope, call: (handlers: Handlers<T>) => void): void {
+  function notify(scope: Scope, call: (handlers: Handlers<T>) => void): void {
     for (const handlers of listeners) {
       try {
         call(handlers);
       } catch (error) {
-        scope.log.error('a handler of changes failed', { resource: resource.plural, error });
+        scope.log.error('a cache handler failed', { resource: resource.plural, error });
       }
     }
   }
 
   function remove(key: string, scope: Scope): void {
     const before = objects.remove(key);
-    if (before !== undefined) tell(scope, (handlers) => handlers.deleted?.(before));
+    if (before !== undefined) notify(scope, (handlers) => handlers.deleted?.(before));
   }
 
   function put(full: Full, scope: Scope): void {
@@ -91,40 +91,40 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     const object = trim(full);
     const known = objects.get(key);
     if (known !== undefined && known.metadata.resourceVersion === full.metadata.resourceVersion) return;
-    // Another one of the same name is not a change of this one.
+    // A recreated object of the same name is a deletion and an addition.
     const isOther = known !== undefined && known.metadata.uid !== full.metadata.uid;
     if (isOther || object === undefined) remove(key, scope);
     if (object === undefined) return;
     const before = objects.put(key, object);
-    if (before === undefined) tell(scope, (handlers) => handlers.added?.(object));
-    else tell(scope, (handlers) => handlers.changed?.(object, before));
+    if (before === undefined) notify(scope, (handlers) => handlers.added?.(object));
+    else notify(scope, (handlers) => handlers.changed?.(object, before));
   }
 
-  /** Page by page, each forgotten when the next one comes. */
+  /** Lists page by page, to hold only one page in memory. Returns the resourceVersion to watch from. */
   async function list(scope: Scope): Promise<string> {
     const seen = new Set<string>();
     let resourceVersion = '';
     const query = { ...select, ...(pageSize === undefined ? {} : { limit: pageSize }) };
     for await (const page of client.list(resource, query, scope.signal)) {
-      heardAt = clock.elapsed();
+      lastContactAt = clock.elapsed();
       ({ resourceVersion } = page);
       for (const full of page.items) {
         seen.add(keyOf(full));
         put(full, scope);
       }
     }
-    // Deleted while nobody watched.
+    // Objects that were deleted while there was no watch.
     for (const key of objects.keys()) if (!seen.has(key)) remove(key, scope);
-    if (!isSynced) scope.log.debug('cache has seen everything', { resource: resource.plural, objects: objects.size });
+    if (!isSynced) scope.log.debug('the cache is synced', { resource: resource.plural, objects: objects.size });
     isSynced = true;
     firstList.resolve();
     return resourceVersion;
   }
 
-  /** Until a new list is needed. */
+  /** Watches until a new list is needed. */
   async function follow(resourceVersion: string, scope: Scope): Promise<void> {
     for await (const change of client.watch(resource, { ...select, resourceVersion }, scope.signal)) {
-      heardAt = clock.elapsed();
+      lastContactAt = clock.elapsed();
       backOff.reset();
       if (change.kind === 'bookmark') continue;
       if (change.kind === 'deleted') remove(keyOf(change.object), scope);
@@ -139,8 +139,8 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     get size() {
       return objects.size;
     },
-    get heardAt() {
-      return heardAt;
+    get lastContactAt() {
+      return lastContactAt;
     },
     whenSynced: (signal) => unlessAborted(firstList.promise, signal),
     get: (key) => objects.get(key),
@@ -154,22 +154,22 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     run: async (scope) => {
       const { signal, log } = scope;
       while (!signal.aborted) {
-        let askedMs = 0;
+        let retryAfterMs = 0;
         try {
           await follow(await list(scope), scope);
-          log.debug('listing anew', { resource: resource.plural });
+          log.debug('listing again', { resource: resource.plural });
         } catch (error) {
           if (signal.aborted) return;
-          log.warn('cache is not up to date', { resource: resource.plural, error });
-          askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
+          log.warn('the cache is out of date', { resource: resource.plural, error });
+          retryAfterMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
-        await pause(clock, Math.max(askedMs, backOff.next()), signal);
+        await pause(clock, Math.max(retryAfterMs, backOff.next()), signal);
       }
     },
   };
 }
 
-/** Until then, or until the signal ends it. */
+/** Sleeps, or returns early when the signal aborts. */
 async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
   try {
     await clock.sleep(ms, signal);

@@ -52,7 +52,7 @@ const stowage = (code: StowageError['code']): StowageError =>
 const refused = (status: number, reason = '', retryAfterMs = 0): KubeError =>
   new KubeError('x', { failure: 'refused', status, reason, retryAfterMs });
 
-describe('what becomes of a key', () => {
+describe('the outcome of a reconcile', () => {
   const retry = 375; // Between 250 and 500.
   const terminal = 900_000;
   test.each<[string, () => Promise<Done | Again>, number | undefined, string]>([
@@ -68,13 +68,13 @@ describe('what becomes of a key', () => {
     ['that is gone', () => Promise.reject(refused(404, 'NotFound')), retry, 'retried'],
     ['that is forbidden', () => Promise.reject(refused(403, 'Forbidden')), retry, 'retried'],
     ['the API server is busy', () => Promise.reject(refused(429, 'TooManyRequests', 9_000)), 9_000, 'retried'],
-    ['the API server is ill', () => Promise.reject(refused(500, 'InternalError')), retry, 'retried'],
+    ['the API server fails', () => Promise.reject(refused(500, 'InternalError')), retry, 'retried'],
     ['the API server does not take', () => Promise.reject(refused(422, 'Invalid')), terminal, 'terminal'],
     ['the connection broke', () => Promise.reject(new KubeError('x', { failure: 'lost' })), retry, 'retried'],
   ])('%s', async (_what, work, afterMs, counted) => {
     answer = work;
     const failures: unknown[] = [];
-    const controller = start({ failed: (_key, error) => failures.push(error) });
+    const controller = start({ onFailure: (_key, error) => failures.push(error) });
     controller.add('a');
     await settled();
     expect(controller.counts()).toMatchObject({ [counted]: 1, delayed: afterMs === undefined ? 0 : 1, running: 0 });
@@ -88,7 +88,7 @@ describe('what becomes of a key', () => {
     expect(looked).toEqual(['a', 'a']);
   });
 
-  test('that succeeds begins anew with its waits', async () => {
+  test('that succeeds resets the backoff', async () => {
     let failures = 3;
     answer = () => (failures-- > 0 ? Promise.reject(stowage('busy')) : Promise.resolve(done));
     const controller = start();
@@ -107,11 +107,11 @@ describe('what becomes of a key', () => {
     expect(controller.counts()).toMatchObject({ retried: 4, done: 2 });
   });
 
-  test('that is stopped is no failure', async () => {
+  test('that is aborted is no failure', async () => {
     answer = (_key, { signal }) =>
       new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
     const failures: unknown[] = [];
-    const controller = start({ failed: (_key, error) => failures.push(error) });
+    const controller = start({ onFailure: (_key, error) => failures.push(error) });
     controller.add('a');
     await settled();
     end.abort();
@@ -121,7 +121,7 @@ describe('what becomes of a key', () => {
   });
 });
 
-test('a group that hangs keeps no other waiting', async () => {
+test('a group that hangs does not delay other groups', async () => {
   const { promise, resolve } = Promise.withResolvers<Done>();
   answer = (key) => (key.startsWith('slow') ? promise : Promise.resolve(done));
   const controller = start({ workers: 2, groupOf: (key) => key.split('/')[0] ?? '' });
@@ -134,7 +134,7 @@ test('a group that hangs keeps no other waiting', async () => {
   expect(controller.counts().done).toBe(13);
 });
 
-describe('of the caches it follows', () => {
+describe('a controller that follows caches', () => {
   function cacheOf(...objects: KubeObject[]) {
     const sync = Promise.withResolvers<void>();
     let told: Handlers<KubeObject> = {};
@@ -153,7 +153,7 @@ describe('of the caches it follows', () => {
   }
   const object = (name: string, namespace = 'ns'): KubeObject => ({ metadata: { name, namespace } });
 
-  test('it waits until all have seen everything, then looks at all that there is', async () => {
+  test('waits until all caches are synced, then reconciles all objects', async () => {
     const [one, two] = [cacheOf(object('a')), cacheOf(object('b'))];
     start({}, one.cache, two.cache);
     one.sync.resolve();
@@ -164,7 +164,7 @@ describe('of the caches it follows', () => {
     expect(looked).toEqual(['ns/a', 'ns/b']);
   });
 
-  test('it looks at what changes, and at what is gone', async () => {
+  test('reconciles changed and deleted objects', async () => {
     const { cache, sync, tell } = cacheOf();
     sync.resolve();
     start({}, cache);
@@ -175,7 +175,7 @@ describe('of the caches it follows', () => {
     expect(looked).toEqual(['ns/old', 'ns/new', 'ns/gone']);
   });
 
-  test('an end before that is an end', async () => {
+  test('can be stopped before the caches are synced', async () => {
     const { cache } = cacheOf();
     start({}, cache);
     stop.abort();

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 import { type Cache, type Handlers, keyOf } from './cache.ts';
-import { type Again, codeOf, type Done, setbackOf } from './outcome.ts';
+import { type Again, codeOf, type Done, failureOf } from './outcome.ts';
 import { createWorkQueue } from './work-queue.ts';
 
 export interface ControllerCounts {
@@ -15,19 +15,19 @@ export interface ControllerCounts {
   readonly delayed: number;
 }
 
-/** Brings what keys stand for to what it should be. What has changed is not told to it: it looks. */
+/** Reconciles keys. It is level-based: a key says what to look at, not what has changed. */
 export interface Controller {
   readonly name: string;
-  /** To be looked at now. */
+  /** Enqueues a key now. */
   add(key: string): void;
-  /** Whatever changes in a cache: the keys that it concerns, its own unless said otherwise. To be called before `run`. */
+  /** Enqueues the keys that a change in a cache concerns; by default the object's own key. Call it before `run`. */
   follow<T extends KubeObject>(cache: Cache<T>, keysOf?: (object: T) => Iterable<string>): void;
   counts(): ControllerCounts;
-  /** Called with how long each look at a key took. */
-  timed(listener: (seconds: number) => void): void;
+  /** Calls back with the duration of each reconcile. */
+  onDuration(listener: (seconds: number) => void): void;
   /**
-   * Works as soon as the caches it follows have seen everything. Until `stop`; then it finishes what it has begun. The scope's
-   * signal ends everything at once.
+   * Starts when the caches that it follows are synced. After `stop` it finishes the running reconciles. The scope's signal aborts them
+   * too.
    */
   run(scope: Scope, stop: AbortSignal): Promise<void>;
 }
@@ -35,23 +35,23 @@ export interface Controller {
 export interface ControllerOptions {
   readonly name: string;
   readonly clock: Clock;
-  /** Never twice at a time for one key. What it throws is tried again, or not, by what kind of error it is. */
+  /** Never runs twice at a time for one key. The kind of error that it throws decides on the retry. */
   readonly reconcile: (key: string, scope: Scope) => Promise<Done | Again>;
-  /** What a key may have to wait for, such as its store: groups do not wait for each other. */
+  /** What a key may have to wait for, such as its store. Groups do not delay each other. */
   readonly groupOf?: (key: string) => string;
-  /** Of every error, before it is tried again: for Events. */
-  readonly failed?: (key: string, error: unknown) => void;
+  /** Called with every error before the retry, to report Events. */
+  readonly onFailure?: (key: string, error: unknown) => void;
   readonly workers?: number;
   readonly perGroup?: number;
   readonly firstRetryMs?: number;
-  readonly mostRetryMs?: number;
-  /** What nobody tells us when it is mended, such as a full disk, is looked at again after about this. */
+  readonly maxRetryMs?: number;
+  /** The approximate retry delay after terminal errors: nothing notifies the controller when a full disk has space again. */
   readonly terminalMs?: number;
   readonly random?: () => number;
 }
 
 export function createController(options: ControllerOptions): Controller {
-  const { name, clock, reconcile, groupOf = () => '', failed, workers = 16, random = Math.random } = options;
+  const { name, clock, reconcile, groupOf = () => '', onFailure, workers = 16, random = Math.random } = options;
   const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
   const queue = createWorkQueue({
     clock,
@@ -59,18 +59,18 @@ export function createController(options: ControllerOptions): Controller {
     perGroup,
     random,
     firstMs: options.firstRetryMs ?? 500,
-    mostMs: options.mostRetryMs ?? 300_000,
+    mostMs: options.maxRetryMs ?? 300_000,
   });
   const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
   const counts = { done: 0, again: 0, retried: 0, terminal: 0 };
   const add = (key: string): void => queue.add(key, groupOf(key));
   const timers = new Set<(seconds: number) => void>();
 
-  async function outcome(key: string, scope: Scope): Promise<Verdict> {
+  async function outcome(key: string, scope: Scope): Promise<Outcome> {
     try {
       return await reconcile(key, scope);
     } catch (error) {
-      return { ...setbackOf(error, scope.signal), error };
+      return { ...failureOf(error, scope.signal), error };
     }
   }
 
@@ -79,7 +79,7 @@ export function createController(options: ControllerOptions): Controller {
     const began = clock.elapsed();
     const verdict = await outcome(key, scope);
     for (const timer of timers) timer((clock.elapsed() - began) / 1_000);
-    if ('error' in verdict && verdict.kind !== 'stopped') failed?.(key, verdict.error);
+    if ('error' in verdict && verdict.kind !== 'stopped') onFailure?.(key, verdict.error);
     switch (verdict.kind) {
       case 'done':
         counts.done++;
@@ -91,12 +91,15 @@ export function createController(options: ControllerOptions): Controller {
       case 'retry':
         counts.retried++;
         queue.retry(key, verdict.leastMs, groupOf(key));
-        return scope.log.warn('trying again', { failures: queue.failures(key), ...factsOf(verdict.error) });
+        return scope.log.warn('reconcile failed, retrying', {
+          failures: queue.failures(key),
+          ...factsOf(verdict.error),
+        });
       case 'terminal':
         counts.terminal++;
         queue.forget(key);
         queue.addAfter(key, terminalMs * (0.5 + random()));
-        return scope.log.warn('not trying again for long', factsOf(verdict.error));
+        return scope.log.warn('reconcile failed, not retrying soon', factsOf(verdict.error));
       case 'stopped':
         return;
       default:
@@ -114,7 +117,7 @@ export function createController(options: ControllerOptions): Controller {
       const handlers: Handlers<T> = {
         added: each,
         changed: (object, before) => {
-          // It may concern others by now.
+          // The object may concern other keys than before.
           each(before);
           each(object);
         },
@@ -123,7 +126,7 @@ export function createController(options: ControllerOptions): Controller {
       cache.on(handlers);
       syncs.push((signal) => cache.whenSynced(signal));
     },
-    timed: (listener) => void timers.add(listener),
+    onDuration: (listener) => void timers.add(listener),
     counts: () => ({ ...counts, waiting: queue.waiting, running: queue.running, delayed: queue.delayed }),
     run: async (scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
@@ -138,7 +141,7 @@ export function createController(options: ControllerOptions): Controller {
   };
 }
 
-/** Most of what is looked at is as it should be, and nothing is said of it. */
+/** Creates the log lazily: most reconciles log nothing. */
 function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>): Scope {
   let own: Scope['log'] | undefined;
   return {
@@ -150,7 +153,7 @@ function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>
   };
 }
 
-type Verdict = Done | Again | (ReturnType<typeof setbackOf> & { readonly error: unknown });
+type Outcome = Done | Again | (ReturnType<typeof failureOf> & { readonly error: unknown });
 
 const ownKey = (object: KubeObject): readonly string[] => [keyOf(object)];
 

@@ -6,26 +6,26 @@ import type { KubeEvent } from '#wire/kube/types.ts';
 import type { Report } from './events.ts';
 import { microTime } from './micro-time.ts';
 
-/** A report, how often it was meant, and when last, by the clock on the wall. */
-export interface Meant {
+/** A report with its count, and the wall clock time of the last one. */
+export interface CountedReport {
   readonly report: Report;
   readonly count: number;
   readonly at: number;
 }
 
-/** Says once to the API server what is to be said; what fails is for others to try again. */
+/** Writes Events without retries. */
 export interface EventWriter {
-  /** Gives its name. */
-  create(meant: Meant, signal: AbortSignal): Promise<string>;
-  /** On the Event of that name, unless the API server has forgotten it. */
-  isCounted(name: string, meant: Meant, signal: AbortSignal): Promise<boolean>;
+  /** Returns the name of the Event. */
+  create(meant: CountedReport, signal: AbortSignal): Promise<string>;
+  /** Updates the count of the Event. Returns false if the Event does not exist any more. */
+  updateSeries(name: string, meant: CountedReport, signal: AbortSignal): Promise<boolean>;
 }
 
-/** What the API server takes. */
+/** The limits of the API server. */
 const maxInstance = 128;
 const maxName = 253;
 
-/** What has no namespace has its Events in this one. */
+/** Events about cluster-scoped objects are in the namespace `default`. */
 const namespaceOf = ({ regarding }: Report): string => regarding.namespace ?? 'default';
 
 export function createEventWriter(options: {
@@ -56,7 +56,7 @@ export function createEventWriter(options: {
       await client.create(events, event, signal);
       return name;
     },
-    isCounted: async (name, { report, count, at }, signal) => {
+    updateSeries: async (name, { report, count, at }, signal) => {
       const body = { series: { count, lastObservedTime: microTime(at) } };
       try {
         await client.patch(events, { namespace: namespaceOf(report), name }, { kind: 'merge', body }, signal);

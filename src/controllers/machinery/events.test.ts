@@ -7,8 +7,8 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { events as resource } from '#wire/kube/resources.ts';
 import type { KubeEvent } from '#wire/kube/types.ts';
+import { errorNote } from './error-note.ts';
 import { createEvents, type Events, type EventsOptions, type Report } from './events.ts';
-import { noteOf } from './note.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;
@@ -58,7 +58,7 @@ async function written(): Promise<readonly KubeEvent[]> {
 }
 const writes = (): number => api.requests.filter((one) => !one.startsWith('GET')).length;
 
-test('says what, on which object, and by whom', async () => {
+test('an Event has its text, its object and its reporter', async () => {
   start().report(report());
   await expect.poll(writes).toBe(1);
   const [event] = await written();
@@ -78,7 +78,7 @@ test('says what, on which object, and by whom', async () => {
   expect(event?.metadata.name).toMatch(/^data\.[0-9a-f]{16}$/);
 });
 
-test('of an object without a namespace is in the default one', async () => {
+test('an Event about a cluster-scoped object is in the namespace default', async () => {
   start().report(report({ regarding: { apiVersion: 'v1', kind: 'PersistentVolume', name: 'pv'.repeat(120) } }));
   await expect.poll(writes).toBe(1);
   const [event] = await written();
@@ -86,8 +86,8 @@ test('of an object without a namespace is in the default one', async () => {
   expect(event?.metadata.name?.length).toBe(253);
 });
 
-describe('the same again', () => {
-  test('is not written for a while, then once with how often it was', async () => {
+describe('a repeated report', () => {
+  test('is not written for a while, then once with its count', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -105,13 +105,13 @@ describe('the same again', () => {
     expect(all.map(({ series }) => series)).toEqual([{ count: 13, lastObservedTime: '2026-01-01T00:05:00.000000Z' }]);
   });
 
-  test('that waits to be written waits once', async () => {
+  test('is enqueued once', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
     for (let i = 0; i < 5; i++) events.report(report());
     expect(events.waiting).toBe(1);
   });
 
-  test('in other words is another Event, in a while', async () => {
+  test('with another note becomes another Event after a while', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -127,7 +127,7 @@ describe('the same again', () => {
     ]);
   });
 
-  test('whose Event is forgotten by the API server is written anew', async () => {
+  test('is written as a new Event if the API server has deleted the first', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -141,7 +141,7 @@ describe('the same again', () => {
     expect(await written()).toMatchObject([{ note: 'no room' }]);
   });
 
-  test('after an hour is something new', async () => {
+  test('after an hour is a new Event', async () => {
     const events = start();
     events.report(report());
     await expect.poll(() => events.waiting).toBe(0);
@@ -157,7 +157,7 @@ describe('the same again', () => {
     ['for another reason', { reason: 'ProvisioningSlow' }],
     ['on another object', { regarding: { ...claim, uid: 'u2' } }],
     ['of another type', { type: 'Normal' as const }],
-  ])('but %s is written', async (_how, more) => {
+  ])('with %s is written at once', async (_how, more) => {
     const events = start();
     events.report(report());
     events.report(report(more));
@@ -166,7 +166,7 @@ describe('the same again', () => {
   });
 });
 
-describe('what is said last', () => {
+describe('the last report of a subject', () => {
   const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
   const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'well again' });
   const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
@@ -181,7 +181,7 @@ describe('what is said last', () => {
   /** Whatever is due is written when it is. */
   const sayOther = (events: Events): Promise<void> => say(events, report({ reason: 'Other', action: 'Other' }));
 
-  test('is written when its opposite was meanwhile, though it was written minutes ago', async () => {
+  test('is written again if its opposite was reported in between, although it was written minutes ago', async () => {
     const events = start();
     await say(events, ill);
     clock.advance(60_000);
@@ -192,7 +192,7 @@ describe('what is said last', () => {
     expect(await newest()).toBe('ill');
   });
 
-  test('is written when its time has come, without being said again', async () => {
+  test('is written when it is due, without another report', async () => {
     const events = start();
     await say(events, report({ note: 'add the label' }));
     clock.advance(30_000);
@@ -210,7 +210,7 @@ describe('what is said last', () => {
     ]);
   });
 
-  test('in the same words is counted when its time has come', async () => {
+  test('with the same note is counted when it is due', async () => {
     const events = start();
     await say(events, report());
     clock.advance(1_000);
@@ -225,7 +225,7 @@ describe('what is said last', () => {
     expect(writes()).toBe(3);
   });
 
-  test('of what changes each second is written twice a minute, and is right in the end', async () => {
+  test('is written twice a minute if it changes each second, and is right in the end', async () => {
     const events = start();
     for (let second = 0; second < 121; second++) {
       await say(events, second % 2 === 0 ? ill : well);
@@ -241,7 +241,7 @@ describe('what is said last', () => {
     expect(writes()).toBe(before + 1);
   });
 
-  test('stays the last: what was held back before it is not written any more', async () => {
+  test('stays the last: an earlier delayed report is dropped', async () => {
     const events = start();
     await say(events, ill);
     await say(events, { ...ill, note: 'still ill' });
@@ -252,7 +252,7 @@ describe('what is said last', () => {
     expect((await written()).map(({ note }) => note)).toEqual(['ill', 'well again', 'no room']);
   });
 
-  test('stays the last, where it came first because something is wrong', async () => {
+  test('stays the last if it is a warning that was written first', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
     for (const what of [well, ill]) events.report(what);
     const other = { ...claim, uid: 'u2' };
@@ -262,7 +262,7 @@ describe('what is said last', () => {
     expect((await written()).map(({ note }) => note)).toEqual(['ill', 'another']);
   });
 
-  test('is held back for as many as are remembered, and no more', async () => {
+  test('is delayed only for as many subjects as are remembered', async () => {
     const events = start({ maxWaiting: 1 });
     await say(events, report());
     await say(events, report({ note: 'no server' }));
@@ -288,8 +288,8 @@ describe('what is said last', () => {
   });
 });
 
-describe('what waits', () => {
-  test('is bounded: the oldest is thrown away', async () => {
+describe('the queue of Events', () => {
+  test('is bounded: the oldest Event is dropped', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i', maxWaiting: 3 });
     for (let i = 0; i < 5; i++) events.report(report({ reason: `R${i}` }));
     expect([events.waiting, events.dropped]).toEqual([3, 2]);
@@ -298,7 +298,7 @@ describe('what waits', () => {
     expect((await written()).map(({ reason }) => reason)).toEqual(['R2', 'R3', 'R4']);
   });
 
-  test('is written one at a time', async () => {
+  test('writes one Event at a time', async () => {
     let open = 0;
     let most = 0;
     api.intercept = (request, response) => {
@@ -317,7 +317,7 @@ describe('what waits', () => {
     expect(most).toBe(1);
   });
 
-  test('that all is well is written at once for some, and of more one each time', async () => {
+  test('writes a burst of normal Events, then limits their rate', async () => {
     const events = start();
     for (let i = 0; i < 20; i++) events.report(report({ type: 'Normal', reason: `R${i}` }));
     await expect.poll(writes).toBe(10);
@@ -330,7 +330,7 @@ describe('what waits', () => {
     expect(writes()).toBe(20);
   });
 
-  test('that something is wrong comes first, at any time', async () => {
+  test('writes warnings first, without a rate limit', async () => {
     const events = start();
     for (let i = 0; i < 30; i++) events.report(report({ type: 'Normal', reason: `R${i}` }));
     await expect.poll(writes).toBe(10);
@@ -357,7 +357,7 @@ describe('what waits', () => {
     expect(events.dropped).toBe(0);
   });
 
-  test('waits as long as the API server asks', async () => {
+  test('waits for the time that the API server requests', async () => {
     let isFirst = true;
     api.intercept = (_request, response) => {
       if (!isFirst) return false;
@@ -371,7 +371,7 @@ describe('what waits', () => {
     await expect.poll(async () => (await written()).length).toBe(1);
   });
 
-  test('is dropped where it is refused, and the next one is written', async () => {
+  test('drops an Event that is refused, and writes the next one', async () => {
     api.intercept = (request, response, body) => {
       if (request.method !== 'POST' || !body.includes('"R0"')) return false;
       api.refuse(response, 403, 'Forbidden', { details: { causes: [{ reason: 'NamespaceTerminating' }] } });
@@ -400,16 +400,16 @@ describe('a note', () => {
   });
 
   const how = 'with: stowage store check';
-  test('on an error says what failed and what to do', () => {
+  test('about an error says what failed and what to do', () => {
     const error = new StowageError('the size is not valid', {
       code: 'invalid',
       reason: 'size-invalid',
       action: 'Give a size',
     });
-    expect(noteOf(error, how)).toBe('the size is not valid. Give a size.');
+    expect(errorNote(error, how)).toBe('the size is not valid. Give a size.');
   });
 
-  test('says nothing of how a store is reached, nor what the API server said', () => {
+  test('does not contain the address of a store, nor the text of the API server', () => {
     const inner = new StowageError('mount of 10.1.2.3:/secret failed', {
       code: 'unavailable',
       reason: 'nfs-refused',
@@ -417,8 +417,8 @@ describe('a note', () => {
     });
     const refused = new KubeError('POST /x: secret', { failure: 'refused', status: 403, reason: 'Forbidden' });
     for (const error of [inner, refused, new Error('secret 10.1.2.3')]) {
-      expect(noteOf(error, how)).not.toMatch(/10\.1\.2\.3|secret/);
-      expect(noteOf(error, how)).toContain('stowage store check');
+      expect(errorNote(error, how)).not.toMatch(/10\.1\.2\.3|secret/);
+      expect(errorNote(error, how)).toContain('stowage store check');
     }
   });
 });

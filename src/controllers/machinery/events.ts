@@ -6,31 +6,31 @@ import { isTransient, KubeError } from '#wire/kube/errors.ts';
 import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
 import { createEventWriter } from './event-writer.ts';
 
-/** What is said on an object. Of what has the same `regarding`, `related` and `action`, only the last is true. */
+/** An Event to report. Of those with the same `regarding`, `related` and `action`, only the last one is true. */
 export interface Report {
   readonly regarding: ObjectReference;
   readonly related?: ObjectReference;
   readonly type: KubeEvent['type'];
-  /** One word in CamelCase, of which there are few: `ProvisioningFailed`. */
+  /** One of few words in CamelCase, such as `ProvisioningFailed`. */
   readonly reason: string;
-  /** What was being done, likewise: `Provision`. */
+  /** The attempted action in CamelCase, such as `Provision`. */
   readonly action: string;
-  /** For whoever may read the object: see `noteOf` for errors. */
+  /** A text for everybody who may read the object. For errors see `errorNote`. */
   readonly note: string;
 }
 
 /**
- * Events for people who look at objects. They are written when there is time, and may be lost: nobody's work depends on them.
- * The same reason on the same object is written once in a while, with how often it was meant. What went wrong comes before what
- * went well. What is written last is what was reported last: nothing is written once it is not true any more and that was said.
+ * Writes Events in the background, with best effort. Repeated reports of the same reason on the same object are rate-limited, and counted.
+ * Warnings are written before normal Events. The last Event written is always the last one reported: an older report is dropped once a
+ * newer one with the same `regarding`, `related` and `action` was written.
  */
 export interface Events {
   report(report: Report): void;
-  /** Those that are not written yet. */
+  /** The number of Events that are due and not written yet. */
   readonly waiting: number;
-  /** Those that were thrown away. */
+  /** The number of Events that were dropped. */
   readonly dropped: number;
-  /** Writes them until the signal ends it. To be called once. */
+  /** Writes Events until the signal aborts. Call it once. */
   run(scope: Scope): Promise<void>;
 }
 
@@ -39,49 +39,49 @@ export interface EventsOptions {
   readonly clock: Clock;
   /** Such as `stowage.dev/controller`. */
   readonly controller: string;
-  /** Of this process. */
+  /** Identifies this process. */
   readonly instance: string;
   readonly random?: () => number;
   readonly maxWaiting?: number;
 }
 
-/** What the API server takes. */
+/** The limit of the API server, in bytes. */
 const maxNote = 1_024;
-/** For the same reason on the same object. */
-const quietMs = 300_000;
-/** The same, where another was reported since: it is news. What changes all the time is still not told all the time. */
-const newsMs = 30_000;
-/** The API server itself forgets an Event after an hour. */
+/** The shortest time between two writes of the same reason on the same object. */
+const repeatMs = 300_000;
+/** The same if another reason was reported in between, since that is a change. It still limits what changes all the time. */
+const changeMs = 30_000;
+/** The API server deletes Events after an hour. */
 const rememberedMs = 3_600_000;
-/** Of matters: of each there are only a few reasons. */
+/** How many subjects to remember; each has only a few reasons. */
 const maxRemembered = 4_096;
-const attempts = 8;
+const maxAttempts = 8;
 /**
- * So many that all is well are written at once; of more, one each time. Whoever made hundreds of claims looks at one or two, and
- * what binds all of them waits for the same API server.
+ * Normal Events are written in a burst of this size, then one per `paceMs`. After creating hundreds of claims, people look at one or two of
+ * them, and binding all of them needs the same API server.
  */
 const burst = 10;
 const paceMs = 100;
 
-/** What only one reason is true of at a time. */
-interface Matter {
+/** The same `regarding`, `related` and `action`: only one reason is true at a time. */
+interface Subject {
   readonly topics: Map<string, Topic>;
-  /** What was reported last. */
+  /** The last one reported. */
   newest: Topic | undefined;
-  /** The turn of the newest that is written. */
+  /** The highest `turn` that is written. */
   written: number;
 }
 
-/** One reason on one object. */
+/** One reason on one subject. */
 interface Topic {
-  readonly matter: Matter;
+  readonly subject: Subject;
   report: Report;
-  /** When it was last meant: among all reports, and by the clock on the wall. */
+  /** The number of its last report among all reports. */
   turn: number;
-  meantAt: number;
-  /** How often it was meant. */
+  reportedAt: number;
+  /** How often it was reported. */
   count: number;
-  /** As it was last written; undefined: it is not yet. */
+  /** The last Event written for it, if any. */
   written: { readonly name: string; readonly note: string; readonly at: number } | undefined;
   isWaiting: boolean;
 }
@@ -89,61 +89,61 @@ interface Topic {
 export function createEvents(options: EventsOptions): Events {
   const { clock, random = Math.random, maxWaiting = 1_000 } = options;
   const writer = createEventWriter(options);
-  /** The one that was meant longest ago is the first. */
-  const matters = new Map<string, Matter>();
+  /** Ordered by last report, the oldest first. */
+  const subjects = new Map<string, Subject>();
   const urgent: Topic[] = [];
   const waiting: Topic[] = [];
-  /** Those that it is too early for, and when it is time. */
-  const held = new Map<Topic, number>();
+  /** Rate-limited topics, with the time when they are due. */
+  const delayed = new Map<Topic, number>();
   let turns = 0;
   let dropped = 0;
-  let underWay = 0;
+  let inFlight = 0;
   let wake: (() => void) | undefined;
 
-  function matterOf(report: Report): Matter {
+  function subjectOf(report: Report): Subject {
     const key = keyOf(report);
-    const matter = matters.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
-    matters.delete(key);
-    matters.set(key, matter);
-    for (const [oldest, { topics }] of matters) {
-      if (matters.size <= maxRemembered) break;
-      matters.delete(oldest);
-      for (const topic of topics.values()) if (held.delete(topic)) dropped++;
+    const matter = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    subjects.delete(key);
+    subjects.set(key, matter);
+    for (const [oldest, { topics }] of subjects) {
+      if (subjects.size <= maxRemembered) break;
+      subjects.delete(oldest);
+      for (const topic of topics.values()) if (delayed.delete(topic)) dropped++;
     }
     return matter;
   }
 
   function remember(report: Report): Topic {
-    const matter = matterOf(report);
+    const matter = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
     const known = matter.topics.get(key);
     const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
-    const now = { report, turn: ++turns, meantAt: clock.now() };
+    const now = { report, turn: ++turns, reportedAt: clock.now() };
     if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
-    if (known !== undefined) held.delete(known);
-    const topic: Topic = { ...now, matter, count: 1, written: undefined, isWaiting: false };
+    if (known !== undefined) delayed.delete(known);
+    const topic: Topic = { ...now, subject: matter, count: 1, written: undefined, isWaiting: false };
     matter.topics.set(key, topic);
     return topic;
   }
 
   function report(given: Report): void {
     const topic = remember({ ...given, note: shortened(given.note) });
-    const isNews = topic.matter.newest !== topic;
-    topic.matter.newest = topic;
+    const isChange = topic.subject.newest !== topic;
+    topic.subject.newest = topic;
     if (topic.isWaiting) return;
     const now = clock.elapsed();
-    const at = topic.written === undefined ? now : topic.written.at + (isNews ? newsMs : quietMs);
-    // What was news is not put off by being said again.
-    const dueAt = Math.min(at, held.get(topic) ?? at);
+    const at = topic.written === undefined ? now : topic.written.at + (isChange ? changeMs : repeatMs);
+    // A repeated report must not postpone a change that is due earlier.
+    const dueAt = Math.min(at, delayed.get(topic) ?? at);
     if (dueAt <= now) enqueue(topic);
-    else held.set(topic, dueAt);
+    else delayed.set(topic, dueAt);
     wake?.();
   }
 
   const isFull = (): boolean => urgent.length + waiting.length >= maxWaiting;
 
   function enqueue(topic: Topic): void {
-    held.delete(topic);
+    delayed.delete(topic);
     if (isFull()) {
       const lost = waiting.shift() ?? urgent.shift();
       if (lost !== undefined) lost.isWaiting = false;
@@ -153,12 +153,12 @@ export function createEvents(options: EventsOptions): Events {
     (topic.report.type === 'Warning' ? urgent : waiting).push(topic);
   }
 
-  /** Those whose time has come, as far as there is room. Gives how long it is until the next one. */
+  /** Enqueues the topics that are due, as long as there is room. Returns the time until the next one. */
   function release(): number {
     const now = clock.elapsed();
     let nextAt = Number.POSITIVE_INFINITY;
-    for (const [topic, dueAt] of held) {
-      // Whatever is taken from the queue makes it look again.
+    for (const [topic, dueAt] of delayed) {
+      // The loop calls this again after each Event that it takes from the queue.
       if (isFull()) return Number.POSITIVE_INFINITY;
       if (dueAt <= now) enqueue(topic);
       else nextAt = Math.min(nextAt, dueAt);
@@ -167,12 +167,12 @@ export function createEvents(options: EventsOptions): Events {
   }
 
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { matter, written, report: current, turn, count } = topic;
+    const { subject: matter, written, report: current, turn, count } = topic;
     const { note } = current;
     const at = clock.elapsed();
-    const meant = { report: current, count, at: topic.meantAt };
-    // A note can not be changed: another one is another Event.
-    if (written?.note === note && (await writer.isCounted(written.name, meant, signal)))
+    const meant = { report: current, count, at: topic.reportedAt };
+    // The note of an Event is immutable, so another note needs another Event.
+    if (written?.note === note && (await writer.updateSeries(written.name, meant, signal)))
       topic.written = { ...written, at };
     else {
       const name = await writer.create(meant, signal);
@@ -182,17 +182,17 @@ export function createEvents(options: EventsOptions): Events {
     matter.written = turn;
   }
 
-  /** What is refused is refused for good; what may pass is tried a few times, so that an API server that restarts loses none. */
+  /** Retries transient errors a few times, so that a restart of the API server loses no Events. Other errors are final. */
   async function deliver(topic: Topic, { signal, log }: Scope): Promise<void> {
     topic.isWaiting = false;
-    // Something newer came first, since it is urgent; or this was written as it is now while it was said again.
-    if (topic.turn <= topic.matter.written) return;
+    // A newer warning was written first; or this report was already written, with its latest count.
+    if (topic.turn <= topic.subject.written) return;
     for (let failures = 1; ; failures++) {
       try {
         return await write(topic, signal);
       } catch (error) {
         if (signal.aborted) return;
-        const isWorthIt = error instanceof KubeError && isTransient(error) && failures < attempts;
+        const isWorthIt = error instanceof KubeError && isTransient(error) && failures < maxAttempts;
         if (!isWorthIt) {
           dropped++;
           return log.debug('an Event was not written', { reason: topic.report.reason, error });
@@ -206,14 +206,14 @@ export function createEvents(options: EventsOptions): Events {
   return {
     report,
     get waiting() {
-      return urgent.length + waiting.length + underWay;
+      return urgent.length + waiting.length + inFlight;
     },
     get dropped() {
       return dropped;
     },
     run: async (scope) => {
-      const rouse = (): void => wake?.();
-      scope.signal.addEventListener('abort', rouse, { once: true });
+      const wakeUp = (): void => wake?.();
+      scope.signal.addEventListener('abort', wakeUp, { once: true });
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
         const heldMs = release();
@@ -225,19 +225,19 @@ export function createEvents(options: EventsOptions): Events {
           await promise;
           continue;
         }
-        // One at a time: they never have more than one of the connections.
+        // One at a time, so that Events use at most one connection.
         const topic = urgent.shift() ?? pace.taken(waiting.shift());
         if (topic === undefined) continue;
-        underWay = 1;
+        inFlight = 1;
         await deliver(topic, scope);
-        underWay = 0;
+        inFlight = 0;
       }
-      scope.signal.removeEventListener('abort', rouse);
+      scope.signal.removeEventListener('abort', wakeUp);
     },
   };
 }
 
-/** So many at once, and then one each time. */
+/** A token bucket of `burst` tokens, refilled one per `paceMs`. */
 function createPace(clock: Clock): { waitMs(): number; taken<T>(what: T): T } {
   let left = burst;
   let since = clock.elapsed();
@@ -258,13 +258,13 @@ function createPace(clock: Clock): { waitMs(): number; taken<T>(what: T): T } {
   };
 }
 
-/** Not by what is said: an error whose text has a number in it would be another one each time. */
+/** Without the note: a text with a changing number would otherwise be a new subject each time. */
 function keyOf({ regarding, related, action }: Report): string {
   const of = ({ apiVersion, kind, namespace, name, uid }: ObjectReference) => [apiVersion, kind, namespace, name, uid];
   return JSON.stringify([...of(regarding), ...(related === undefined ? [] : of(related)), action]);
 }
 
-/** By bytes, as the API server counts; never in the middle of a character. */
+/** Cuts by bytes, as the API server counts, but never within a character. */
 function shortened(note: string): string {
   if (Buffer.byteLength(note) <= maxNote) return note;
   const cut = Buffer.from(note).subarray(0, maxNote - 3);

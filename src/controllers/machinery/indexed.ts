@@ -1,11 +1,11 @@
-/** Objects by key, and by what index functions make of them. */
+/** Objects by key, and by the values of index functions. */
 export interface Indexed<T> {
   readonly size: number;
   get(key: string): T | undefined;
   keys(): Iterable<string>;
   values(): Iterable<T>;
   by(index: string, value: string): readonly T[];
-  /** Gives what was there before. */
+  /** Returns the object that was there before. */
   put(key: string, object: T): T | undefined;
   remove(key: string): T | undefined;
 }
@@ -18,7 +18,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     keys: new Map<string, Set<string>>(),
   }));
 
-  function leave(key: string, object: T): void {
+  function removeFromIndexes(key: string, object: T): void {
     for (const { keys, values } of indexes) {
       for (const value of values(object)) {
         const those = keys.get(value);
@@ -28,7 +28,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     }
   }
 
-  function enter(key: string, object: T): void {
+  function addToIndexes(key: string, object: T): void {
     for (const { keys, values } of indexes) {
       for (const value of values(object)) {
         const those = keys.get(value);
@@ -42,7 +42,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     const before = objects.get(key);
     if (before === undefined) return undefined;
     objects.delete(key);
-    leave(key, before);
+    removeFromIndexes(key, before);
     return before;
   }
 
@@ -61,7 +61,7 @@ export function createIndexed<T>(functions: Readonly<Record<string, (object: T) 
     put: (key, object) => {
       const before = remove(key);
       objects.set(key, object);
-      enter(key, object);
+      addToIndexes(key, object);
       return before;
     },
     remove,

@@ -100,8 +100,8 @@ function silence(which: (line: string) => boolean = () => true): void {
     request.headers['user-agent'] !== 'test' && which(`${request.method ?? ''} ${request.headers['user-agent'] ?? ''}`);
 }
 
-describe('of several', () => {
-  test('one leads, and renews every two seconds', async () => {
+describe('of several candidates', () => {
+  test('one becomes the leader, and renews every two seconds', async () => {
     const a = candidate('a');
     await leads(a);
     const b = candidate('b');
@@ -121,14 +121,14 @@ describe('of several', () => {
     });
   });
 
-  test('that come at the same moment one leads', async () => {
+  test('that start at the same moment one becomes the leader', async () => {
     const all = ['a', 'b', 'c', 'd'].map((identity) => candidate(identity));
     await expect.poll(() => all.filter((one) => one.isWorking).length).toBe(1);
     for (const one of all) await tick(one);
     expect(all.filter((one) => one.isWorking).length).toBe(1);
   });
 
-  test('that see a Lease run out at the same moment one leads', async () => {
+  test('that see a Lease expire at the same moment one becomes the leader', async () => {
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'gone', leaseDurationSeconds: 15 } });
     const all = ['a', 'b', 'c', 'd'].map((identity) => candidate(identity));
     for (const one of all) await asleep(one);
@@ -140,8 +140,8 @@ describe('of several', () => {
   });
 });
 
-describe('a leader that died', () => {
-  test('is followed when nobody saw it renew for as long as its Lease lasts, whatever clocks say', async () => {
+describe('a leader that stops renewing', () => {
+  test('is replaced after nobody saw a renewal for the duration of its Lease, whatever the clocks say', async () => {
     // By its own clock it renewed years ahead, or long ago.
     for (const renewTime of ['2036-01-01T00:00:00.000000Z', '2016-01-01T00:00:00.000000Z']) {
       api.put(path, {
@@ -159,7 +159,7 @@ describe('a leader that died', () => {
     }
   });
 
-  test('that was heard again in between is not followed', async () => {
+  test('and renews in between is not replaced', async () => {
     const spec = { holderIdentity: 'other', leaseDurationSeconds: 15 };
     api.put(path, { metadata: { name: 'controller' }, spec: { ...spec, renewTime: '1' } });
     const a = candidate('a');
@@ -172,7 +172,7 @@ describe('a leader that died', () => {
     expect(a.isWorking).toBe(false);
   });
 
-  test('is not followed before the time that it claimed itself', async () => {
+  test('is not replaced before the duration in its own Lease', async () => {
     api.put(path, { metadata: { name: 'controller' }, spec: { holderIdentity: 'x', leaseDurationSeconds: 60 } });
     const a = candidate('a');
     await asleep(a);
@@ -185,7 +185,7 @@ describe('a leader that died', () => {
 });
 
 describe('a leader that cannot renew', () => {
-  test('ends its work ten seconds after the last time, before another begins', async () => {
+  test('stops its work ten seconds after its last renewal, before another leader starts', async () => {
     const [a, b] = [candidate('a'), candidate('b')];
     await expect.poll(() => a.isWorking || b.isWorking).toBe(true);
     const [one, other] = a.isWorking ? [a, b] : [b, a];
@@ -215,7 +215,7 @@ describe('a leader that cannot renew', () => {
     await leads(other);
   });
 
-  test('counts from when it began to ask, not from when it was answered', async () => {
+  test('counts from the start of a renewal, not from its answer', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -240,7 +240,7 @@ describe('a leader that cannot renew', () => {
     expect(await a.over).toBeInstanceOf(LeadershipLost);
   });
 
-  test('goes on when the API server comes back in time', async () => {
+  test('continues when the API server comes back in time', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -256,7 +256,7 @@ describe('a leader that cannot renew', () => {
     expect(a.isWorking).toBe(true);
   });
 
-  test('ends some seconds later even if its work does not', async () => {
+  test('gives up some seconds later even if its work does not end', async () => {
     const a = candidate('a', () => new Promise(() => undefined));
     await leads(a);
     await api.down();
@@ -278,7 +278,7 @@ describe('a leader that cannot renew', () => {
 });
 
 describe('a conflict', () => {
-  test('by somebody who changed something else is nothing', async () => {
+  test('with a change of something else is ignored', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -290,7 +290,7 @@ describe('a conflict', () => {
     expect((await lease()).metadata.labels).toEqual({ team: 'storage' });
   });
 
-  test('by somebody who changed something else costs no time, and is no warning', async () => {
+  test('with a change of something else costs no time, and logs no warning', async () => {
     const a = candidate('a');
     await leads(a);
     for (let i = 0; i < 3; i++) {
@@ -305,7 +305,7 @@ describe('a conflict', () => {
     expect(a.warnings).toEqual([]);
   });
 
-  test('again and again is a warning, and is not asked about without a pause', async () => {
+  test('that repeats logs a warning, and is not retried without a pause', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -325,7 +325,7 @@ describe('a conflict', () => {
     expect(a.isWorking).toBe(true);
   });
 
-  test('by an answer that never came is nothing', async () => {
+  test('with its own update, whose answer was lost, is ignored', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -343,7 +343,7 @@ describe('a conflict', () => {
     expect(a.isWorking).toBe(true);
   });
 
-  test('by another leader ends the work at once', async () => {
+  test('with another leader stops the work at once', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -354,7 +354,7 @@ describe('a conflict', () => {
     expect((await lease()).spec?.holderIdentity).toBe('b');
   });
 
-  test('by somebody who deleted it ends the work at once', async () => {
+  test('with a deletion of the Lease stops the work at once', async () => {
     const a = candidate('a');
     await leads(a);
     await asleep(a);
@@ -365,7 +365,7 @@ describe('a conflict', () => {
 });
 
 describe('the end', () => {
-  test('gives the Lease back when the work has ended, and the next one leads with its next look', async () => {
+  test('releases the Lease when the work has ended, and the next candidate leads with its next attempt', async () => {
     const a = candidate('a');
     await leads(a);
     const b = candidate('b');
@@ -378,7 +378,7 @@ describe('the end', () => {
     expect((await lease()).spec).toMatchObject({ holderIdentity: 'b', leaseTransitions: 1 });
   });
 
-  test('does not give it back while the work goes on', async () => {
+  test('does not release the Lease while the work continues', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     const a = candidate('a', () => promise);
     await leads(a);
@@ -391,7 +391,7 @@ describe('the end', () => {
     expect((await lease()).spec?.holderIdentity).toBe('');
   });
 
-  test('of one that only waited leaves the Lease alone', async () => {
+  test('of a candidate leaves the Lease alone', async () => {
     const a = candidate('a');
     await leads(a);
     const b = candidate('b');
@@ -401,7 +401,7 @@ describe('the end', () => {
     expect((await lease()).spec?.holderIdentity).toBe('a');
   });
 
-  test('of one that had just got it, and had not heard of it, gives it back', async () => {
+  test('of a candidate that acquired the Lease without getting the answer releases it', async () => {
     api.intercept = (request, _response, body) => {
       if (request.method !== 'POST') return false;
       api.put(path, JSON.parse(body));
@@ -414,7 +414,7 @@ describe('the end', () => {
     expect(a.isWorking).toBe(false);
   });
 
-  test('an error of the work is passed on, and the Lease given back', async () => {
+  test('with an error of the work throws it, and releases the Lease', async () => {
     const a = candidate('a', () => Promise.reject(new Error('a fault')));
     expect(await a.over).toMatchObject({ message: 'a fault' });
     expect((await lease()).spec?.holderIdentity).toBe('');
@@ -432,7 +432,7 @@ describe('a note on the Lease', () => {
     whenAcquiring: async (text) => `${text ?? ''} ${word}`.trim(),
   });
 
-  test('is written by the call that makes the Lease, or acquires it', async () => {
+  test('is written by the call that creates or acquires the Lease', async () => {
     const bodies: Lease[] = [];
     api.intercept = ({ method }, _response, body) => {
       if (method === 'POST' || method === 'PUT') bodies.push(JSON.parse(body) as Lease);
@@ -453,19 +453,19 @@ describe('a note on the Lease', () => {
     expect(await noteOf()).toBe('a b');
   });
 
-  test('that cannot be made keeps its process from leading', async () => {
+  test('that fails prevents its process from leading', async () => {
     let isBroken = true;
     const whenAcquiring = async (): Promise<string> => (isBroken ? Promise.reject(new Error('a fault')) : 'a');
     const a = candidate('a', undefined, { ...adding('a'), whenAcquiring });
     await asleep(a);
-    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot ask who leads']]);
+    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot read or acquire the Lease']]);
     isBroken = false;
     await tick(a);
     await leads(a);
     expect(await noteOf()).toBe('a');
   });
 
-  test('is made of what is there when the Lease is acquired, also if another was quicker', async () => {
+  test('is computed from the current text when the Lease is acquired, also if another process was faster', async () => {
     api.put(path, { metadata: { name: 'controller', annotations: { [annotation]: 'x' } }, spec: {} });
     let isFirst = true;
     api.intercept = ({ method }) => {
@@ -480,7 +480,7 @@ describe('a note on the Lease', () => {
     expect(await noteOf()).toBe('x y a');
   });
 
-  test('of a process that waits is written without a change of who leads, and does not prolong the Lease', async () => {
+  test('of a candidate is written without a change of the leader, and does not extend the Lease', async () => {
     const spec = { holderIdentity: 'gone', leaseDurationSeconds: 15, renewTime: '1' };
     api.put(path, { metadata: { name: 'controller', labels: { team: 'storage' } }, spec });
     const a = candidate('a', undefined, adding('a', 'waits'));

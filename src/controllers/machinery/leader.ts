@@ -8,7 +8,7 @@ import type { Lease } from '#wire/kube/types.ts';
 import { type LeaseNote, noteOf, withNote } from './lease-note.ts';
 import { microTime } from './micro-time.ts';
 
-/** The work was ended because another may lead by now. */
+/** The work was stopped because another process may be the leader. */
 export class LeadershipLost extends Error {
   override readonly name = 'LeadershipLost';
 }
@@ -17,36 +17,36 @@ export interface LeaderOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** Of the Lease. */
+  /** The name of the Lease. */
   readonly name: string;
-  /** Of this process: no other has it, not even the same one after a restart. */
+  /** Unique for each process, also after a restart. */
   readonly identity: string;
   readonly note?: LeaseNote;
   readonly random?: () => number;
 }
 
-/** One process of several at a time. */
+/** Elects one leader among several processes. */
 export interface Leader {
   readonly isLeading: boolean;
-  /** Who leads, as far as is known; empty: nobody. */
+  /** The identity of the current leader, as last seen. Empty: nobody. */
   readonly holder: string;
   /**
-   * Waits until this process leads, then works, once. When the work ends, or `stop` comes before it begins, the Lease is given
-   * back. Its signal ends with the scope's, or when the Lease could not be renewed: then it throws LeadershipLost as soon as
-   * the work has ended, or some seconds later, and the process must end with it.
+   * Waits until this process is the leader, then runs the work once. Releases the Lease when the work ends, or if `stop` aborts before it
+   * starts. The work's signal aborts with the scope's, or if the Lease could not be renewed. In that case `run` throws LeadershipLost
+   * when the work has ended, or after some seconds, and the process must exit.
    */
   run(work: (scope: Scope) => Promise<void>, scope: Scope, stop: AbortSignal): Promise<void>;
 }
 
-/** Whoever does not hear of the leader for so long takes over. */
+/** A candidate takes over after it has seen no renewal for this time. */
 const leaseMs = 15_000;
-/** The leader stops that long after it began to renew for the last time with success. */
-const giveUpMs = 10_000;
+/** The leader stops this long after the start of its last successful renewal. */
+const renewDeadlineMs = 10_000;
 const renewMs = 2_000;
-const hurriedMs = 250;
+const minRenewMs = 250;
 const callMs = 5_000;
-/** There is time left before another may lead. */
-const endingMs = 3_000;
+/** How long the work may take to end. It ends before another process may lead. */
+const shutdownMs = 3_000;
 
 export function createLeader(options: LeaderOptions): Leader {
   const { client, clock, namespace, name, identity, note, random = Math.random } = options;
@@ -54,15 +54,15 @@ export function createLeader(options: LeaderOptions): Leader {
   let isLeading = false;
   let hasTried = false;
   /**
-   * What was last seen, and since when it is so by our own clock. Clocks of machines differ, so the times in a Lease are for
-   * people: it has run out when nobody changed it for as long as it lasts.
+   * The last state of the Lease, and since when this process has seen it, by its own clock. Clocks of machines differ, so the times in the
+   * Lease are only for people: it expires when nobody changed it for its duration.
    */
-  let seen: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
+  let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
 
-  function see(lease: Lease): Lease {
+  function observe(lease: Lease): Lease {
     const text = JSON.stringify([lease.metadata.uid, lease.spec]);
-    if (seen?.text === text) seen = { ...seen, lease };
-    else seen = { text, lease, since: clock.elapsed() };
+    if (observed?.text === text) observed = { ...observed, lease };
+    else observed = { text, lease, since: clock.elapsed() };
     return lease;
   }
   const holderOf = (lease: Lease | undefined): string => lease?.spec?.holderIdentity ?? '';
@@ -70,10 +70,10 @@ export function createLeader(options: LeaderOptions): Leader {
   function isFree(lease: Lease): boolean {
     if (holderOf(lease) === '' || holderOf(lease) === identity) return true;
     const lastsMs = Math.max(leaseMs, (lease.spec?.leaseDurationSeconds ?? 0) * 1_000);
-    return seen !== undefined && clock.elapsed() - seen.since >= lastsMs;
+    return observed !== undefined && clock.elapsed() - observed.since >= lastsMs;
   }
 
-  function ours(before: Lease | undefined): Lease {
+  function acquiredLease(before: Lease | undefined): Lease {
     const now = microTime(clock.now());
     const isNew = holderOf(before) !== identity;
     const { acquireTime = now, leaseTransitions = 0 } = before?.spec ?? {};
@@ -98,26 +98,31 @@ export function createLeader(options: LeaderOptions): Leader {
     return await call(limit.signal);
   }
 
-  /** Undefined: another leads. The API server lets only one of those who saw the same Lease change it. */
+  /** Undefined if another process leads. Optimistic locking lets only one of several candidates update the Lease. */
   async function acquire(signal: AbortSignal): Promise<Lease | undefined> {
     const found = await client.get(leases, at, signal).catch((thrown: unknown) => {
       if (reasonOf(thrown) === 'NotFound') return undefined;
       throw thrown;
     });
     const text = noteOf(found, note);
-    if (found !== undefined && !isFree(see(found))) {
+    if (found !== undefined && !isFree(observe(found))) {
       const changed = await note?.whileWaiting(text);
       if (changed !== undefined) await client.update(leases, withNote(found, note, changed), signal);
       return undefined;
     }
     const own = await note?.whenAcquiring(text, signal);
     hasTried = true;
-    const mine = withNote(ours(found), note, own);
-    return see(await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)));
+    const mine = withNote(acquiredLease(found), note, own);
+    return observe(
+      await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)),
+    );
   }
 
-  /** Gives the Lease, and when the call that got it began: nobody can have seen it before. */
-  async function wait(signal: AbortSignal, log: Log): Promise<{ readonly lease: Lease; readonly since: number }> {
+  /** Returns the Lease, and when the call that acquired it began: no other process can have seen it earlier. */
+  async function waitForLease(
+    signal: AbortSignal,
+    log: Log,
+  ): Promise<{ readonly lease: Lease; readonly since: number }> {
     for (;;) {
       const since = clock.elapsed();
       try {
@@ -125,44 +130,48 @@ export function createLeader(options: LeaderOptions): Leader {
         if (lease !== undefined) return { lease, since };
       } catch (error) {
         signal.throwIfAborted();
-        // Another was quicker, or the API server is not there.
-        if (!['Conflict', 'AlreadyExists'].includes(reasonOf(error))) log.warn('cannot ask who leads', { error });
+        // Another candidate was faster, or the API server is away.
+        if (!['Conflict', 'AlreadyExists'].includes(reasonOf(error)))
+          log.warn('cannot read or acquire the Lease', { error });
       }
       await clock.sleep(renewMs * (0.75 + random() / 2), signal);
     }
   }
 
-  /** Until the signal, or until it is lost. */
+  /** Renews until the signal aborts. Throws LeadershipLost. */
   async function renew(
     first: { readonly lease: Lease; readonly since: number },
     signal: AbortSignal,
     log: Log,
   ): Promise<never> {
     let { lease, since } = first;
-    const left = (): number => since + giveUpMs - clock.elapsed();
-    for (let isAgain = false; ; ) {
-      // More often as the end comes nearer.
-      if (left() > 0 && !isAgain) await clock.sleep(Math.min(renewMs, left(), Math.max(hurriedMs, left() / 2)), signal);
+    const left = (): number => since + renewDeadlineMs - clock.elapsed();
+    for (let isImmediateRetry = false; ; ) {
+      // Retry more often as the deadline approaches.
+      if (left() > 0 && !isImmediateRetry)
+        await clock.sleep(Math.min(renewMs, left(), Math.max(minRenewMs, left() / 2)), signal);
       const began = clock.elapsed();
       const leftMs = left();
       if (leftMs <= 0) throw new LeadershipLost('the Lease could not be renewed in time');
       try {
-        lease = await limitedCall(Math.min(callMs, leftMs), signal, (call) => client.update(leases, ours(lease), call));
+        lease = await limitedCall(Math.min(callMs, leftMs), signal, (call) =>
+          client.update(leases, acquiredLease(lease), call),
+        );
         since = began;
-        isAgain = false;
+        isImmediateRetry = false;
       } catch (error) {
         signal.throwIfAborted();
-        // A candidate wrote its note. The leader renews at once, so that this costs it no time; the second time it waits as usual.
-        isAgain = reasonOf(error) === 'Conflict' && !isAgain;
-        if (isAgain) log.debug('the Lease was changed by another process', { error });
+        // A candidate wrote its note. Renew at once, so that this costs no time; after a second conflict in a row wait as usual.
+        isImmediateRetry = reasonOf(error) === 'Conflict' && !isImmediateRetry;
+        if (isImmediateRetry) log.debug('the Lease was changed by another process', { error });
         else log.warn('the Lease was not renewed', { error });
-        lease = await looked(lease, Math.min(callMs, left()), error, signal);
+        lease = await rereadLease(lease, Math.min(callMs, left()), error, signal);
       }
     }
   }
 
-  /** Somebody else may have changed something about it that is not who leads, or we ourselves, without having heard of it. */
-  async function looked(lease: Lease, leftMs: number, error: unknown, signal: AbortSignal): Promise<Lease> {
+  /** After a conflict: another process may have changed an annotation, or our own update succeeded and its answer was lost. */
+  async function rereadLease(lease: Lease, leftMs: number, error: unknown, signal: AbortSignal): Promise<Lease> {
     const reason = reasonOf(error);
     if (reason === 'NotFound') throw new LeadershipLost('the Lease is gone', { cause: error });
     if (leftMs <= 0 || reason !== 'Conflict') return lease;
@@ -178,7 +187,7 @@ export function createLeader(options: LeaderOptions): Leader {
     }
   }
 
-  /** So that the next one need not wait. */
+  /** Releases the Lease, so that the next leader does not have to wait. */
   async function release(parent: AbortSignal, log: Log): Promise<void> {
     try {
       await limitedCall(callMs, parent, async (signal) => {
@@ -188,7 +197,7 @@ export function createLeader(options: LeaderOptions): Leader {
         await client.update(leases, { ...found, spec }, signal);
       });
     } catch (error) {
-      log.warn('the Lease was not given back: others wait until it has run out', { error });
+      log.warn('the Lease was not released: other processes wait until it expires', { error });
     }
   }
 
@@ -204,7 +213,7 @@ export function createLeader(options: LeaderOptions): Leader {
     if (signal.aborted) end();
     let lost: unknown;
     const { promise: loss, reject: lose } = Promise.withResolvers<never>();
-    // Told to whoever waits for it below, or to nobody.
+    // Avoids an unhandled rejection if nothing awaits it below.
     loss.catch(() => undefined);
     const renewal = renew(got, AbortSignal.any([renewing.signal, signal]), log).catch((thrown: unknown) => {
       if (renewing.signal.aborted || signal.aborted) return;
@@ -220,14 +229,14 @@ export function createLeader(options: LeaderOptions): Leader {
       await Promise.race([worked, loss]);
     } catch (thrown) {
       if (lost === undefined) throw thrown;
-      // Work that does not hear its signal ends with the process.
-      await endsWithin(worked, endingMs, clock);
+      // Work that ignores its signal ends with the process.
+      await endsWithin(worked, shutdownMs, clock);
     } finally {
       isLeading = false;
       signal.removeEventListener('abort', end);
       renewing.abort();
       await renewal;
-      // Whoever was ended from outside has a signal by which nothing can be sent any more.
+      // If the scope's signal is aborted, no request can be sent any more.
       if (lost === undefined && !signal.aborted) await release(signal, log);
     }
     if (lost !== undefined) throw lost;
@@ -238,13 +247,13 @@ export function createLeader(options: LeaderOptions): Leader {
       return isLeading;
     },
     get holder() {
-      return holderOf(seen?.lease);
+      return holderOf(observed?.lease);
     },
     run: async (work, scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);
-      const got = await wait(either, scope.log).catch(async (thrown: unknown) => {
+      const got = await waitForLease(either, scope.log).catch(async (thrown: unknown) => {
         if (!either.aborted) throw thrown;
-        // It may have become ours by a call that was stopped.
+        // An aborted call may have acquired the Lease.
         if (hasTried && !scope.signal.aborted) await release(scope.signal, scope.log);
         return undefined;
       });

@@ -12,7 +12,7 @@ export interface LeaseNote {
 export const noteOf = (lease: Lease | undefined, note: LeaseNote | undefined): string | undefined =>
   note && lease?.metadata.annotations?.[note.annotation];
 
-/** Text undefined: the Lease as it is. */
+/** Returns the Lease unchanged if there is no text. */
 export function withNote(lease: Lease, note: LeaseNote | undefined, text: string | undefined): Lease {
   if (note === undefined || text === undefined) return lease;
   const annotations = { ...lease.metadata.annotations, [note.annotation]: text };

@@ -1,2 +1,2 @@
-/** As Kubernetes writes times that have microseconds. */
+/** The format MicroTime of Kubernetes. */
 export const microTime = (ms: number): string => new Date(ms).toISOString().replace('Z', '000Z');

@@ -1,12 +1,12 @@
 import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import { isTransient, KubeError } from '#wire/kube/errors.ts';
 
-/** As it should be, as far as is known now: until something changes. */
+/** Nothing to do until something changes. */
 export interface Done {
   readonly kind: 'done';
 }
 
-/** Nothing is wrong, and it is to be looked at later. */
+/** Reconcile again later, without an error. */
 export interface Again {
   readonly kind: 'again';
   readonly afterMs: number;
@@ -15,33 +15,33 @@ export interface Again {
 export const done: Done = { kind: 'done' };
 export const again = (afterMs: number): Again => ({ kind: 'again', afterMs });
 
-/** What an error means for the key that it happened to. */
+/** What an error means for its key. */
 export type Failure =
-  /** It was told to stop: not its fault. */
+  /** The reconcile was aborted. */
   | { readonly kind: 'stopped' }
-  /** It may pass by itself. Not before that time, where somebody said one. */
+  /** The error may be transient. `leastMs` is the delay that the server asked for, or zero. */
   | { readonly kind: 'retry'; readonly leastMs: number }
-  /** Somebody has to change something first. */
+  /** A retry is useless until somebody changes something. */
   | { readonly kind: 'terminal' };
 
-export function setbackOf(thrown: unknown, signal: AbortSignal): Failure {
+export function failureOf(thrown: unknown, signal: AbortSignal): Failure {
   if (signal.aborted) return { kind: 'stopped' };
-  if (thrown instanceof KubeError) return kubeSetback(thrown);
+  if (thrown instanceof KubeError) return kubeFailure(thrown);
   const error = stowageError(thrown);
-  // A fault of ours may depend on a moment that does not come again.
+  // A bug may depend on the timing, so retry internal errors too.
   if (errorCodes[error.code].retry || error.code === 'internal') return { kind: 'retry', leastMs: 0 };
   return { kind: 'terminal' };
 }
 
-function kubeSetback(error: KubeError): Failure {
+function kubeFailure(error: KubeError): Failure {
   const { retryAfterMs, status } = error;
   if (isTransient(error)) return { kind: 'retry', leastMs: retryAfterMs };
-  // What is in a cache is a moment old: it was changed, made or deleted since. Rights may be on their way.
+  // The cache may be behind: the object was changed, created or deleted since. Rights may be granted soon.
   if (status === 401 || status === 403 || status === 404 || status === 409) return { kind: 'retry', leastMs: 0 };
   return { kind: 'terminal' };
 }
 
-/** What an error of Kubernetes means in the words of everybody else. */
+/** Translates errors of Kubernetes to error codes. */
 export function codeOf(thrown: unknown): ErrorCode {
   if (thrown instanceof StowageError) return thrown.code;
   if (!(thrown instanceof KubeError)) return stowageError(thrown).code;

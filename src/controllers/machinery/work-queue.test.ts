@@ -60,7 +60,7 @@ function bench(options: Partial<WorkQueueOptions> = {}): Bench {
 }
 
 describe('a key', () => {
-  test('said several times is worked on once', async () => {
+  test('added several times runs once', async () => {
     const it = bench();
     for (let i = 0; i < 5; i++) it.queue.add('a');
     await settled();
@@ -69,7 +69,7 @@ describe('a key', () => {
     expect(it.queue).toMatchObject({ waiting: 0, running: 0, delayed: 0 });
   });
 
-  test('is with one worker at a time, and comes again when something was said meanwhile', async () => {
+  test('runs on one worker at a time, and again if it was added meanwhile', async () => {
     const it = bench();
     it.queue.add('a');
     await settled();
@@ -83,7 +83,7 @@ describe('a key', () => {
     expect(it.begun).toEqual(['a', 'a']);
   });
 
-  test('is looked at later, at the earliest time that was said', async () => {
+  test('runs after the shortest requested delay', async () => {
     const it = bench();
     it.queue.addAfter('a', 5_000);
     it.queue.addAfter('a', 1_000);
@@ -101,7 +101,7 @@ describe('a key', () => {
     expect(it.begun).toEqual(['a']);
   });
 
-  test('that was to wait comes now when something changed', async () => {
+  test('that was delayed runs at once when it is added', async () => {
     const it = bench();
     it.queue.addAfter('a', 5_000);
     it.queue.add('a');
@@ -110,7 +110,7 @@ describe('a key', () => {
     expect(it.queue.delayed).toBe(0);
   });
 
-  test('whose time comes while it is worked on comes again', async () => {
+  test('whose delay ends while it is running runs again', async () => {
     const it = bench();
     it.queue.add('a');
     await settled();
@@ -120,7 +120,7 @@ describe('a key', () => {
     expect(it.begun).toEqual(['a', 'a']);
   });
 
-  test('waits twice as long after each failure, by itself, up to a bound, and not less than was asked for', async () => {
+  test('doubles its own backoff after each failure, up to a limit, and waits at least for the requested time', async () => {
     const waits: string[] = [];
     const timed: FakeClock['after'] = clock.after;
     clock.after = (ms, fire) => {
@@ -148,7 +148,7 @@ describe('a key', () => {
     expect(waits).toEqual(['a 100', 'a 200', 'a 400', 'a 800', 'a 1000', 'a 1000', 'a 100', 'c 5000']);
   });
 
-  test('does not wait as long as others that failed with it', () => {
+  test('has jitter in its backoff', () => {
     const waits = new Set<number>();
     clock.after = (ms) => {
       waits.add(ms);
@@ -161,7 +161,7 @@ describe('a key', () => {
     expect(Math.max(...waits)).toBeLessThanOrEqual(100);
   });
 
-  test('whose worker throws comes again', async () => {
+  test('whose worker throws is retried', async () => {
     const it = bench();
     it.work = () => Promise.reject(new Error('a fault'));
     it.queue.add('a');
@@ -172,7 +172,7 @@ describe('a key', () => {
     expect(it.begun).toEqual(['a', 'a']);
   });
 
-  test('that is done with is not remembered', async () => {
+  test('that is done is forgotten', async () => {
     const it = bench();
     it.work = (key) => {
       it.queue.forget(key);
@@ -199,7 +199,7 @@ describe('groups', () => {
     expect(it.begun).toEqual(['a1', 'b1', 'c1', 'a2', 'b2', 'a3']);
   });
 
-  test('do not get all workers', async () => {
+  test('cannot get all workers', async () => {
     const it = bench({ workers: 4, perGroup: 2 });
     for (let i = 0; i < 5; i++) it.queue.add(`a${i}`, 'a');
     await settled();
@@ -209,7 +209,7 @@ describe('groups', () => {
     expect([...it.now]).toEqual(['a0', 'a1', 'b0', 'b1']);
   });
 
-  test('that hang, however many, keep no other from being worked on', async () => {
+  test('that hang, however many, do not delay other groups', async () => {
     const it = bench({ workers: 4, perGroup: 2 });
     for (let g = 0; g < 20; g++) for (let i = 0; i < 3; i++) it.queue.add(`slow-${g}-${i}`, `slow-${g}`);
     await settled();
@@ -220,7 +220,7 @@ describe('groups', () => {
     expect(it.now.size).toBeLessThanOrEqual(4 + 21);
   });
 
-  test('a key that has come to another group waits there', async () => {
+  test('get a key that moves to them while it waits', async () => {
     const it = bench({ workers: 1 });
     it.queue.add('a1', 'a');
     it.queue.add('x', 'a');
@@ -231,7 +231,7 @@ describe('groups', () => {
     expect([...it.now]).toEqual(['a1', 'x']);
   });
 
-  test('a key that came to another group while it was worked on frees its place in the old one', async () => {
+  test('free the place of a key that moved to another group while it was running', async () => {
     const it = bench({ workers: 1 });
     it.queue.add('x', 'a');
     await settled();
@@ -243,7 +243,7 @@ describe('groups', () => {
 });
 
 describe('the end', () => {
-  test('lets finish what was begun, and begins nothing more', async () => {
+  test('lets running work finish, and starts nothing more', async () => {
     const it = bench({ workers: 1 });
     it.queue.add('a');
     it.queue.add('b');
@@ -260,7 +260,7 @@ describe('the end', () => {
     expect(it.begun).toEqual(['a']);
   });
 
-  test('ends what was begun when its signal ends', async () => {
+  test('aborts running work when the signal aborts', async () => {
     const it = bench();
     it.work = (_key, { signal }) =>
       new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));

@@ -3,37 +3,37 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 
 /**
- * Keys to be worked on. A key is with one worker at a time; whatever is said of it meanwhile makes it come again, once. Groups
- * take turns, and none of them can have all workers: one that is slow keeps only itself waiting.
+ * A queue of keys. Only one worker has a key at a time; a key that is added meanwhile runs again, once. Groups take turns, and no group can
+ * have all workers, so a slow group delays only itself.
  */
 export interface WorkQueue {
-  /** Now, also when it was to wait. It counts to the group that was said last. */
+  /** Enqueues a key now, even if it was delayed. Moves it to the group, if given. */
   add(key: string, group?: string): void;
-  /** Then, unless it is to come earlier. */
+  /** Enqueues a key after a delay, unless it is due earlier. */
   addAfter(key: string, ms: number, group?: string): void;
-  /** After a wait that grows with each failure of this key, and is at least so long. */
+  /** Enqueues a key after its backoff, which grows with each failure, but at least after `leastMs`. */
   retry(key: string, leastMs: number, group?: string): void;
-  /** What it failed before no longer counts. */
+  /** Resets the backoff of a key. */
   forget(key: string): void;
-  /** How often it has failed in a row. */
+  /** The number of consecutive failures. */
   failures(key: string): number;
-  /** Those that could be worked on now. */
+  /** The number of keys that are ready. */
   readonly waiting: number;
   readonly running: number;
-  /** Those that wait for a time. */
+  /** The number of keys that wait for a timer. */
   readonly delayed: number;
   /**
-   * Works until `stop`, then waits for what is under way. The scope's signal is for the work itself, and ends it. What is
-   * thrown by the work is a fault: it is logged, and the key comes again.
+   * Runs the work until `stop`, then waits for what is in flight. The scope's signal also aborts the work. The work must not throw: an
+   * error is logged, and the key is retried.
    */
   run(work: (key: string, scope: Scope) => Promise<void>, scope: Scope, stop: AbortSignal): Promise<void>;
 }
 
 export interface WorkQueueOptions {
   readonly clock: Clock;
-  /** At a time, for all groups together; a group of which none is worked on may always have one beyond them. */
+  /** The limit for all groups together. A group without a running key may always exceed it by one. */
   readonly workers: number;
-  /** At a time, for one group. */
+  /** The limit for one group. */
   readonly perGroup?: number;
   readonly firstMs?: number;
   readonly mostMs?: number;
@@ -43,7 +43,7 @@ export interface WorkQueueOptions {
 interface Entry {
   group: string;
   state: 'idle' | 'waiting' | 'running';
-  /** Something was said of it while it was worked on. */
+  /** It was added while it was running. */
   isDirty: boolean;
   failures: number;
   timer: (Disposable & { readonly at: number }) | undefined;
@@ -57,7 +57,7 @@ interface Group {
 export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
   const { clock, workers, perGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
   const entries = new Map<string, Entry>();
-  /** In the order of their turns. */
+  /** In round-robin order. */
   const groups = new Map<string, Group>();
   let delayed = 0;
   let running = 0;
@@ -82,7 +82,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     return made;
   }
 
-  const leave = (name: string, group: Group): void => {
+  const dropIfEmpty = (name: string, group: Group): void => {
     if (group.waiting.size === 0 && group.running === 0) groups.delete(name);
   };
 
@@ -90,14 +90,14 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     const isWaiting = entry.state === 'waiting';
     const before = groupOf(entry.group);
     if (isWaiting) before.waiting.delete(key);
-    leave(entry.group, before);
+    dropIfEmpty(entry.group, before);
     entry.group = group;
     if (!isWaiting) return;
     groupOf(group).waiting.add(key);
     wake?.();
   }
 
-  function untimed(entry: Entry): void {
+  function cancelTimer(entry: Entry): void {
     if (entry.timer === undefined) return;
     entry.timer[Symbol.dispose]();
     entry.timer = undefined;
@@ -106,7 +106,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
 
   function add(key: string, group?: string): void {
     const entry = entryOf(key, group);
-    untimed(entry);
+    cancelTimer(entry);
     if (entry.state === 'running') entry.isDirty = true;
     if (entry.state !== 'idle') return;
     entry.state = 'waiting';
@@ -118,13 +118,13 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     const entry = entryOf(key, group);
     const at = clock.elapsed() + ms;
     if (entry.state === 'waiting' || (entry.timer !== undefined && entry.timer.at <= at)) return;
-    untimed(entry);
+    cancelTimer(entry);
     const timer = clock.after(ms, () => add(key));
     entry.timer = { at, [Symbol.dispose]: () => timer[Symbol.dispose]() };
     delayed++;
   }
 
-  /** Of the group whose turn it is among those that may have one more; it is then the last in turn. */
+  /** Takes a key of the next group that may run one more, and moves that group to the end. */
   function take(): { readonly key: string; readonly entry: Entry; readonly group: Group } | undefined {
     for (const [name, group] of groups) {
       const mayRun = group.running === 0 || (running < workers && group.running < perGroup);
@@ -139,10 +139,10 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     return undefined;
   }
 
-  function ended(key: string, entry: Entry, name: string, group: Group): void {
+  function finish(key: string, entry: Entry, name: string, group: Group): void {
     running--;
     group.running--;
-    leave(name, group);
+    dropIfEmpty(name, group);
     entry.state = 'idle';
     if (entry.isDirty) {
       entry.isDirty = false;
@@ -174,7 +174,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
         retry(key, 0);
       }
     } finally {
-      ended(key, entry, name, group);
+      finish(key, entry, name, group);
     }
   }
 
@@ -201,26 +201,26 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
       return delayed;
     },
     run: async (work, scope, stop) => {
-      const under = new Set<Promise<void>>();
+      const inFlight = new Set<Promise<void>>();
       const isOver = (): boolean => stop.aborted || scope.signal.aborted;
-      const rouse = (): void => wake?.();
-      stop.addEventListener('abort', rouse);
-      scope.signal.addEventListener('abort', rouse);
+      const wakeUp = (): void => wake?.();
+      stop.addEventListener('abort', wakeUp);
+      scope.signal.addEventListener('abort', wakeUp);
       try {
         while (!isOver()) {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
           for (let next = take(); next !== undefined; next = take()) {
-            const one: Promise<void> = runOne(next, work, scope).finally(() => under.delete(one));
-            under.add(one);
+            const one: Promise<void> = runOne(next, work, scope).finally(() => inFlight.delete(one));
+            inFlight.add(one);
           }
           if (!isOver()) await promise;
         }
-        await Promise.all(under);
+        await Promise.all(inFlight);
       } finally {
         wake = undefined;
-        stop.removeEventListener('abort', rouse);
-        scope.signal.removeEventListener('abort', rouse);
+        stop.removeEventListener('abort', wakeUp);
+        scope.signal.removeEventListener('abort', wakeUp);
       }
     },
   };

@@ -3,7 +3,7 @@ import { glob, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { agentAccount, audiences, doorNames, podPath, serverNames, upgrade } from '#cluster/names.ts';
+import { agentAccount, audiences, leaderObjectNames, podPath, serverNames, upgrade } from '#cluster/names.ts';
 import { agentCalls } from '#cluster/tunnel/agent-calls.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
@@ -85,8 +85,10 @@ test('a Store keeps its fields, their rules and what kubectl shows of it', () =>
 
 test('agents and controllers of different versions keep the names and calls that they share', () => {
   expectGolden('kubernetes-link', [
-    ...agentCalls.map(({ method, path, forgotten }) => `call ${method} ${path}${forgotten ? ' (forgotten)' : ''}`),
-    ...Object.entries(doorNames).map(([what, name]) => `${what}: ${name}`),
+    ...agentCalls.map(
+      ({ method, path, answerForgotten: forgotten }) => `call ${method} ${path}${forgotten ? ' (forgotten)' : ''}`,
+    ),
+    ...Object.entries(leaderObjectNames).map(([what, name]) => `${what}: ${name}`),
     `turning: ${upgrade.path} to ${upgrade.protocol}`,
     `pod: ${podPath.of('namespace', 'name')}`,
     ...Object.entries(audiences).map(([who, audience]) => `audience of ${who}: ${audience}`),

@@ -9,72 +9,77 @@ import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 
-/** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
+/** What can be wrong with a mount, the worst first. `repaired`: remounted; containers that started before still see the dead mount. */
 export const mountProblemKinds = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
 export type MountProblemKind = (typeof mountProblemKinds)[number];
 
-/** A mount that is not well for a pod, as the agent of its node says. */
+/** A problem of a pod's mount, as the agent of its node reports it. */
 export interface MountProblem {
   readonly node: string;
   readonly volume: string;
-  /** By what a PersistentVolume may call it. */
+  /** Every volumeHandle by which a PersistentVolume may refer to the volume. */
   readonly handles: readonly string[];
-  /** Empty: it is not known. */
+  /** Empty if unknown. */
   readonly store: string;
   readonly pod: { readonly namespace: string; readonly name: string; readonly uid: string };
   readonly kind: MountProblemKind;
   readonly detail: string;
-  /** When the mount was made anew; zero where it was not. */
+  /** When the mount was remounted, or zero. */
   readonly repairedAt: number;
 }
 
 /**
- * Asks every agent now and then what is not well on its node. That is asked for, and not listened to: what was missed while nobody
- * led, or while a connection was down, would have to be asked for anyway, and an answer is empty almost always.
+ * Polls every agent for the problems on its node. It polls instead of listening: after a change of leader or a lost connection it
+ * would have to ask anyway, and almost every answer is empty.
  */
-export interface Looks extends Controller {
-  /** By any of its handles. */
+export interface MountProblems extends Controller {
+  /** Looks a volume up by any of its handles. */
   of(handle: string): readonly MountProblem[];
   all(): Iterable<MountProblem>;
-  /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
-  isKnown(node: string): boolean;
-  /** Called with the volumes of which something else is known now, each by all of its handles. */
-  on(changed: (handles: ReadonlySet<string>) => void): void;
+  /** Whether the node's agent is connected and its last two answers agree. */
+  isConfirmed(node: string): boolean;
+  /** Calls back with the volumes whose problems changed, each by all of its handles. */
+  onChange(changed: (handles: ReadonlySet<string>) => void): void;
 }
 
-export interface LooksOptions {
+export interface MountProblemsOptions {
   readonly agents: Agents;
   readonly caches: Pick<Caches, 'nodes'>;
   readonly clock: Clock;
   readonly random?: () => number;
 }
 
-/** A minute passes at most before somebody is told; half of that on average. */
-const wellMs = 30_000;
-/** What was seen only once may be over in a moment: a server that restarts, a mount that is just going away. */
-const doubtMs = 10_000;
-const askMs = 15_000;
-const mostItems = 2_000;
-const mostDetail = 300;
+/** A problem is reported after a minute at most, after half a minute on average. */
+const confirmedIntervalMs = 30_000;
+/** Asks again soon after a new answer: the problem may be over in a moment, as when a server restarts or a mount is being removed. */
+const unconfirmedIntervalMs = 10_000;
+const requestTimeoutMs = 15_000;
+const maxItems = 2_000;
+const maxDetail = 300;
 
-interface View {
-  /** Seen the last time. */
-  readonly seen: ReadonlySet<string>;
-  /** Seen twice. */
+interface NodeReport {
+  /** The problems in the last answer. */
+  readonly lastKeys: ReadonlySet<string>;
+  /** The problems in the last two answers. */
   readonly problems: readonly MountProblem[];
-  /** That is all of it. */
-  readonly isSure: boolean;
+  /** Whether both answers had the same problems. */
+  readonly isConfirmed: boolean;
 }
 
-export function createLooks({ agents, caches, clock, random = Math.random }: LooksOptions): Looks {
-  const views = new Map<string, View>();
+export function createMountProblems({
+  agents,
+  caches,
+  clock,
+  random = Math.random,
+}: MountProblemsOptions): MountProblems {
+  const reports = new Map<string, NodeReport>();
   const listeners = new Set<(handles: ReadonlySet<string>) => void>();
   let byHandle: ReadonlyMap<string, readonly MountProblem[]> | undefined;
 
-  function put(node: string, view: View | undefined): void {
-    const before = views.get(node)?.problems ?? [];
-    if (view === undefined) views.delete(node);
-    else views.set(node, view);
+  function put(node: string, view: NodeReport | undefined): void {
+    const before = reports.get(node)?.problems ?? [];
+    if (view === undefined) reports.delete(node);
+    else reports.set(node, view);
     byHandle = undefined;
     const [was, is] = [new Map(before.map(keyed)), new Map((view?.problems ?? []).map(keyed))];
     const changed = new Set([
@@ -89,21 +94,21 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
       put(node, undefined);
       return done;
     }
-    // What it last said stays: an agent that is not there says nothing of its mounts.
+    // Keep the last report: a disconnected agent says nothing about its mounts.
     if (!agents.nodes().includes(node)) return done;
     let found: readonly MountProblem[];
     try {
-      const request = { method: 'GET', path: '/v1/troubles', deadlineMs: askMs } as const;
+      const request = { method: 'GET', path: '/v1/troubles', deadlineMs: requestTimeoutMs } as const;
       found = problemsIn(node, await agents.call(node, request, scope));
     } catch (thrown) {
       if (stowageError(thrown).reason === 'agent-absent') return done;
       throw thrown;
     }
-    const before = views.get(node)?.seen ?? new Set();
+    const before = reports.get(node)?.lastKeys ?? new Set();
     const repeated = found.filter((one) => before.has(keyOf(one)));
-    const isSure = repeated.length === found.length;
-    put(node, { seen: new Set(found.map(keyOf)), problems: repeated, isSure });
-    return again((isSure ? wellMs : doubtMs) * (0.75 + random() / 2));
+    const isConfirmed = repeated.length === found.length;
+    put(node, { lastKeys: new Set(found.map(keyOf)), problems: repeated, isConfirmed });
+    return again((isConfirmed ? confirmedIntervalMs : unconfirmedIntervalMs) * (0.75 + random() / 2));
   }
 
   const controller = createController({
@@ -111,8 +116,8 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
     clock,
     reconcile,
     workers: 16,
-    mostRetryMs: 2 * wellMs,
-    // None that is silent keeps another waiting.
+    maxRetryMs: 2 * confirmedIntervalMs,
+    // An agent that does not answer must not delay the others.
     groupOf: (node) => node,
   });
   controller.follow(caches.nodes, () => []);
@@ -126,12 +131,12 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
       return byHandle.get(handle) ?? [];
     },
     all,
-    isKnown: (node) => views.get(node)?.isSure === true && agents.nodes().includes(node),
-    on: (changed) => void listeners.add(changed),
+    isConfirmed: (node) => reports.get(node)?.isConfirmed === true && agents.nodes().includes(node),
+    onChange: (changed) => void listeners.add(changed),
   };
 
   function* all(): Generator<MountProblem, void, undefined> {
-    for (const { problems } of views.values()) yield* problems;
+    for (const { problems } of reports.values()) yield* problems;
   }
 }
 
@@ -149,12 +154,12 @@ type Answer = Readonly<Record<string, unknown>>;
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
 
-/** Those of pods: what else is mounted there is nobody's in the cluster. An agent is not trusted further than its own node. */
+/** Only the problems of pods: other mounts of the node do not concern the cluster. An agent is trusted only about its own node. */
 function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
-  return items.slice(0, mostItems).flatMap((item) => {
+  return items.slice(0, maxItems).flatMap((item) => {
     if (!isAnswer(item) || !isAnswer(item['user'])) return [];
-    const pod = podOf(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
+    const pod = podFrom(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
     const volume = textIn(item['volume']);
     if (pod === undefined || !isVolumeId(volume)) return [];
     const repairedAt = Date.parse(textIn(item['repairedAt'])) || 0;
@@ -164,13 +169,13 @@ function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
     const [store = '', name = ''] = textIn(item['name']).split('/');
     const handles = handlesOf({ id: volume, store: store as StoreName, name: name as VolumeName });
     return [
-      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt },
+      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, maxDetail), repairedAt },
     ];
   });
 }
 
-/** Its uid is in the path that the kubelet chose: below its folder of pods, or as the device's own name. */
-function podOf(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
+/** The pod's uid is in the path that the kubelet chose: in a path below `pods/`, or as the last part of the path of a block device. */
+function podFrom(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
   const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
   const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
   const [, inPods, ofDevice] = new RegExp(`/pods/(${uuid})/|/publish/[^/]+/(${uuid})$`).exec(target) ?? [];

@@ -5,20 +5,20 @@ import type { Caches } from './caches.ts';
 import type { Events } from './machinery/events.ts';
 import type { Provisioner } from './provisioner.ts';
 
-/** What controllers work with. */
+/** What every controller depends on. */
 export interface ControllerParts {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly caches: Caches;
   readonly events: Events;
-  /** By the name of their driver. */
+  /** By driver name. */
   readonly provisioners: ReadonlyMap<string, Provisioner>;
 }
 
-/** Undefined: there is none. */
-export async function found<T>(asking: Promise<T>): Promise<T | undefined> {
+/** Undefined if the API server answers NotFound. */
+export async function ignoreNotFound<T>(request: Promise<T>): Promise<T | undefined> {
   try {
-    return await asking;
+    return await request;
   } catch (thrown) {
     if (reasonOf(thrown) === 'NotFound') return undefined;
     throw thrown;

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { relayed } from '#core/errors.ts';
-import { saying } from './store-seen.ts';
+import { conditionForProblem } from './store-conditions.ts';
 
 test.each([
   ['denied', 'nfs-export-denied', 'Denied'],
@@ -11,7 +11,7 @@ test.each([
 ] as const)(
   'a store problem with the code %s and the reason %s becomes the condition reason %s',
   (code, reason, said) => {
-    expect(saying(relayed('it failed', { code, reason, action: 'Look.' }))).toEqual({
+    expect(conditionForProblem(relayed('it failed', { code, reason, action: 'Look.' }))).toEqual({
       status: 'False',
       reason: said,
       message: 'it failed. Look.',

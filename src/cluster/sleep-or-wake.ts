@@ -1,10 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 
-/** A timer cannot be set for longer. */
+/** Below the longest delay of a Node timer. */
 const longestMs = 24 * 3_600_000;
 
-/** Until one of them; never throws. */
-export async function sleptOrWoken(clock: Clock, ms: number, wake: Promise<void>, signal: AbortSignal): Promise<void> {
+/** Waits for the time, `wake` or the signal, whichever is first. Never throws. */
+export async function sleepOrWake(clock: Clock, ms: number, wake: Promise<void>, signal: AbortSignal): Promise<void> {
   const woken = new AbortController();
   const stop = (): void => woken.abort();
   signal.addEventListener('abort', stop, { once: true });

@@ -29,12 +29,12 @@ const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && 
 const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
 
-test('volumes are bound to what the driver says of its node', () => {
+test('volumes are bound to the topology that the driver reports for its node', () => {
   expect(topologyOf({ core: { node: 'node-1' } as never })).toEqual({ [nodeTopologyKey]: 'node-1' });
 });
 
-describe('a claim whose node the scheduler chose', () => {
-  test('gets its volume there, bound to it, and marked with the claim', async () => {
+describe('a claim whose node the scheduler has chosen', () => {
+  test('gets a volume on that node, bound to it and labelled with the claim', async () => {
     const [one, two] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
@@ -52,7 +52,7 @@ describe('a claim whose node the scheduler chose', () => {
   test.each([
     ['', 0],
     [', by an agent that says so only when it is asked', 1],
-  ])('is told which store it is on, whatever it was when it was last looked at%s', async (_, asked) => {
+  ])('gets the current identity of the store, not the one of the last check%s', async (_, asked) => {
     const [, two] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
     lead();
@@ -74,7 +74,7 @@ describe('a claim whose node the scheduler chose', () => {
     expect(it.agents.requests.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
   });
 
-  test('gets the same volume from the next controller, whatever the claim says by then', async () => {
+  test('gets the same volume from the next controller, even if the claim has changed', async () => {
     const [, two] = await twoNodes();
     const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
     const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowed: [] } as const;
@@ -92,7 +92,7 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(two)).toEqual([1]);
   });
 
-  test('whose node changes while nobody knows what became of it has one volume in the end', async () => {
+  test('has one volume in the end if its node changes while the result of a request is unknown', async () => {
     const [one, two] = await twoNodes();
     one.intercept = async (request) => {
       if (request.method !== 'POST' || request.path !== '/v1/volumes') return undefined;
@@ -126,8 +126,8 @@ describe('a claim whose node the scheduler chose', () => {
       (node) => Object.assign(node, { intercept: notSeen }),
       /cannot use its configured location/,
     ],
-    ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
-  ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {
+    ['is no longer in the cluster', () => it.api.remove(paths.nodes, 'node-1'), /no longer in the cluster/],
+  ])('goes back to the scheduler with an Event if the node %s', async (_, prepare, why) => {
     const [one, two] = await twoNodes('?maxBytes=1M');
     prepare(one);
     it.api.put(paths.classes, aLocalClass());
@@ -147,7 +147,7 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([0, 1]);
   });
 
-  test('waits for the agent of that node, says so, and has its volume as soon as it is there', async () => {
+  test('waits for the agent of that node with an Event, and gets its volume when the agent connects', async () => {
     const [one, two] = await twoNodes();
     it.agents.lose('node-1');
     it.api.put(paths.classes, aLocalClass());
@@ -166,7 +166,7 @@ describe('a claim whose node the scheduler chose', () => {
 describe('a claim that does not wait for a pod', () => {
   const immediate = { volumeBindingMode: 'Immediate' };
 
-  test('gets its volume where most room is, among the nodes that the class allows', async () => {
+  test('gets its volume on the node with the most free space that the class allows', async () => {
     const [one, two] = await twoNodes('?maxBytes=2G', '?maxBytes=8G');
     const allowedTopologies = [{ matchLabelExpressions: [{ key: nodeTopologyKey, values: ['node-1'] }] }];
     it.api.put(paths.classes, aLocalClass(immediate));
@@ -180,11 +180,13 @@ describe('a claim that does not wait for a pod', () => {
       paths.claims,
       aClaim('large', { storageClassName: 'first', resources: { requests: { storage: '5Gi' } } }),
     );
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 1/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
+      /does not have enough free space on any of 1/,
+    );
     expect(await wellMade()).toHaveLength(2);
   });
 
-  test('is not refused for what others may fill one day, and goes where fewer are made', async () => {
+  test('is not refused because of unfilled volumes, and goes to the node with fewer new volumes', async () => {
     const nodes = await twoNodes();
     for (const [at, node] of nodes.entries())
       node.intercept = ({ path }) =>
@@ -201,7 +203,7 @@ describe('a claim that does not wait for a pod', () => {
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
-  test('is made on another node when the one that was chosen refuses', async () => {
+  test('gets its volume on another node when the chosen one refuses', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     one.intercept = ({ method, path }) => {
       if (method !== 'POST' || path !== '/v1/volumes') return undefined;
@@ -217,7 +219,7 @@ describe('a claim that does not wait for a pod', () => {
   const broken = (): StowageError =>
     new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
 
-  test('is made on another node when the one whose answer was lost refuses, which keeps nothing of it', async () => {
+  test('gets its volume on another node when the one whose answer was lost refuses, which keeps no volume', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     let times = 0;
     one.intercept = async (request) => {
@@ -240,7 +242,7 @@ describe('a claim that does not wait for a pod', () => {
     expect(times).toBe(2);
   });
 
-  test('is made on another node when the one that has it from a controller before refuses', async () => {
+  test('gets its volume on another node when the one on which an earlier controller created it refuses', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     await makeFor('data', one);
     let times = 0;
@@ -262,46 +264,49 @@ describe('a claim that does not wait for a pod', () => {
   test.each([
     ['disk', '/v1/stores/disks/check'],
     ['agent', '/v1/stores'],
-  ])('is made on another node than one whose %s is silent for long, which keeps nothing of it', async (_, looked) => {
-    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
-    const clock = createFakeClock();
-    const stores = it.start(() => createNodeStores({ ...it.parts, clock }));
-    const found = it.start(createNodeVolumes);
-    const local = createNodeProvisioner({ ...it.parts, clock, stores, volumes: found });
-    it.start(createProvisioning, { clock, provisioners: new Map([[local.driver, local]]) });
-    await eventually(() => [...stores.all()].length).toBe(2);
-    let silentAt: number | undefined;
-    const passed = new WeakSet<AgentRequest>();
-    one.intercept = async (request) => {
-      if (passed.has(request)) return undefined;
-      passed.add(request);
-      const answer = (await one.answer(request)) as object;
-      if (request.path === looked) silentAt ??= clock.elapsed();
-      if (request.path === looked || makes(request)) throw silent();
-      // What it has is shown as it was last seen.
-      return request.path.startsWith('/v1/volumes?') ? { ...answer, unanswered: ['disks'] } : answer;
-    };
-    it.api.put(paths.classes, aLocalClass(immediate));
-    it.api.put(paths.claims, aLocalClaim('data'));
-    let madeAt = 0;
-    two.intercept = (request) => {
-      if (makes(request)) madeAt = clock.elapsed();
-    };
-    await eventually(() => counted(one)).toEqual([1]);
-    await eventually(async () => {
-      clock.advance(1_000);
-      return await wellMade();
-    }).toEqual(['pvc-uid-of-data']);
-    expect(madeAt - (silentAt ?? Number.POSITIVE_INFINITY)).toBeGreaterThanOrEqual(60_000);
-    const [volume] = await volumes();
-    expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
-    expect(await counted(one, two)).toEqual([1, 1]);
-    one.intercept = undefined;
-    found.add('node-1');
-    await eventually(() => counted(one, two)).toEqual([0, 1]);
-  });
+  ])(
+    'gets its volume on another node when the %s of the chosen one is silent for long, which keeps no volume',
+    async (_, looked) => {
+      const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+      const clock = createFakeClock();
+      const stores = it.start(() => createNodeStores({ ...it.parts, clock }));
+      const found = it.start(createNodeVolumes);
+      const local = createNodeProvisioner({ ...it.parts, clock, stores, volumes: found });
+      it.start(createProvisioning, { clock, provisioners: new Map([[local.driver, local]]) });
+      await eventually(() => [...stores.all()].length).toBe(2);
+      let silentAt: number | undefined;
+      const passed = new WeakSet<AgentRequest>();
+      one.intercept = async (request) => {
+        if (passed.has(request)) return undefined;
+        passed.add(request);
+        const answer = (await one.answer(request)) as object;
+        if (request.path === looked) silentAt ??= clock.elapsed();
+        if (request.path === looked || makes(request)) throw silent();
+        // What it has is shown as it was last seen.
+        return request.path.startsWith('/v1/volumes?') ? { ...answer, unanswered: ['disks'] } : answer;
+      };
+      it.api.put(paths.classes, aLocalClass(immediate));
+      it.api.put(paths.claims, aLocalClaim('data'));
+      let madeAt = 0;
+      two.intercept = (request) => {
+        if (makes(request)) madeAt = clock.elapsed();
+      };
+      await eventually(() => counted(one)).toEqual([1]);
+      await eventually(async () => {
+        clock.advance(1_000);
+        return await wellMade();
+      }).toEqual(['pvc-uid-of-data']);
+      expect(madeAt - (silentAt ?? Number.POSITIVE_INFINITY)).toBeGreaterThanOrEqual(60_000);
+      const [volume] = await volumes();
+      expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
+      expect(await counted(one, two)).toEqual([1, 1]);
+      one.intercept = undefined;
+      found.add('node-1');
+      await eventually(() => counted(one, two)).toEqual([0, 1]);
+    },
+  );
 
-  test('is not tried again because nodes were looked at, and is when one of them has room for it', async () => {
+  test('is not retried after every poll of the nodes, but when one of them has enough free space', async () => {
     const nodes = await twoNodes();
     let free = gib / 2n;
     for (const node of nodes)
@@ -312,7 +317,9 @@ describe('a claim that does not wait for a pod', () => {
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.claims, aLocalClaim('data'));
     const { provisioning } = lead();
-    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 2/);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
+      /does not have enough free space on any of 2/,
+    );
     const seen = (): unknown => [...it.parts.nodeStores.all()].map(({ stores }) => stores.get('disks')?.freeBytes);
     const look = async (bytes: bigint): Promise<void> => {
       free = bytes;
@@ -330,7 +337,7 @@ describe('a claim that does not wait for a pod', () => {
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
   });
 
-  test('is tried again when a node may be used that could not', async () => {
+  test('is retried when another node becomes schedulable', async () => {
     const [one] = await twoNodes();
     const labels = { [nodeTopologyKey]: 'node-1' };
     for (const name of ['node-1', 'node-2'])
@@ -348,7 +355,7 @@ describe('a claim that does not wait for a pod', () => {
     await eventually(() => counted(one)).toEqual([1]);
   });
 
-  test('is asked of no further node when the controller ends', async () => {
+  test('causes no request to another node after the controller has ended', async () => {
     const nodes = await twoNodes();
     const ending = new AbortController();
     const asked: string[] = [];
@@ -375,7 +382,7 @@ describe('a claim that does not wait for a pod', () => {
     expect(asked).toHaveLength(1);
   });
 
-  test('has it where a controller that is gone has made it, and waits for the agents that may know', async () => {
+  test('gets the volume that an earlier controller created, and waits for the agents that may have it', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     it.api.put(paths.classes, aLocalClass(immediate));
     const ownLabels = {

@@ -4,15 +4,15 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { codeOf } from './outcome.ts';
 
 /**
- * What is said of an error on an object of a user, who is no administrator: what failed and what to do now, and nothing of how
- * stores are reached. What the API server said is for the log.
+ * The note of an Event about an error, on an object that users can read: what failed and what to do, but nothing about the connection to
+ * stores, and no text of the API server. Those are for the log.
  */
-export function noteOf(thrown: unknown, how: string): string {
-  const { message, action } = redactForUser(troubleOf(thrown), how);
+export function errorNote(thrown: unknown, adminHint: string): string {
+  const { message, action } = redactForUser(disclosable(thrown), adminHint);
   return `${sentence(message)} ${sentence(action)}`;
 }
 
-function troubleOf(thrown: unknown): Parameters<typeof redactForUser>[0] {
+function disclosable(thrown: unknown): Parameters<typeof redactForUser>[0] {
   if (thrown instanceof KubeError) return { code: codeOf(thrown), reason: '', message: '', action: '' };
   return thrown instanceof StowageError ? thrown : stowageError(thrown);
 }

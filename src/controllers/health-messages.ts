@@ -1,0 +1,53 @@
+import type { Pod } from '#wire/kube/types.ts';
+import type { MountProblem, MountProblemKind } from './mount-problems.ts';
+import { restartConsumers } from './names.ts';
+
+/** The reasons of the conditions on claims and stores. */
+export const reasons = {
+  dead: 'MountDead',
+  unmounted: 'MountGone',
+  'client-failing': 'ClientFailing',
+  'store-silent': 'StoreSilent',
+  repaired: 'RestartNeeded',
+} as const satisfies Record<MountProblemKind, string>;
+
+const remountedMessage: string =
+  'the mount was lost, and Stowage has remounted it; containers that started before that get errors';
+
+const actions = {
+  dead: 'Stowage repairs it. If that takes longer than a few minutes, ask the administrator to check the agent of the node.',
+  unmounted: 'Restart the pod.',
+  'client-failing':
+    'Stowage repairs it. If that takes longer than a few minutes, ask the administrator to check the agent and the keeper of the node.',
+  'store-silent':
+    'Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores',
+  repaired: `Restart the pod. With the annotation ${restartConsumers}=true on the claim, pods that have a controller are evicted for that.`,
+} as const satisfies Record<MountProblemKind, string>;
+
+const adminHint = 'For details: kubectl stowage mounts, and the log of the agent of that node.';
+
+const maxShownNodes = 10;
+
+export function messageOf(
+  all: readonly MountProblem[],
+  audience: 'for users' | 'for administrators' = 'for users',
+): string {
+  const [worst] = all;
+  if (worst === undefined) return '';
+  const nodes = [...new Set(all.filter(({ kind }) => kind === worst.kind).map(({ node }) => node))].sort();
+  const more = nodes.length > maxShownNodes ? ` and ${nodes.length - maxShownNodes} more` : '';
+  const what = `On ${nodes.slice(0, maxShownNodes).join(', ')}${more}: ${descriptionOf(worst)}.`;
+  return audience === 'for users' ? `${what} ${actions[worst.kind]}` : `${what} ${adminHint}`;
+}
+
+export const claimNote = (message: string | undefined): string => message ?? 'The volume is healthy again.';
+
+export function podNote(problem: MountProblem | undefined, pod: Pod | undefined, claim: string | undefined): string {
+  const volume = claim === undefined ? 'A volume of the pod' : `The volume of claim '${claim}'`;
+  if (problem === undefined) return `${volume} is healthy again.`;
+  const isAlone = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
+  const what = isAlone && problem.kind === 'repaired' ? 'Delete the pod and create it again.' : actions[problem.kind];
+  return `${volume} is unhealthy on ${problem.node}: ${descriptionOf(problem)}. ${what}`;
+}
+
+const descriptionOf = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? remountedMessage : detail);
