@@ -68,6 +68,13 @@ const replayCacheMs = 100_000;
 const firstRepeatMs = 5_000;
 const maxRepeatMs = 30_000;
 /**
+ * A server can lose a call and go on answering others; nfs-ganesha does under load. After this time without a reply, the same connection
+ * gets another copy, as with the Linux client's `timeo`. The next copies follow after 2, 4, 8 … minutes.
+ */
+const unansweredMs = 60_000;
+const maxUnansweredMs = 600_000;
+const unansweredCheckMs = 5_000;
+/**
  * After this time without a verifier, NULL shows whether the server answers at all. Long enough for a busy server: without the
  * verifier, calls may have to wait.
  */
@@ -89,6 +96,9 @@ export function createResending(parts: ResendingOptions): Resending {
   const sentBeforeRefusal = new WeakSet<Call>();
   let repeatAt = Number.POSITIVE_INFINITY;
   let repeatMs = firstRepeatMs;
+  /** When unanswered calls get another copy, if not `unansweredMs` after their start. */
+  const nextCopyAt = new WeakMap<Call, number>();
+  let unansweredCheckAt = 0;
 
   const isAnswered = (question: VerifierQuery, deadlineMs: number): Promise<boolean> =>
     ask({ ...question, deadlineMs }).then(
@@ -171,6 +181,35 @@ export function createResending(parts: ResendingOptions): Resending {
     repeatAt = clock.elapsed() + repeatMs;
   }
 
+  function repeatResent(now: number): void {
+    if (now < repeatAt) return;
+    repeatMs = Math.min(repeatMs * 2, maxRepeatMs);
+    repeatAt = now + repeatMs;
+    const open = sentHere().filter((call) => isInReplayCache(call) && call.resent);
+    if (open.length === 0) repeatAt = Number.POSITIVE_INFINITY;
+    if (isBacklogged()) return;
+    for (const call of open) {
+      // The server may have replied on the lost connection, and dropped the reply from its cache since.
+      if (isSentMutation(call) && now - call.startedAt >= replayCacheMs) failUndecided(call);
+      else if (call.sentOn !== undefined) sendCopy(call, call.sentOn, true);
+    }
+  }
+
+  /** Without mutations: a server that is slow, but has no replay cache, would execute the copy as well. */
+  function repeatUnanswered(now: number): void {
+    if (now < unansweredCheckAt || isBacklogged()) return;
+    unansweredCheckAt = now + unansweredCheckMs;
+    for (const call of sentHere()) {
+      const isDue = now >= (nextCopyAt.get(call) ?? call.startedAt + unansweredMs);
+      if (!isDue || call.isInternal || isSentMutation(call) || call.sentOn === undefined) continue;
+      nextCopyAt.set(call, now + Math.min(now - call.startedAt, maxUnansweredMs));
+      sendCopy(call, call.sentOn, true);
+    }
+  }
+
+  const sentHere = (): readonly Call[] =>
+    pending.values().filter(({ sentOn }) => sentOn !== undefined && sentOn.connection === connection);
+
   return {
     connected: ({ endpoints, address }, wasDown) => {
       const on: ConnectionState = { endpoints, verifier: undefined };
@@ -178,6 +217,7 @@ export function createResending(parts: ResendingOptions): Resending {
       known = verifiers.at(address);
       currentSentOn = { connection: on, verifier: known.verifier };
       const waiting = pending.values();
+      for (const call of waiting) nextCopyAt.set(call, clock.elapsed() + unansweredMs);
       const [first, ...more] = waiting.filter(isSentMutation);
       if (wasDown) for (const call of waiting) if (isSentMutation(call)) sentBeforeRefusal.add(call);
       if (waiting.some((call) => isInReplayCache(call) && call.sent)) repeatSoon();
@@ -201,19 +241,9 @@ export function createResending(parts: ResendingOptions): Resending {
       verifiers.record(known, verifier, serverVerifier, call);
     },
     repeat: (now) => {
-      if (now < repeatAt || connection === undefined) return;
-      repeatMs = Math.min(repeatMs * 2, maxRepeatMs);
-      repeatAt = now + repeatMs;
-      const open = pending
-        .values()
-        .filter((call) => isInReplayCache(call) && call.resent && call.sentOn?.connection === connection);
-      if (open.length === 0) repeatAt = Number.POSITIVE_INFINITY;
-      if (isBacklogged()) return;
-      for (const call of open) {
-        // The server may have replied on the lost connection, and dropped the reply from its cache since.
-        if (isSentMutation(call) && now - call.startedAt >= replayCacheMs) failUndecided(call);
-        else if (call.sentOn !== undefined) sendCopy(call, call.sentOn, true);
-      }
+      if (connection === undefined) return;
+      repeatResent(now);
+      repeatUnanswered(now);
     },
   };
 }
