@@ -3,20 +3,20 @@ import { join } from 'node:path';
 
 /** Phrases that are not plain English (see CONTRIBUTING.md), and how often each may still occur. Lower a number; never raise one. */
 export const allowedPhrases: Readonly<Record<string, number>> = {
-  'already so': 12,
-  anew: 151,
-  'at work there': 1,
-  'by heart': 2,
-  'goes by': 13,
-  'gone on with': 3,
-  'is known of': 18,
-  'is told': 223,
-  'keeps nobody': 12,
-  'looked past': 1,
-  patience: 5,
-  'was told': 36,
-  'what was begun': 9,
-  whoever: 286,
+  'already so': 4,
+  anew: 19,
+  'at work there': 0,
+  'by heart': 0,
+  'goes by': 5,
+  'gone on with': 0,
+  'is known of': 7,
+  'is told': 23,
+  'keeps nobody': 0,
+  'looked past': 0,
+  patience: 2,
+  'was told': 20,
+  'what was begun': 2,
+  whoever: 36,
 };
 
 /** Generated files repeat the sources, and the changelog is history. */

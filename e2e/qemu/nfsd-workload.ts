@@ -102,7 +102,7 @@ async function linkAndRemove({ client, directory, slot }: Change): Promise<void>
 }
 
 async function remove({ client, directory, slot }: Change): Promise<void> {
-  const how = { ...hard, meant: slot.handle };
+  const how = { ...hard, expected: slot.handle };
   if (slot.data === undefined) await client.rmdir(directory, slot.name as string, how);
   else await client.remove(directory, slot.name as string, how);
   Object.assign(slot, { name: undefined, handle: undefined, data: undefined });

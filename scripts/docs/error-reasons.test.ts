@@ -16,7 +16,7 @@ const filledIn = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
   reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace
-  anywhere knownOptions onMany from place mountFlags nameTemplate value`);
+  anywhere knownOptions onMany from place mountFlags nameTemplate value writer`);
 
 let failures: readonly Failure[];
 /** The reasons that stores use. */

@@ -149,7 +149,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('a token is asked for, and reviewed for its audience', async () => {
       const audiences = ['stowage.dev/controller'];
       const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences } };
-      const place = { namespace: 'default', name: 'default', part: 'token' } as const;
+      const place = { namespace: 'default', name: 'default', subresource: 'token' } as const;
       const { status } = await client.create(resources.tokenRequests, body, signal, place);
       const review = (spec: { token: string; audiences: readonly string[] }) =>
         client.create(resources.tokenReviews, { metadata: {}, spec }, signal);

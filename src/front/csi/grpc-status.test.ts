@@ -38,7 +38,7 @@ test('an internal error hides its details', () => {
     code: 13,
     message: "Stowage failed to do this. Find the cause in the log of Stowage's server, and report it.",
   });
-  expect(log.lines[0]).toContain('error a call of CSI failed');
+  expect(log.lines[0]).toContain('error CSI call failed');
 });
 
 test('a target that is published with other options is ALREADY_EXISTS', () => {

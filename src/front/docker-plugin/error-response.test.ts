@@ -10,5 +10,5 @@ test('an internal error is answered without details, and logged', async () => {
     status: 500,
     Err: "Stowage failed to do this. Look into the server's log, and report it.",
   });
-  expect(it.log.lines.filter((line) => line.startsWith('error a call of a container engine failed'))).toHaveLength(1);
+  expect(it.log.lines.filter((line) => line.startsWith('error plugin call failed'))).toHaveLength(1);
 });

@@ -15,7 +15,7 @@ describe('many concurrent calls', () => {
     await vi.waitFor(() => expect(gate.waiting()).toBe(20));
     expect(await call('VolumeDriver.Get', { Name: 'v1' })).toEqual({
       status: 409,
-      Err: 'too many calls are under way. Try again in a moment.',
+      Err: 'too many calls are in flight. Try again in a moment.',
     });
     gate.open();
     expect(await Promise.all(made)).toEqual(names.map(() => done));

@@ -52,7 +52,7 @@ interface Found {
 }
 
 /** For listings that are kept in memory: protects against a server whose listing never ends. */
-const mostEntries = 500_000;
+const maxEntries = 500_000;
 /** Give up on a server that restarts, or says so, at every write. */
 const maxRestarts = 3;
 /** Retries if other hosts replace a record between LOOKUP and READ. */
@@ -76,7 +76,7 @@ async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonl
 /** Access to one directory of a server. Each call has its own deadline. */
 export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesParts): NfsFiles {
   const within = { deadlineMs };
-  const listing = { ...within, mostEntries };
+  const listing = { ...within, maxEntries };
   const { at } = folders;
 
   const find = (path: string): Promise<Found | undefined> =>

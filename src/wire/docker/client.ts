@@ -160,7 +160,7 @@ export function createDockerClient(options: { readonly socket: string; readonly 
       nothing(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
     waitContainer: async (name, signal, condition = 'removed') => {
       const path = `/containers/${pathSegment(name)}/wait`;
-      const how = { query: { condition }, alone: true, limitMs: longMs };
+      const how = { query: { condition }, ownConnection: true, limitMs: longMs };
       const { body } = await mutate('POST', path, signal, how);
       return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
