@@ -8,7 +8,7 @@ import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture }
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 300_000;
+const long = 600_000;
 const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
   'fio',

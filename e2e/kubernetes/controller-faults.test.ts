@@ -7,7 +7,7 @@ import type { RunningController } from './controllers.ts';
 const { signal } = new AbortController();
 /** The limit for anything that may be slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
-const long = 300_000;
+const long = 600_000;
 /** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
 const givesUpMs = 20_000;
 /** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */

@@ -5,7 +5,7 @@ import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts'
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 240_000;
+const long = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
 const place = '/var/lib/stowage/stores';
 const disk = '/mnt/stowage-disk';
