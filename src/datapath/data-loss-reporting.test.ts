@@ -37,9 +37,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
       await mounts[replace]();
       const later = await user.open(path);
       expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
-      // Reported again: the successor does not know who was told.
+      // Reported again: the successor does not know which open files have reported it.
       expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
-      // All were told.
+      // All open files have reported it.
       await afterLastAnswer(mount, 'second');
       await mounts[replace]();
       for (const each of [file, other, later])

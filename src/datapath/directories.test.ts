@@ -95,7 +95,7 @@ describe('reading a directory', () => {
     await read(fh, first.offset, 2);
     expect((await read(fh, first.offset, 2)).names).toEqual(['a', 'b']);
     expect((await read(fh, 0n, 2)).names).toEqual(['.', '..']);
-    // Nothing is known of a directory opened by a predecessor.
+    // This data path knows nothing about a directory that its predecessor opened.
     expect((await read(4711, first.offset, 1)).names).toEqual(['a']);
   });
 

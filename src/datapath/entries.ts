@@ -22,7 +22,7 @@ export interface Entries {
   lookup(parent: number, name: Buffer, request: Request): Entry | Promise<Entry>;
   /** Looks the name up on the server. Undefined: absent. */
   find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
-  /** The same, but prefers what the kernel was told last, since it based its request on that. */
+  /** The same, but prefers the last answer to the kernel, since the kernel based its request on that. */
   resolveAsKernelKnows(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
   /** Builds the kernel's entry and counts one lookup. */
   entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry>;

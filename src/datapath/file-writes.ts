@@ -27,7 +27,7 @@ export interface FileWrites<W> {
   add(piece: Piece<W>, isNew: boolean): void;
   /**
    * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
-   * already so.
+   * there is nothing to wait for.
    */
   settled(range: Range | undefined): Promise<void> | undefined;
   /** Resolves when everything written so far is on the server's disk or lost. */

@@ -226,7 +226,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       if (isAdded) await removeHidden(id, hidden, request);
       isThere = false;
       if (isRecorded()) clearHidden(id);
-      // If this fails, leave the file: the caller is told that nothing was done.
+      // If this fails, leave the file: the caller gets an error that says nothing was done.
       if (!isAdded) await move({ parent: at.parent, name }, at.name, there, request);
     };
     try {

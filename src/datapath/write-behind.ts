@@ -31,7 +31,7 @@ export interface WriteBehind<F, W> {
   restore(file: F, piece: Piece<W>): void;
   /**
    * Resolves when the server has answered every write of the file so far (of the range) and its attributes are right.
-   * Undefined: already so.
+   * Undefined: there is nothing to wait for.
    */
   settled(file: F, range?: Range): Promise<void> | undefined;
   /** Resolves when everything written so far is on the server's disk or lost. Undefined: nothing is left. */

@@ -22,7 +22,7 @@ export interface Writes {
   flushed(id: number, request: Request): Promise<void> | undefined;
   /**
    * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
-   * already so.
+   * there is nothing to wait for.
    */
   settled(id: number, request: Request, range?: Range): Promise<void> | undefined;
   /** The minimum size by unanswered writes. Undefined: all are answered. */

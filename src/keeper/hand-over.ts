@@ -19,7 +19,7 @@ interface HandOverPorts {
 }
 
 export interface HandOver {
-  /** Call after every change: if another data path serves by now, it is told to move instead. */
+  /** Call after every change: if another data path serves by now, the keeper tells that one to move instead. */
   look(): void;
 }
 

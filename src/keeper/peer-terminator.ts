@@ -35,7 +35,7 @@ export function createPeerTerminator(fd: number, path: string, clock: Clock): ()
   };
 }
 
-/** Also when whoever listens is too busy to take another connection. */
+/** True also if the listening process is too busy to accept another connection. */
 export function isListening(path: string): boolean {
   try {
     closeSync(connectTo(path));

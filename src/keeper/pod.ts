@@ -10,9 +10,9 @@ import { hasChildren } from './system-calls.ts';
 
 /**
  * A keeper that runs as the first process of a container, started by Kubernetes. When it exits, everything in the
- * container ends, and the container is restarted at once. So it exits only when it was told to and holds nothing. After
- * a handover it restarts itself and waits. Its data path keeps serving until the other keeper has replaced it; until
- * then the container must not end.
+ * container ends, and the kubelet restarts the container at once. So it exits only on request and if it holds nothing.
+ * After a handover it restarts itself and waits. Its data path keeps serving until the other keeper has replaced it;
+ * until then the container must not end.
  */
 export interface PodKeeper {
   /** Resolves when this keeper may take over from, or start without, the keeper of another pod. */

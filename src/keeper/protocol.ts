@@ -134,8 +134,8 @@ const shapes = {
   ended: { mount: name, unserved: optional(flag) },
   report: { text: anyText },
 
-  // Between keepers: `handover`, then a full transfer (from the data path that was told to move, or from the old
-  // keeper), then `taking`; with `yours` the new keeper is in charge and the old one is not.
+  // Between keepers: `handover`, then a full transfer (from the data path that the old keeper told to move, or from the
+  // old keeper), then `taking`; with `yours` the new keeper is in charge and the old one is not.
   handover: { path: text(1, 4096) },
   taking: {},
   yours: {},

@@ -29,7 +29,7 @@ export interface Worker {
   readonly isReady: boolean;
   /** False: started by another keeper. */
   readonly isOwn: boolean;
-  /** It was told to end and no longer counts as serving. */
+  /** The keeper has told it to end, and it no longer counts as serving. */
   readonly isEnding: boolean;
   /** Each resolves to false if the worker is lost first. */
   readonly greeted: Promise<boolean>;

@@ -39,7 +39,8 @@ const watched = (work: Promise<unknown>): { how: string | undefined; readonly en
 const roots = { hung: join(disk, 'hung'), known: join(disk, 'known'), fresh: join(disk, 'fresh'), fine: elsewhere };
 for (const root of Object.values(roots)) await mkdir(root, { recursive: true });
 await (await openLocal(roots.known)).close();
-// Made anew, it would be the first thing to hang: on the main thread, were it not for what is written before.
+// Opening this store on the frozen disk has to create the lock again, on the main thread. Only the write before it, on the thread pool,
+// keeps the main thread from hanging.
 await rm(join(roots.known, '.stowage', 'lock'));
 const fine = await openLocal(roots.fine);
 const hung = await openLocal(roots.hung);

@@ -54,7 +54,7 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
-  // What a data path is told, and no more of it.
+  // Only the description of a mount that clients send to a data path.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
   // The two ports that it implements, and the REST API that it calls on nodes.
   cluster: [

@@ -30,8 +30,8 @@ export async function loseReply(nodes: ResendNodes, { procedure, prepare }: Muta
 }
 
 /**
- * To ask whether the server restarted leaves the file as it is, and takes no write error from the application: that is told to one
- * COMMIT only.
+ * The probe for a server restart does not change the file. It also does not take a write error away from the application: the server
+ * reports such an error to a single COMMIT only.
  */
 export async function restartProbeHasNoEffect(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy, b, witnesses } = nodes;

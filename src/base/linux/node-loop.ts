@@ -35,10 +35,14 @@ export function openNodeLoop(): NodeLoop {
   return { fd, sleepMs, runTicks };
 }
 
-/** We wait in the middle of one of Node's turns, so events that Node was told of but has not handled must be reported to us again. */
+/**
+ * We wait in the middle of one of Node's turns, so the kernel must report to us again the events that it has reported to Node, but Node has
+ * not handled.
+ */
 export function checkLevels(about: string): void {
   for (const [, events = ''] of about.matchAll(/^tfd:\s*\d+\s+events:\s*([0-9a-f]+)/gm))
-    if ((Number.parseInt(events, 16) & toldOnce) !== 0) throw new Error("Node's loop is told of descriptors only once");
+    if ((Number.parseInt(events, 16) & toldOnce) !== 0)
+      throw new Error("Node's loop watches descriptors edge-triggered or one-shot");
 }
 
 /** Node may run in another loop than the default one. */

@@ -23,7 +23,7 @@ export interface MountedFuse extends AsyncDisposable {
   readonly fd: number;
 }
 
-/** Nobody serves the mount yet: whoever accesses it waits. */
+/** Nothing serves the mount yet: processes that access it wait. */
 export async function mountFuse(
   /** The source that `df` and `mount` show. It names no server and no path, which are none of the volume's users' business. */
   source: string,

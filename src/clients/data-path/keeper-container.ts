@@ -30,7 +30,7 @@ export type KeeperNetwork =
   | { readonly kind: 'container'; readonly id: string }
   | { readonly kind: 'namespace'; readonly hostPath: string };
 
-/** A file in a keeper's folder: its container was told to stop. */
+/** A file in a keeper's folder: the engine has asked its container to stop. */
 export const endingMark = 'ending';
 
 /**

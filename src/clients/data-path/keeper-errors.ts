@@ -26,7 +26,7 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
     return new StowageError(`the data path could not be used: ${said}`, {
       code: 'unavailable',
       reason: 'data-path-unavailable',
-      action: 'Restart the container that it runs in. Mounts that it serves are then made anew.',
+      action: 'Restart the container that it runs in. Stowage then remounts the volumes that it serves.',
       cause,
     });
   }

@@ -141,7 +141,7 @@ export function createKnownKeepers(options: SlotsOptions): KnownKeepers {
   /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
   async function end(slot: KnownKeeper, client: KeeperClient, isTold: boolean): Promise<void> {
     const why = 'no data path serves any more';
-    log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
+    log.error(`${why}: ending the keeper and remounting its volumes`, { keeper: slot.name });
     const mounts = await mountsOf(slot, closing.signal).catch(() => undefined);
     slot.copies?.drop();
     using limit = clock.deadline(endMs, closing.signal);
@@ -165,7 +165,7 @@ export function createKnownKeepers(options: SlotsOptions): KnownKeepers {
     else unkillable(slot);
   }
 
-  /** Kills the keeper directly, or through whoever started its container. */
+  /** Kills the keeper directly, or through the container engine that started it. */
   async function killed(slot: KnownKeeper, client: KeeperClient): Promise<boolean> {
     if (client.kill()) return true;
     return await starting.kill(slot.name).catch((cause: unknown) => {
@@ -234,7 +234,7 @@ export function createKnownKeepers(options: SlotsOptions): KnownKeepers {
     for (let ms: number = regainMs.shortest; isWaiting(); ms = Math.min(regainMs.longest, ms * 2)) {
       if (closing.signal.aborted) return;
       if (clock.elapsed() - since > aloneMs) {
-        log.error('no keeper came: its mounts are given up, and made anew', { keeper: slot.name });
+        log.error('no keeper came: giving up its mounts and remounting their volumes', { keeper: slot.name });
         slot.copies?.drop();
       } else await tryAgain(slot, ms).catch(() => undefined);
     }

@@ -20,7 +20,7 @@ interface Ended {
   readonly action?: string;
 }
 
-/** A retry costs almost nothing, and whoever waits for the engine waits for us too. */
+/** A retry costs almost nothing, and callers that wait for the engine also wait for this retry. */
 const firstPauseMs = 100;
 const longestPauseMs = 2_000;
 

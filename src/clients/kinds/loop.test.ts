@@ -107,7 +107,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(readFileSync(`/sys/block/${basename(loop)}/loop/dio`, 'utf8').trim()).toBe('1');
   });
 
-  test('leaves no loop device, whoever unmounts', async () => {
+  test('leaves no loop device, even if another program unmounts the volume', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     execFileSync('umount', [at('stage')]);

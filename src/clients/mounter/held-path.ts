@@ -3,8 +3,8 @@ import { open } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 
 /**
- * An open path. Whoever can write to a folder above a path can replace a component of it with a symbolic link at any moment. If root then
- * used the path by name, it would create, mount or remove something wherever the link leads.
+ * An open path. A user who can write to a folder above a path can replace a component of it with a symbolic link at any moment. If root
+ * then used the path by name, it would create, mount or remove something wherever the link leads.
  */
 export interface HeldPath extends AsyncDisposable {
   readonly path: string;

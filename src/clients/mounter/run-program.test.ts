@@ -26,7 +26,7 @@ async function machine(
   };
 }
 
-/** Writes the process id atomically, so that whoever finds the file finds the number. */
+/** Writes the process id atomically, so that a reader that finds the file also finds the number in it. */
 const sleeper = 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 100';
 
 async function until(condition: () => boolean): Promise<void> {

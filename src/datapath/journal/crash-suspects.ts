@@ -3,7 +3,7 @@ import type { JournalMemory } from './memory.ts';
 
 /** Records which requests may have crashed data paths. */
 export interface CrashSuspects {
-  /** This process was told to stop: its exit is no request's fault. */
+  /** This process has received a request to stop: no request in flight caused its exit. */
   stopping(): void;
   /** If this process crashes now, the request at this place is the cause. Undefined: any may be. */
   suspect(place: number | undefined): void;

@@ -17,7 +17,7 @@ export const head = {
   heartbeat: 8,
   slots: 12,
   chunks: 16,
-  /** 1: the data path was told to stop. Its exit is no request's fault. */
+  /** 1: the data path has received a request to stop. No request in flight caused its exit. */
   stopping: 20,
   /** The line (plus one) of the only request to blame if the data path crashes now; 0: any may be. */
   suspect: 24,
@@ -120,7 +120,7 @@ export const record = {
   hashed: 92,
   /** For a hidden name. */
   name: 88,
-  /** For a node: the error that lost acknowledged data, while not everybody was told. Lies behind all names. */
+  /** For a node: the error that lost acknowledged data, until every open file has reported it. Lies behind all names. */
   lost: 124,
   size: 128,
 } as const;

@@ -6,9 +6,9 @@ import type { RequestWait } from '../request-wait.ts';
 import type { Quota } from './quota.ts';
 
 /**
- * The space that requests of a mount cost, estimated by what is known of the file at the write: a file without holes
- * grows only beyond its end; one with holes by at most what is written, and never by more than its holes. The next
- * count corrects wrong estimates, for example with compression on the server.
+ * The space that requests of a mount cost, estimated at the write from the file's known attributes: a file without
+ * holes grows only beyond its end; one with holes by at most what is written, and never by more than its holes. The
+ * next count corrects wrong estimates, for example with compression on the server.
  */
 export interface Charges {
   /**

@@ -7,7 +7,7 @@ export interface FakeChild {
   readonly program: string;
   readonly sent: readonly Message[];
   readonly isOpen: boolean;
-  /** It was told to end, and has not ended yet. */
+  /** The keeper has told it to end, and it has not ended yet. */
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
@@ -15,7 +15,7 @@ export interface FakeChild {
   wasKilled(): void;
   /** Closes its connection while it keeps running. */
   breaks(): void;
-  /** Closes its connection. It ends if it was told to end, or as soon as it is told to. */
+  /** Closes its connection. It ends if the keeper has told it to end, or as soon as the keeper does. */
   dies(): Promise<void>;
 }
 

@@ -78,7 +78,7 @@ describe('a line that is cut in the middle', () => {
   test.each([
     ['by a connection that breaks', false],
     ['by a connection that ends', true],
-  ])('%s is told whole by the next one', async (_how, isClean) => {
+  ])('%s arrives whole over the next one', async (_how, isClean) => {
     const version = now();
     let isFirst = true;
     api.intercept = (request, response) => {

@@ -6,7 +6,7 @@ import type { NfsClient } from './client.ts';
 import { createFileWriter, createWriteStream } from './file-writer.ts';
 import { NfsError, nfsStatus } from './status.ts';
 
-/** A server that keeps what it is given in memory until it is told to commit, and loses that when it starts anew. */
+/** A server that keeps written data in memory until COMMIT, and loses uncommitted data when it restarts. */
 function forgetful(
   options: { readonly restartAfter?: readonly number[]; readonly short?: boolean; readonly stable?: boolean } = {},
 ) {
@@ -25,7 +25,7 @@ function forgetful(
       const count = options.short === true ? Math.max(1, Math.floor(data.length / 2)) : data.length;
       const target = options.stable === true ? disk : memory;
       for (let i = 0; i < count; i++) target.set(offset + i, data[i] as number);
-      // As it was when the data were taken: a reply can be on its way while the server starts anew.
+      // The verifier from when the server took the data: the server may restart while the reply is in flight.
       const taken = verifier;
       await new Promise((resolve) => setImmediate(resolve));
       return { count, committed: options.stable === true ? 2 : 0, verifier: taken, attributes: undefined };
@@ -53,7 +53,7 @@ describe('a file writer', () => {
     }
   });
 
-  test('a server that starts anew at any moment, several times, loses nothing', async () => {
+  test('loses no data when the server restarts several times, at any moment', async () => {
     await fc.assert(
       fc.asyncProperty(
         fc.array(fc.integer({ min: 1, max: 40 }), { maxLength: 4 }),
@@ -80,7 +80,7 @@ describe('a file writer', () => {
     expect(server.writes()).toBe(5);
   });
 
-  test('an error is told, at the write after it or at the flush', async () => {
+  test('reports a write error at the next write or at the flush', async () => {
     const server = forgetful();
     const full = new NfsError('WRITE', nfsStatus.NOSPC, false);
     const client = { ...server.client, write: async () => Promise.reject(full) };

@@ -96,7 +96,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     });
     for (let i = 0; i < 100; i++) await nfs.getattr(handle);
     expect(fs.readFileSync(it.on('file')).includes(2)).toBe(false);
-    // A connection that was given up for it is made anew.
+    // The client reconnects if it dropped the connection because of the timeouts.
     expect(await nfs.write(handle, 0, data, stability.fileSync)).toMatchObject({ count: mib });
   });
 });

@@ -282,7 +282,7 @@ describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
     await expect(nfs.link(file, { directory: root, name: 'second' })).rejects.toThrow('LINK: NFS3ERR_INVAL');
   });
 
-  test('it forgets its handles when it starts anew', async () => {
+  test('forgets its handles when it restarts', async () => {
     const { nfs, root, server } = tried;
     await server.restart();
     await expect(nfs.getattr(root)).rejects.toMatchObject({ statusName: 'STALE' });

@@ -49,7 +49,7 @@ describe('listing a directory', () => {
     expect(await names(scripted(() => page))).toEqual(['good']);
   });
 
-  test('begins anew when the server forgot where it was, and gives nothing twice', async () => {
+  test('restarts when the server rejects its cookie, and lists no name twice', async () => {
     const list = directory(100, 10);
     let failed = false;
     const client = scripted((args) => {

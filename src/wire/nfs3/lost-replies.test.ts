@@ -217,7 +217,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.statSync(it.on('file'))).toMatchObject({ uid: 77, size: 5 });
   });
 
-  test("SETATTR with a guard: somebody else's change is told", async () => {
+  test('SETATTR with a guard: a change by another client is reported', async () => {
     const { nfs, proxy } = await through();
     const { handle } = await nfs.create(it.directory, 'file', guarded);
     const { ctime: seconds, ctimeNs: nanoseconds } = await nfs.getattr(handle);

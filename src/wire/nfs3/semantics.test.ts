@@ -68,7 +68,7 @@ describe('JUKEBOX, "ask me later"', () => {
     expect(asked).toBeLessThanOrEqual(6);
   });
 
-  test('nor beyond the patience of the caller', async () => {
+  test('is not retried after the caller aborts', async () => {
     const mine = new AbortController();
     let asked = 0;
     const { nfs } = await startFakeNfs({

@@ -412,7 +412,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   });
 
   describe('names its protocol', () => {
-    /** A server that grants TLS to whoever asks, and then speaks what it likes. */
+    /** A server that grants TLS to every client, and then answers 42 to every call. */
     async function granting(options: TlsOptions): Promise<{ readonly port: number }> {
       const tls = createTlsServer(options, (secured) => {
         secured.on('data', (call: Buffer) =>

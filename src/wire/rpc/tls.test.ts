@@ -43,7 +43,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     rpc(options?: Partial<RpcClientOptions>): RpcClient;
   }
 
-  /** A server that gives back what it is given, when it is told to. */
+  /** A server that echoes each call's argument, but only after `answer()`. */
   async function serve(options: Partial<RpcServerOptions> = {}): Promise<Behind> {
     const asked: number[] = [];
     const { promise: told, resolve: answer } = Promise.withResolvers<void>();

@@ -63,7 +63,7 @@ describe('those who wait for the same file', () => {
 });
 
 describe.skipIf(needs('linux'))('a disk that fails', () => {
-  test('is told to who wrote, and the verifier changes for all others', async () => {
+  test('is reported to the writer, and the verifier changes for all other clients', async () => {
     const directory = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-disk-'));
     onTestFinished(() => fs.rmSync(directory, { recursive: true }));
     fs.writeFileSync(join(directory, 'f'), '');

@@ -9,7 +9,7 @@ const fileName = 'nfs-server.json';
 const keyLength = 32;
 
 /**
- * Loads or creates the key for file handles. Whoever has it can forge a handle for any file. It is stored outside the exported
+ * Loads or creates the key for file handles. An attacker who has it can forge a handle for any file. It is stored outside the exported
  * directory, so that handles stay valid over a restart and no client can read it.
  */
 export async function loadHandleKey(state: string, exported: string): Promise<Buffer> {

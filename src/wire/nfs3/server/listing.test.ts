@@ -66,7 +66,7 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
         fs.rmSync(join(own.directory, `goes${i}`), { force: true });
         fs.writeFileSync(join(own.directory, `new${i}`), '');
       }
-      // Somebody else begins anew, and what was remembered is forgotten.
+      // Another listing starts from the beginning, and the server forgets the names that it remembered.
       if (page % 4 === 0) await mounted.nfs.readdir({ directory: mounted.root, cookie: 0n, verifier: 0n, bytes: 8192 });
     });
     expect(new Set(names).size).toBe(names.length);

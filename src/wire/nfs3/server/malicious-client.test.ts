@@ -12,7 +12,7 @@ import type { Procedure } from '../../rpc/procedure.ts';
 import { nfsProgram, stability } from '../structures.ts';
 
 const mib = 1024 * 1024;
-/** Within this, whoever behaves is answered, whatever others do. */
+/** The server answers a well-behaved client within this time, whatever other clients do. */
 const promptly = { deadlineMs: 5_000 };
 
 async function attacker({ server }: OwnServer): Promise<Socket> {
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     expect((await nfs.getattr(handle)).size).toBe(0);
   });
 
-  test('all of it together, for a while: whoever behaves is served', async () => {
+  test('serves well-behaved clients during all attacks at once, for a while', async () => {
     const places = 64;
     const own = await startOwnServer({ maxConnections: places, durable: false });
     const mounted = await own.mount();

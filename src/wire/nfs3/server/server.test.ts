@@ -78,7 +78,7 @@ describe.skipIf(needs('linux'))('files', () => {
     for (let i = 0; i < 40; i++) writeFileSync(on(`f${i}`), Buffer.alloc(size, i));
     const handles = await Promise.all(Array.from({ length: 40 }, (_, i) => nfs.lookup(root, `f${i}`)));
     const read = handles.map(async ({ handle }, i) => (await content(nfs, handle)).equals(Buffer.alloc(size, i)));
-    // Whoever asked before them still gets what was there.
+    // Reads that began before these removals still return the files' contents.
     for (let i = 0; i < 40; i += 2) await nfs.remove(root, `f${i}`);
     expect(await Promise.all(read)).toEqual(handles.map(() => true));
     expect(own.errors).toEqual([]);
