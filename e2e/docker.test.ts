@@ -77,7 +77,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('exec', 'first', 'touch', '/data/seen');
       expect(await run('exec', 'second', 'ls', '/data')).toBe('seen');
       await run('rm', '-f', 'second');
-      // Both the engine and Stowage refuse, whoever asks.
+      // The engine and Stowage both refuse, so neither command deletes the volume.
       expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
       const byName = await stowage.cli('volume', 'delete', 'silver/photos');
       expect(byName).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
@@ -219,7 +219,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await stowage.cli('store', 'add', 'atlas', `${uri}&readOnly=true`)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'atlas')));
       const name = 'atlas..maps';
-      // Podman uses only volumes that it was told of.
+      // Podman uses only volumes that were created with `podman volume create`.
       if (kind === 'podman') await run('volume', 'create', '--driver', 'stowage', name);
       const use = (script: string): Promise<string> =>
         run('run', '--rm', ...volumeOf(kind, name), image, 'sh', '-c', script);

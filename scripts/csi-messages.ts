@@ -32,7 +32,7 @@ message VolumeCondition {
   option (alpha_message) = true;
   // The volume is not as it should be.
   bool abnormal = 1;
-  // What is known of it, for people.
+  // Describes the condition, for people.
   string message = 2;
 }
 `;

@@ -18,7 +18,7 @@ export const files = {
 
 const namespace = 'stowage-system';
 /** Agents are privileged, which the namespace must allow if Pod Security admission is enabled. */
-const head = `# Made by scripts/manifests.ts of the chart beside it, with its default values; do not edit. For whoever has no Helm:
+const head = `# Made by scripts/manifests.ts from the chart beside it, with its default values; do not edit. For users without Helm:
 #
 #   kubectl apply --server-side -f crds/stores.yaml
 #   sed 's|image: stowage:|image: REGISTRY/stowage:|' stowage.yaml | kubectl apply --server-side -f -

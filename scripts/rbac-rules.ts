@@ -46,7 +46,7 @@ const controller: RbacRole = {
       group: storage,
       resource: 'storageclasses',
       verbs: [...listWatch, 'create', 'delete'],
-      why: 'Claims name a class, and that the store. Stores that ask for a class have one, made anew when its store says something else.',
+      why: 'A claim names a class, and the class names the store. The controller creates the class of a store that asks for one, and deletes and recreates it when the store’s settings change.',
     },
     {
       group: stowage,
@@ -64,13 +64,13 @@ const controller: RbacRole = {
       group: core,
       resource: 'pods',
       verbs: ['get'],
-      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own. A leader looks whether the pods of controllers before it have ended. A check of a store from the network of a pod needs the pod’s node and address.',
+      why: 'The controller reports an unhealthy volume on each pod that uses it, if it still is the same pod. It tells agents, which may not read pods, whether a pod on their node has its own user namespace. A leader checks whether the pods of earlier controllers have ended. A check of a store from the network of a pod needs the pod’s node and address.',
     },
     {
       group: core,
       resource: 'pods/eviction',
       verbs: ['create'],
-      why: 'Pods whose claim asks for it are evicted when only a new pod sees the mount that was made anew. Disruption budgets hold.',
+      why: 'The controller evicts pods whose claim asks for it when only a new pod can see the remounted volume. Disruption budgets apply.',
     },
     {
       group: core,
@@ -102,7 +102,7 @@ const controller: RbacRole = {
       group: 'authentication.k8s.io',
       resource: 'tokenreviews',
       verbs: ['create'],
-      why: 'Whoever comes to the door shows a token, and the API server says whose it is, and of an agent on which node it runs.',
+      why: 'Each client of the controller sends a token. The API server says whose token it is, and on which node an agent runs.',
     },
     {
       group: 'authorization.k8s.io',
@@ -146,7 +146,7 @@ const controllerAtHome: RbacRole = {
       names: ['stowage-tls'],
       verbs: [...listWatch, 'update', 'delete'],
       when: 'certificateOwn',
-      why: 'The certificate is kept there, is made anew in time, and takes the place of one of another type.',
+      why: 'The leader keeps the certificate in this Secret, renews it before it expires, and replaces a Secret of another type.',
     },
     {
       group: core,
@@ -180,7 +180,7 @@ const controllerAtHome: RbacRole = {
       group: discovery,
       resource: 'endpointslices',
       verbs: ['create'],
-      why: 'The service leads to whoever leads.',
+      why: 'The Service routes to the leader through this EndpointSlice.',
     },
     {
       group: discovery,
@@ -193,7 +193,7 @@ const controllerAtHome: RbacRole = {
       group: core,
       resource: 'endpoints',
       verbs: ['create'],
-      why: 'The proxy of the API server, by which users come, goes by Endpoints and not by EndpointSlices.',
+      why: 'Users connect through the proxy of the API server, which reads Endpoints and not EndpointSlices.',
     },
     {
       group: core,
@@ -214,7 +214,7 @@ const controllerAtHome: RbacRole = {
 const agent: RbacRole = {
   name: 'stowage-agent',
   title: 'Agents',
-  about: 'Whoever takes over a node has as much.',
+  about: 'An attacker who takes over a node has these rights.',
   where: 'cluster',
   account: 'stowage-agent',
   rules: [

@@ -70,7 +70,7 @@ export const adopter: RbacRole = {
   name: 'stowage-adopter',
   title: 'Adopter',
   about:
-    'The account by which `kubectl stowage store adopt` and `take-over` make directories volumes. Only administrators of the cluster may ask for its token. It may change nothing in Kubernetes: what `take-over` changes there, it changes with the rights of whoever runs it.',
+    'The account by which `kubectl stowage store adopt` and `take-over` make directories volumes. Only administrators of the cluster may ask for its token. It may change nothing in Kubernetes: what `take-over` changes there, it changes with the rights of the user who runs it.',
   where: 'cluster',
   account: 'stowage-adopter',
   rules: [
@@ -90,7 +90,7 @@ export const adopter: RbacRole = {
       group: stowage,
       resource: 'stores',
       verbs: ['get'],
-      why: 'Who may know where stores are is told why a directory cannot be taken in.',
+      why: 'Only users with this right may see where stores are, so only they see why a directory cannot be adopted.',
     },
     {
       group: stowage,
@@ -127,7 +127,7 @@ export const readRules: RbacRole = {
 
 export const everybody: RbacRole = {
   name: 'stowage-stores-view',
-  title: 'Whoever may view',
+  title: 'Everyone who may view',
   about: 'It is added to the usual roles `view`, `edit` and `admin` of Kubernetes.',
   where: 'cluster',
   extraLabels: { 'rbac.authorization.k8s.io/aggregate-to-view': 'true' },

@@ -184,7 +184,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('npm test with mounts of tests'
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-told-'));
     const text = [
       `import { readFileSync, writeFileSync } from 'node:fs';`,
-      `test('is told to end', { timeout: 40_000 }, async () => {`,
+      `test('receives SIGTERM', { timeout: 40_000 }, async () => {`,
       `  const above = Number(readFileSync(\`/proc/\${process.ppid}/stat\`, 'utf8').split(' ')[3]);`,
       `  writeFileSync(\`\${process.env['TMPDIR']}/pid\`, String(above));`,
       `  process.kill(above, 'SIGTERM');`,

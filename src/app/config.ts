@@ -59,7 +59,7 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
     throw new StowageError(`${path} cannot be read`, {
       code: 'invalid',
       reason: 'config-unreadable',
-      action: 'Check its owner and mode: whoever runs Stowage must be able to read it.',
+      action: 'Check its owner and mode: the user who runs Stowage must be able to read it.',
       cause,
     });
   }

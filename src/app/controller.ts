@@ -97,7 +97,7 @@ export async function runController(
     process.stderr.write('stowage controller stopped\n');
     return 0;
   } catch (thrown) {
-    // Whoever started this process will restart it.
+    // The supervisor of this process restarts it.
     if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
     else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
     else throw thrown;

@@ -119,7 +119,7 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
     return new StowageError(`the API server at ${server.origin} does not accept the credentials of the kubeconfig`, {
       code: 'unauthenticated',
       reason: 'kubernetes-refused',
-      action: 'Log in to the cluster anew, so that this works: kubectl version',
+      action: 'Log in to the cluster again, so that this works: kubectl version',
       cause: error,
     });
   return new StowageError(`the API server at ${server.origin} cannot be asked: ${said || error.message}`, {

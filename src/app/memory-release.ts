@@ -27,7 +27,7 @@ const muchMs = 1_000;
  * Returns the memory of a burst of work to the system when the process is idle again. V8 collects garbage only when it needs memory, and an
  * idle process needs none: it would keep the memory of thousands of claims for days. The alternative, --optimize-for-size, which
  * bin/stowage sets for other commands, makes each claim and each mount a quarter slower. And the C library keeps freed memory between
- * blocks in use until it is told to return it: a tenth of an agent's memory.
+ * blocks in use until `malloc_trim` returns it: a tenth of an agent's memory.
  */
 export function releaseMemoryWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
   for (const flag of flags) setFlagsFromString(flag);

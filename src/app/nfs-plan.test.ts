@@ -173,7 +173,7 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
       '--tls-confine without --tls-ca',
       ['DIR', '--tls-confine', 'keeper'],
       2,
-      '--tls-confine goes by the certificates of callers',
+      '--tls-confine needs the certificates of callers',
       'nfs-tls-unknown-callers',
     ],
     [

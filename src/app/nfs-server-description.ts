@@ -60,7 +60,7 @@ function describeClients({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPort
     return `${who} on this machine; for others add: --allow 192.168.1.0/24`;
   }
   return [
-    networks.length === 0 ? 'whoever can reach it' : networks.join(', '),
+    networks.length === 0 ? 'everyone who can reach it' : networks.join(', '),
     ...(tls?.options.requestCert === true ? ['with a certificate'] : []),
     ...(privilegedPorts ? ['from a port below 1024'] : []),
   ].join(', ');
@@ -76,8 +76,8 @@ function describeIdentity({ squash, anonymous }: NfsPlan): string {
   const uid = process.geteuid?.() ?? 0;
   if (uid !== 0) return `everything is done as user ${uid}, who runs this`;
   const to = `${anonymous.uid}:${anonymous.gid}`;
-  if (squash === 'none') return 'whoever the caller says it is, root too';
-  return squash === 'all' ? `everybody becomes ${to}` : `whoever the caller says it is, but root becomes ${to}`;
+  if (squash === 'none') return 'the user that the caller claims to be, root included';
+  return squash === 'all' ? `everybody becomes ${to}` : `the user that the caller claims to be, but root becomes ${to}`;
 }
 
 /** Warns if root of a Stowage that uses this server could not create volumes. */

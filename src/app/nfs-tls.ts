@@ -95,7 +95,7 @@ async function readabilityNotes(file: string): Promise<string[]> {
 }
 
 function unknownCallers(): StowageError {
-  return new StowageError('--tls-confine goes by the certificates of callers, and without --tls-ca they show none', {
+  return new StowageError('--tls-confine needs the certificates of callers, and without --tls-ca they show none', {
     code: 'invalid',
     reason: 'nfs-tls-unknown-callers',
     action: 'Also pass --tls-ca FILE, the authority that signed their certificates.',

@@ -25,7 +25,7 @@ export async function resetDatabaseOfOtherNode(folders: Folders, name: string, l
   const aside = `${state.database}.${before}`;
   await rename(state.database, aside);
   for (const ending of ['-wal', '-shm', '-journal']) await rm(`${state.database}${ending}`, { force: true });
-  log.warn('the records here are of another node: this machine begins anew', { node, before, aside });
+  log.warn('the database belongs to another node: this machine starts with an empty one', { node, before, aside });
 }
 
 /** Undefined: it is the same node, which is now recorded. */
@@ -57,6 +57,6 @@ function stillMounted(before: string, node: string, left: readonly string[]): St
   return new StowageError(`this machine was the node ${before}, and volumes are still mounted for that one: ${some}`, {
     code: 'conflict',
     reason: 'node-name-changed',
-    action: `Give the node its name ${before} back, or restart the machine: as ${node} it then begins anew.`,
+    action: `Give the node its name ${before} back, or restart the machine: as ${node} it then starts with an empty database.`,
   });
 }

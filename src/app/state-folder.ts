@@ -28,7 +28,7 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
     // Everybody may traverse it, to reach the keepers' folders; the sockets and folders in it have modes of their own.
     await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
-    // Whoever can reach a mount of a store with squash=all acts as its single user, so only binds elsewhere may be reachable. The
+    // Every process that can reach a mount of a store with squash=all acts as its single user, so only binds elsewhere may be reachable. The
     // state folder itself may be open to everybody if somebody else created it.
     for (const name of ['mounts', 'published']) {
       await makeFolders(join(path, name), 0o700);

@@ -122,11 +122,11 @@ export interface KeeperOptions {
 
 /** What the command line can't do through the REST API; the program provides it. */
 export interface ProgramServices {
-  /** Runs the server until it is told to stop; returns the exit status. */
+  /** Runs the server until a signal stops it; returns the exit status. */
   up(options: UpOptions): Promise<number>;
   /** The same for the controller of a cluster. */
   controller(options: ControllerOptions): Promise<number>;
-  /** Exports a directory until it is told to stop; returns the exit status. */
+  /** Exports a directory until a signal stops it; returns the exit status. */
   nfsServe(options: NfsServeOptions, ready: (served: NfsServed) => void): Promise<number>;
   /** Runs a keeper or checks the running one; returns the exit status. */
   keeper(options: KeeperOptions): Promise<number>;

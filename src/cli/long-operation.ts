@@ -71,7 +71,7 @@ async function cancel(session: Session, operation: OperationJson): Promise<Opera
       await clock.sleep(pollMs, limit.signal);
     }
   } catch (cause) {
-    throw new StowageError(`${operation.kind} of ${operation.subject} was told to stop, but has not yet`, {
+    throw new StowageError(`${operation.kind} of ${operation.subject} was asked to stop, but has not stopped yet`, {
       code: 'canceled',
       reason: 'cancel-pending',
       action: `See how it ends with: stowage operations show ${operation.id}`,

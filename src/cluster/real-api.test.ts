@@ -292,7 +292,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await isConnected(link, 8444);
       await hasAgent(second);
 
-      // No packet comes through any more, and nobody is told.
+      // No packet gets through any more, and neither end gets an error.
       const [node] = cluster.nodes;
       await node?.cutOff();
       await expect.poll(() => second.output(), aBitLonger).toContain('an agent does not answer any more');

@@ -220,7 +220,7 @@ async function leadAnew(connected: readonly string[]): Promise<void> {
   await reconciledAgain();
 }
 
-/** With what is known of the nodes now. */
+/** Reconciles once more with the current state of the nodes, and waits for the end. */
 async function reconciledAgain(): Promise<void> {
   const count = (): number => health.counts().again + health.counts().done;
   const before = count();

@@ -140,7 +140,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     const annotation = async () => (await it.list(claims))[0]?.metadata.annotations?.[selectedNode];
     await eventually(annotation).toBe(undefined);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(why);
-    // By what is known of its room it would be chosen again.
+    // The free space that this node last reported would let it be chosen again.
     if (why.test('has no room for')) await eventually(asked).toBe(before + 1);
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);

@@ -316,10 +316,10 @@ describe('an engine mount', () => {
         server.core.engineRequests.note(volume.id, signal),
         new Promise<undefined>((done) => setImmediate(() => done(undefined))),
       ]);
-    // The engine is told of it.
+    // Before the deletion, an engine request is noted at once.
     expect(await note()).toBe('noted');
     const deleted = remove();
-    // And from then on waits.
+    // While the volume is being deleted, an engine request waits.
     await expect.poll(note).toBeUndefined();
     docker.run('web', { photos: plugin }, false);
     clock.advance(1_000);

@@ -121,7 +121,7 @@ describe('a volume that lives with its target', () => {
     await runMaintenance(server.core);
     clock.skip(3_600_000);
     await runMaintenance(server.core);
-    // As a start of the machine would: whoever uses it comes back to what is in it.
+    // A reboot also removes the mount. The pod comes back and needs the contents of its volume.
     server.kept.mounts.remove(join(folder, 'real/target'));
     await server.core.mounts.reconcile(aCall());
     await runMaintenance(server.core);

@@ -239,7 +239,7 @@ test('repeats an unchanged update at every mount, but not at every event', async
   records.mounts.put(mountAt('/a'));
   for (let event = 0; event < 3; event++) await own.update(volume.id, scope);
   expect(put).toHaveBeenCalledTimes(1);
-  // Somebody has broken it: whoever mounts it counts on it.
+  // An administrator has broken the record. A new mount relies on it, so it is written again.
   said.clear();
   await begin(own, '/a');
   expect(names()).toContain('/a');

@@ -1,7 +1,7 @@
 /**
- * In place of the example that Kubernetes' own tests run, which is an image and nowhere to be had as a program: whoever claims a
- * volume that is to be made of a Hello gets one with a file in it. It does what the example does. Another claim, of the same class
- * but without that source, gets the volume; a pod writes the file; then the volume is given to the first claim.
+ * Replaces the example that Kubernetes' own tests run, which exists only as an image and not as a program. A claim whose data source is a
+ * Hello gets a volume with a file in it, in the same way as with the example: another claim, of the same class but without that source,
+ * gets the volume; a pod writes the file; then the volume is bound to the first claim.
  */
 export const populator = `
 for word; do

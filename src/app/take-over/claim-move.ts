@@ -105,7 +105,8 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
     if (claim.metadata.deletionTimestamp !== undefined) return claim;
     const users = await usersOf(client, claim, signal);
     if (users.length > 0) throw notPossible(usedBy(users), '');
-    if (heldBy(claim) !== '') throw notPossible(heldBy(claim), 'Whoever put that there has to let go first.');
+    if (heldBy(claim) !== '')
+      throw notPossible(heldBy(claim), 'The owners of these finalizers must remove them first.');
     return claim;
   }
 
@@ -167,7 +168,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
         const { spec, status } = (await claimFor(to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
           throw notPossible(
-            `somebody made the claim anew, and it has another volume, ${spec.volumeName}`,
+            `somebody created the claim again, and it has another volume, ${spec.volumeName}`,
             'Delete that claim if nothing of it is needed, and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;

@@ -82,7 +82,7 @@ describe('the address of the leader', () => {
     await eventually(addresses).toEqual(['10.0.0.5']);
     const found = await slice();
     for (const none of [[], null]) {
-      // As the API server says it, which is not as it was told.
+      // The API server may return an empty list as null.
       api.put(path, { ...found, metadata: { name: 'stowage-leader' }, endpoints: none, ports: none } as never);
       await eventually(addresses).toEqual(['10.0.0.5']);
     }

@@ -146,7 +146,7 @@ export const nodeOf = (ctx: DriverContext): Handlers<typeof Node> => ({
 });
 
 /**
- * Undefined for a handle that is not an id, such as `store..name`. Unmounting then goes by the target alone: by now the name may belong to
+ * Undefined for a handle that is not an id, such as `store..name`. Unmounting then uses only the target: by now the name may belong to
  * another volume, or to none.
  */
 const volumeIdIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : undefined);

@@ -8,7 +8,7 @@ import { done, servedPlugins } from '#testing/plugin.ts';
 const it = servedPlugins();
 
 describe('Create for a volume that exists', () => {
-  test('succeeds if the options match, whoever created the volume and whatever was changed since', async () => {
+  test('succeeds if the options match, regardless of who created the volume and what has changed since', async () => {
     const call = await it.start();
     const Opts = { size: '1M', 'label.a': 'b' };
     await call('VolumeDriver.Create', { Name: 'twice', Opts });

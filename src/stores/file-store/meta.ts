@@ -29,7 +29,7 @@ export type MetaRead =
   | { readonly state: 'ok'; readonly meta: Meta }
   | { readonly state: 'absent' }
   /**
-   * Empty, or a prefix of text that we write: the write was interrupted, so no caller was told that the volume exists.
+   * Empty, or a prefix of text that we write: the write was interrupted, so no call has reported that the volume exists.
    * Remove only such files: any other `.meta` file may be a user's own.
    */
   | { readonly state: 'torn'; readonly error: StowageError }

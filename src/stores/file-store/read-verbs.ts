@@ -43,7 +43,7 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
         const read = await ctx.read(name);
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(ctx, read.meta);
-        // Cut off: a host is creating it or taking the name right now, or never finished. No caller was told that it exists.
+        // Truncated: a host is creating it or taking the name right now, or never finished. No call has reported that it exists.
         const isNobodys = storeRoot.hostLocks !== undefined || (await files.lstat(dataPath({ name }))) === undefined;
         if (read.state === 'torn' && isNobodys) return undefined;
         throw read.error;

@@ -398,7 +398,7 @@ describe('options', () => {
   });
 
   test.skipIf(needs('ordinary-user'))(
-    'an ordinary user cannot give volumes to others, and is told so at once',
+    'an ordinary user cannot give volumes to others, and gets an error at once',
     async () => {
       await chmod(root, 0o777);
       const [file, args] = asOrdinaryUser(opener(root, 'end', '{"uid":"0"}'));

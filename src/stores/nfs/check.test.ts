@@ -231,7 +231,7 @@ describe('connecting', () => {
 });
 
 describe('the probe file', () => {
-  /** A COMMIT that is not answered before whoever waits gives up. */
+  /** A COMMIT that gets no reply before its caller gives up. */
   function unanswered(): { readonly reached: Promise<void>; readonly commit: NfsClient['commit'] } {
     const { promise: reached, resolve: reach } = Promise.withResolvers<void>();
     const commit: NfsClient['commit'] = (_file, _from, _count, within) => {

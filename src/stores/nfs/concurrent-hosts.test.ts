@@ -185,7 +185,7 @@ for (const [title, start] of Object.entries(sites))
     });
   });
 
-/** What was told to whom, and what must therefore be there. */
+/** What the calls of each host have returned, and what must therefore exist. */
 function createModel(folder: string, seed: number) {
   const known: Volume[] = [];
   /** Of these somebody asked to be rid. */

@@ -201,7 +201,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     other.clock.pass(60_000);
     other.waits = 0;
     expect((await other.store.label(volume, { x: 'y' }, scope)).labels).toEqual({ x: 'y' });
-    // Not at the first look: after a server stood still, whoever lives must have had time to go on.
+    // It does not break the lock at the first check: after a server outage, a live owner must have had time to continue.
     expect(other.waits).toBeGreaterThan(15);
     expect(locks()).toEqual([]);
   });
@@ -213,7 +213,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const label = (it: Host, i: number): Promise<string> => reasonOf(it.store.label(volume, { [`${i}`]: 'x' }, scope));
     await Promise.all(all.map(label));
     for (const { clock } of all) clock.pass(120_000);
-    // Their clocks do not wait for the server, so one of them may lose its patience while another is at work.
+    // Their clocks do not wait for the server, so one of them may time out while another holds the lock.
     const labelled = async (it: Host, i: number): Promise<string> => {
       let told = '';
       for (let turn = 0; turn < 100 && told !== 'done'; turn++) told = await label(it, i);

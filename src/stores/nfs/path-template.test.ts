@@ -103,7 +103,7 @@ describe('filling in', () => {
     });
   });
 
-  test('what is in front is told from a directory that is there', () => {
+  test('the name and labels of a volume are parsed from the path of an existing directory', () => {
     const { volumeAt } = parsePathTemplate('{label:team}/pvc-{name}');
     expect(volumeAt('red/pvc-photos')).toEqual({ name: 'photos', labels: { team: 'red' } });
     expect(volumeAt('red/photos')).toBeUndefined();

@@ -103,7 +103,7 @@ async function crashes(next: () => Promise<{ readonly ground: Ground; readonly e
       const contents = contentsOf(ground.folder);
       expect(contents.has(entries.old.id), where).toBe(true);
       const store = await open(ground, 'mortal');
-      // As a restart repeats what was begun.
+      // A restart repeats the interrupted operations.
       await store.trash.purgeExpired(entries.due.id, scope);
       await store.housekeeping.sweep(scope);
       await maintain(store);

@@ -21,7 +21,7 @@ import { createNfsStoreKind } from './kind.ts';
 
 // A host begins to use a volume while another wants to be rid of it. One of them is stopped before each of its calls to
 // the server in turn, the other does its whole work meanwhile (or as much as it can without the first), then the first
-// goes on. Whatever the order, a volume that somebody was told to use is there, and one that is gone has no record.
+// goes on. Whatever the order, a volume whose use was granted exists, and a deleted volume has no use record.
 
 interface Site extends AsyncDisposable {
   readonly folder: string;
@@ -215,7 +215,7 @@ for (const [title, start] of Object.entries(sites))
       for await (const { at, volume, mine, others } of interleaved(renew, breakAndDelete, begun)) {
         const outcome = `stopped before call ${at}: ${mine}, ${others}`;
         const there = await isThere(volume);
-        // Renewed for the last time, before; or recorded anew, and then the deletion was refused.
+        // Either the last renewal came before the deletion, or it created the record again and the deletion was refused.
         expect(there, outcome).toBe(others !== 'done');
         expect(recordsOf(volume).length, outcome).toBe(there ? 1 : 0);
         seen.add(mine);

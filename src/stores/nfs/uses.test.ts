@@ -32,7 +32,7 @@ interface Served {
   readonly folder: string;
 }
 
-/** A day ahead: whatever is told of time must not come from here. */
+/** A day ahead: no time that the store reports may come from this clock. */
 const fastClock = { ...systemClock(), now: () => Date.now() + 86_400_000 };
 
 function usesOf(store: FileStore): Uses {

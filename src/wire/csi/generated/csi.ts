@@ -3769,7 +3769,7 @@ export type VolumeCondition = Message<"csi.v1.VolumeCondition"> & {
   abnormal: boolean;
 
   /**
-   * What is known of it, for people.
+   * Describes the condition, for people.
    *
    * @generated from field: string message = 2;
    */
