@@ -1,6 +1,6 @@
 import { dirname } from 'node:path';
 import { expect, test } from 'vitest';
-import { allowedPhrases, dialectFaults, textsIn, withoutCode } from './dialect.ts';
+import { dialectFaults, forbiddenPhrases, textsIn, withoutCode } from './dialect.ts';
 
 test('the search covers sources, tests, scripts and documents, and leaves out the changelog and generated files', () => {
   const paths = textsIn(dirname(import.meta.dirname)).map(({ path }) => path);
@@ -29,25 +29,20 @@ test('comments, strings and titles of a source file are searched, its code is no
   ]);
 });
 
-test('a phrase that occurs too often is reported with all its places', () => {
+test('a forbidden phrase is reported with all its places, also if it continues on the next line of a comment', () => {
   const texts = [
     { path: 'a.ts', text: '// Made anew.\nconst a = 1;\n/**\n * The caller Is\n * told.\n */\n' },
     { path: 'b.md', text: 'renewed, anewly\n\nANEW\n' },
   ];
-  expect(dialectFaults(texts, { anew: 1, 'is told': 0, whoever: 0 })).toEqual([
-    '"anew" occurs 2 times, 1 is the most:',
+  expect(dialectFaults(texts, ['anew', 'is told', 'whoever'])).toEqual([
+    '"anew" is not plain English:',
     '  a.ts:1',
     '  b.md:3',
-    '"is told" occurs 1 times, 0 is the most:',
+    '"is told" is not plain English:',
     '  a.ts:4',
   ]);
 });
 
-test('a phrase that occurs as often as it may is not reported', () => {
-  expect(dialectFaults([{ path: 'a.md', text: 'anew, anew' }], { anew: 2 })).toEqual([]);
-});
-
 test('the list has the phrases in lower case and in order', () => {
-  const phrases = Object.keys(allowedPhrases);
-  expect(phrases).toEqual(phrases.map((phrase) => phrase.toLowerCase()).toSorted());
+  expect(forbiddenPhrases).toEqual(forbiddenPhrases.map((phrase) => phrase.toLowerCase()).toSorted());
 });

@@ -1,23 +1,26 @@
 import { globSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-/** Phrases that are not plain English (see CONTRIBUTING.md), and how often each may still occur. Lower a number; never raise one. */
-export const allowedPhrases: Readonly<Record<string, number>> = {
-  'already so': 4,
-  anew: 19,
-  'at work there': 0,
-  'by heart': 0,
-  'goes by': 5,
-  'gone on with': 0,
-  'is known of': 7,
-  'is told': 23,
-  'keeps nobody': 0,
-  'looked past': 0,
-  patience: 2,
-  'was told': 20,
-  'what was begun': 2,
-  whoever: 36,
-};
+/** Phrases that are not plain English: see CONTRIBUTING.md. */
+export const forbiddenPhrases: readonly string[] = [
+  'already so',
+  'anew',
+  'at work there',
+  'by heart',
+  'goes by',
+  'gone on with',
+  'is ill',
+  'is known of',
+  'is told',
+  'keeps nobody',
+  'looked past',
+  'of those that',
+  'patience',
+  'was told',
+  'well again',
+  'what was begun',
+  'whoever',
+];
 
 /** Generated files repeat the sources, and the changelog is history. */
 const searched = ['{src,e2e,bench,scripts}/**/*.ts', 'docs/**/*.md', 'README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md'];
@@ -61,14 +64,13 @@ export function placesOf(phrase: string, texts: readonly Text[]): readonly strin
   );
 }
 
-/** Each phrase that occurs more often than it may, with all its places. */
+/** Each forbidden phrase that occurs, with all its places. */
 export function dialectFaults(
   texts: readonly Text[],
-  allowed: Readonly<Record<string, number>> = allowedPhrases,
+  phrases: readonly string[] = forbiddenPhrases,
 ): readonly string[] {
-  return Object.entries(allowed).flatMap(([phrase, most]) => {
+  return phrases.flatMap((phrase) => {
     const places = placesOf(phrase, texts);
-    if (places.length <= most) return [];
-    return [`"${phrase}" occurs ${places.length} times, ${most} is the most:`, ...places.map((place) => `  ${place}`)];
+    return places.length === 0 ? [] : [`"${phrase}" is not plain English:`, ...places.map((place) => `  ${place}`)];
   });
 }

@@ -34,7 +34,7 @@ const controller: RbacRole = {
       group: core,
       resource: 'persistentvolumeclaims/status',
       verbs: ['patch'],
-      why: 'A claim says how large its volume is after it has grown, and whether that is ill.',
+      why: 'The controller writes the new capacity of an expanded volume, and the health of the volume, to the claim.',
     },
     {
       group: core,

@@ -59,11 +59,11 @@ describe('the symptoms on the page for clusters', () => {
   test('match with different placeholders, and do not match with a different word', () => {
     const isSaid = (symptom: string): boolean =>
       patternsOf(symptom).every((pattern) =>
-        pattern.test("report('Failed'); throw f(`store '${name}' (${why}) is ill`)"),
+        pattern.test("report('Failed'); throw f(`store '${name}' (${why}) is unhealthy`)"),
       );
-    expect(isSaid("store 'x' … is ill")).toBe(true);
+    expect(isSaid("store 'x' … is unhealthy")).toBe(true);
     expect(isSaid("ProvisioningFailed … store 'x'")).toBe(false);
-    expect(isSaid("store 'x' is well")).toBe(false);
+    expect(isSaid("store 'x' is healthy")).toBe(false);
     expect(symptomsIn('**`a` or `b`.** `c`\n**d**')).toEqual(['a', 'b']);
   });
 });

@@ -23,7 +23,7 @@ let health: Controller;
 /** What each node's agent says. */
 let troubles: Map<string, object[]>;
 let evicted: string[];
-/** Of those that evict. */
+/** The clock of the controller that evicts. */
 let now: number;
 let refusal: number | undefined;
 

@@ -168,7 +168,7 @@ describe('a repeated report', () => {
 
 describe('the last report of a subject', () => {
   const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
-  const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'well again' });
+  const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
   const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
   /** As people see it who sort by time. */
   const newest = async (): Promise<string | undefined> =>
@@ -249,7 +249,7 @@ describe('the last report of a subject', () => {
     expect(writes()).toBe(2);
     clock.advance(300_000);
     await sayOther(events);
-    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'well again', 'no room']);
+    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'healthy again', 'no room']);
   });
 
   test('stays the last if it is a warning that was written first', async () => {

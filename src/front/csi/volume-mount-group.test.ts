@@ -111,7 +111,9 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     chownSync(top, 1001, 1001);
     await expect(pods.stage(2000)).rejects.toMatchObject({
       code: 7,
-      message: expect.stringMatching(/does not let user 1000, .* change the group of the volume's files to 2000.*squash=all/),
+      message: expect.stringMatching(
+        /does not let user 1000, .* change the group of the volume's files to 2000.*squash=all/,
+      ),
     });
   }, 120_000);
 });

@@ -35,7 +35,7 @@ const name = (text: string): VolumeName => volumeName(text);
 const facets = ['identity', 'names', 'expand', 'rename', 'usage', 'room', 'trash', 'adoption', 'housekeeping'] as const;
 type Facet = (typeof facets)[number];
 
-/** The contract of the port `Store`. `due`: the facets that this store must have, of those that don't depend on options. */
+/** The contract of the port `Store`. `due`: the facets that this store must have, except those that depend on options. */
 export function storeContract(
   title: string,
   make: () => Promise<StoreUnderTest>,

@@ -65,7 +65,7 @@ export interface RpcServerOptions {
   /** Limits for incomplete calls, for all connections together. */
   readonly partialCalls?: Partial<PartialCallLimits>;
   readonly clock?: Clock;
-  /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
+  /** The data of a reply were sent, and their memory is free again. Not called for data of replies that were never sent. */
   readonly onSent?: (data: Uint8Array) => void;
   readonly onError?: (what: string, cause: unknown) => void;
 }
