@@ -16,8 +16,8 @@ describe("Node's own loop", () => {
       'pos:\t0\nflags:\t02000002\ntfd:       18 events:       19 data:               12  pos:0 ino:6a sdev:f\n';
     expect(() => checkLevels(usual)).not.toThrow();
     const edge = `${usual}tfd:       20 events: 80000019 data:               14  pos:0 ino:409 sdev:10\n`;
-    expect(() => checkLevels(edge)).toThrow('only once');
-    expect(() => checkLevels(edge.replace('80000019', '40000019'))).toThrow('only once');
+    expect(() => checkLevels(edge)).toThrow('edge-triggered or one-shot');
+    expect(() => checkLevels(edge.replace('80000019', '40000019'))).toThrow('edge-triggered or one-shot');
   });
 });
 
