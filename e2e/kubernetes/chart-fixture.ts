@@ -196,9 +196,10 @@ export async function killMountingAgent({ cluster }: ChartFixture, node: number)
     'agent() { for at in /proc/[0-9]*; do',
     `  if tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubernetes'; then echo "\${at#/proc/}"; fi`,
     'done; }',
-    'while pid=$(agent); [ -z "$pid" ]; do sleep 0.1; done',
+    'while [ -z "$(agent)" ]; do sleep 0.1; done',
     'while [ "$(staged)" -le "$before" ]; do sleep 0.01; done',
-    'kill -9 $pid',
+    // A program that the agent is just starting has the agent's command line for a moment, and may be gone.
+    'while [ -z "$killed" ]; do for pid in $(agent); do kill -9 "$pid" 2>/dev/null && killed=yes; done; done',
   ];
   await cluster.nodes[node]?.inside('sh', '-c', lines.join('\n'));
 }

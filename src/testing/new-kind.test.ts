@@ -110,7 +110,7 @@ const filledIn: Readonly<Record<string, Change>> = {
   'src/core/error-reasons/stores.ts': [
     [/export const storeReasons = \{\n/, `$&  'dummy-refused': everybody('unsupported', 'A dummy refuses.'),\n`],
   ],
-  'src/app/assemble.ts': [
+  'src/app/app-core.ts': [
     [/\bclients: \{\n/, '$&      dummy: createDummyClient(),\n'],
     [atTop, clientImport],
   ],
@@ -139,7 +139,9 @@ const filledIn: Readonly<Record<string, Change>> = {
   ],
   'src/app/serve.ts': [[/startUp\(\{\n/, '$&    dummy: options.dummy,\n']],
   'src/cli/io.ts': [[/export interface UpOptions \{\n/, '$&  readonly dummy?: string;\n']],
-  'src/cli/serving.ts': [[/\n\s*\.option\('--csi <dir>'/, `\n    .option('--dummy <path>', 'serve dummies')$&`]],
+  'src/cli/server-commands.ts': [
+    [/\n\s*\.option\(\s*'--csi <dir>'/, `\n    .option('--dummy <path>', 'serve dummies')$&`],
+  ],
 };
 
 function apply(changes: Readonly<Record<string, Change>>): void {
@@ -215,7 +217,7 @@ test('the recipes in ARCHITECTURE.md name the files that a new store, client, fr
   expect(clients).toEqual([
     'src/core/model.ts',
     'src/clients/kinds/dummy.ts',
-    'src/app/assemble.ts',
+    'src/app/app-core.ts',
     'src/testing/fakes/clients.ts',
     'src/testing/imports.ts',
   ]);
@@ -223,7 +225,7 @@ test('the recipes in ARCHITECTURE.md name the files that a new store, client, fr
     'src/front/dummy/server.ts',
     'src/core/errors.ts',
     'src/app/up.ts',
-    'src/cli/serving.ts',
+    'src/cli/server-commands.ts',
     'src/cli/io.ts',
     'src/app/serve.ts',
   ]);
