@@ -148,7 +148,7 @@ describe('the agent of a node', () => {
       const after = openRecords(database());
       onTestFinished(() => after.close());
       expect(after.settings.get('ephemeral.volumes')).toBeUndefined();
-      // The old database is kept, in case somebody renamed the node.
+      // Stowage keeps the old database: an administrator may have renamed the node.
       expect(existsSync(`${database()}.worker-1`)).toBe(true);
     });
 

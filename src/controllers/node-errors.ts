@@ -1,6 +1,6 @@
 import { StowageError } from '#core/errors.ts';
 
-/** A command in the errors about volumes on nodes, which users read on claims and PersistentVolumes. */
+/** Shows the agent of each node. Part of errors that users read on claims and PersistentVolumes. */
 const how = 'kubectl get pods --namespace stowage-system --output wide';
 
 export const nodeUnknown = (node: string): StowageError =>

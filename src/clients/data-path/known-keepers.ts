@@ -37,7 +37,7 @@ export interface GivenUp {
   readonly mounts: readonly string[] | undefined;
 }
 
-export interface SlotsOptions {
+export interface KnownKeepersOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly folder: string;
@@ -99,7 +99,7 @@ function connected(how: Parameters<typeof connectKeeper>[0]): KeeperClient | und
   }
 }
 
-export function createKnownKeepers(options: SlotsOptions): KnownKeepers {
+export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
   const { clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp } = options;
   const slots = new Map<string, KnownKeeper>();
   const opening = createKeyedLock();

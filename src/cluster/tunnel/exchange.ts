@@ -11,12 +11,12 @@ export interface Answer {
   readonly text: string;
 }
 
-/** The answer exceeds the limit. */
+/** The body of the answer is larger than the caller accepts. */
 export class AnswerTooLong extends Error {
   override readonly name = 'AnswerTooLong';
 }
 
-/** The connection ended before the answer had come. */
+/** The connection closed before the answer was complete. */
 export class ConnectionLost extends Error {
   override readonly name = 'ConnectionLost';
 }

@@ -8,7 +8,7 @@ import { checkedMap, invalidRequest } from './request-fields.ts';
 import { volumeMessage } from './resolve-volume.ts';
 import { conditionMessage, healthMessage, storeConditionOf, type VolumeCondition } from './volume-condition.ts';
 
-/** Also the limit if the request has none: gRPC clients in Go accept messages of at most 4 MiB, and they follow `next_token`. */
+/** The most volumes in one response, also if the request sets no limit: a gRPC client in Go accepts messages of at most 4 MiB. */
 const pageSize = 3_000;
 const abortedCode = 10;
 

@@ -61,7 +61,7 @@ export interface KubeClient extends Disposable {
   ): AsyncGenerator<Page<T>, void, undefined>;
   /** A name in `at` is only for subresources: objects have their own. */
   create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: ObjectPath): Promise<T>;
-  /** Replaces the object; with a resourceVersion only that version of it. */
+  /** Replaces the object. If it has a resourceVersion, the API server refuses to replace a newer version. */
   update<T extends KubeObject>(
     resource: Resource<T>,
     object: T,
