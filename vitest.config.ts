@@ -7,6 +7,8 @@ import { TestOrder } from './scripts/test-order.ts';
 
 const cores = availableParallelism();
 const include = ['{src,e2e,scripts,bench}/**/*.test.ts'];
+/** These tests need an earlier version: `npm run test:upgrade -- COMMIT`. */
+const needEarlierVersion = process.env['STOWAGE_UPGRADE_FROM'] === undefined ? ['e2e/upgrade-from/**'] : [];
 const shareProcesses = filesThatShareProcesses(import.meta.dirname);
 
 export default defineConfig({
@@ -29,7 +31,7 @@ export default defineConfig({
         test: {
           name: 'own process',
           include,
-          exclude: [...shareProcesses],
+          exclude: [...shareProcesses, ...needEarlierVersion],
           // Most of these wait for programs that start and stop, so a few more than there are cores keep them busy.
           maxWorkers: Math.min(6, cores + 2),
           sequence: { groupOrder: 1 },

@@ -1,5 +1,6 @@
 import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { checkOut } from '#testbed/earlier-commit.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startSftpServer, startSshServer } from '#testbed/sshfs.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
@@ -11,10 +12,9 @@ import { type OurDataPathOptions, startOurDataPath } from './datapath/our-data-p
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
-import { checkOut, noSlower } from './earlier-commit.ts';
 import { startRaw } from './nfs/driver.ts';
 import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
-import { type Row, toRow } from './report.ts';
+import { noSlower, type Row, toRow } from './report.ts';
 import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
@@ -48,7 +48,7 @@ export const bench: Bench = {
     const about = { server: ganesha, exported: exported.path, signal, note };
     const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
     if (against !== undefined) {
-      using earlier = await checkOut(against, signal);
+      await using earlier = await checkOut(against, signal);
       return await versionRows({ ...about, folder: scratch.folder }, earlier.path, rounds, wanted);
     }
     return [

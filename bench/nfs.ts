@@ -1,11 +1,11 @@
+import { checkOut } from '#testbed/earlier-commit.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { Bench } from './bench.ts';
-import { checkOut, noMore, noSlower } from './earlier-commit.ts';
 import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
 import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
-import { type Goal, type Row, toRow } from './report.ts';
+import { type Goal, noMore, noSlower, type Row, toRow } from './report.ts';
 
 const usualRounds = 17;
 /** Two versions of our client differ little, so the samples are longer. */
@@ -18,7 +18,7 @@ export const bench: Bench = {
     const [place] = measuredFileSystems();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
-    using earlier = against === undefined ? undefined : await checkOut(against, signal);
+    await using earlier = against === undefined ? undefined : await checkOut(against, signal);
     await using folder = await makeFolder(place, ['ours', 'yardstick']);
     const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
     await using ganesha = await startGanesha({ exports, signal });

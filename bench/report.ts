@@ -24,6 +24,11 @@ export type Goal =
   | { readonly ratioAtMost: number }
   | { readonly valueBelow: number };
 
+/** The minimum ratio to an earlier version. Less than 1, because two runs of the same code differ by a few per cent. */
+export const noSlower = { ratioAtLeast: 0.95 } as const;
+/** The same for rows in which less is better. */
+export const noMore = { ratioAtMost: 1.05 } as const;
+
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b);
   const middle = sorted.length / 2;

@@ -25,17 +25,26 @@ export interface ChartFixture extends AsyncDisposable {
   registerInDns(): Promise<void>;
 }
 
-/** Tags of the same image: versions that differ in name only. */
-const tags = ['testbed', 'next'] as const;
+/** An image as a tar, and its tags. */
+export interface TaggedImage {
+  readonly tar: string;
+  readonly tags: readonly string[];
+}
 
-export async function startChartFixture(signal: AbortSignal): Promise<ChartFixture> {
-  const tar = await buildImage(signal);
+/** Two tags of the image of these sources: versions that differ in name only. */
+const twoTags = async (signal: AbortSignal): Promise<readonly TaggedImage[]> => [
+  { tar: await buildImage(signal), tags: ['testbed', 'next'] },
+];
+
+export async function startChartFixture(signal: AbortSignal, images?: readonly TaggedImage[]): Promise<ChartFixture> {
+  const imported = images ?? (await twoTags(signal));
   await using stack = new AsyncDisposableStack();
   const cluster = stack.use(
     await startCluster(signal, { nodes: 2, folders: ['/var/lib/stowage'], args: { kubelet: dnsArgs } }),
   );
   const dns = stack.use(await startDns(cluster, signal));
-  await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
+  for (const { tar, tags } of imported)
+    await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
   const busybox = await importBusybox(cluster, signal);
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
   const own: ChartFixture['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);

@@ -21,14 +21,13 @@ import {
   startChartFixture,
 } from './chart-fixture.ts';
 import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
+import { appendLines, type LineWriters, lineWriters } from './line-writers.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
 const long = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
-/** Appends numbered lines. Ends at the first write that fails. */
-const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let fixture: ChartFixture;
@@ -36,6 +35,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let inPrivate: PrivateFiler;
   let kubectl: ChartFixture['cluster']['kubectl'];
   let values: string;
+  let writers: LineWriters;
   let server: EmbeddedServer;
   let certificates: Awaited<ReturnType<EmbeddedServer['certificates']>>;
 
@@ -43,6 +43,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     fixture = await startChartFixture(signal);
     ({ kubectl } = fixture.cluster);
     server = embeddedServer(fixture);
+    writers = lineWriters(fixture);
     filer = await startFiler(fixture.cluster, signal);
     inPrivate = await startPrivateFiler(fixture.cluster, signal);
     values = join(fixture.cluster.folder, 'values.json');
@@ -71,28 +72,6 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   const ready = (...names: readonly string[]): Promise<string> =>
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
-  const lines = (name: string): Promise<number> => exec(name, 'wc -l </data/log').then(Number);
-  const goesOn = async (...names: readonly string[]): Promise<void> => {
-    for (const name of names) {
-      const before = await lines(name);
-      await expect.poll(() => lines(name), wait).toBeGreaterThan(before);
-    }
-  };
-  const isWhole = async (...names: readonly string[]): Promise<void> => {
-    for (const name of names) {
-      const log = (await exec(name, 'cat /data/log')).split('\n');
-      expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
-    }
-  };
-  /** The applications exit on an I/O error. Reports how they exited, with the agents' logs. */
-  const haveNotEnded = async (...names: readonly string[]): Promise<void> => {
-    const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
-    const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
-    const found = await kubectl('get', 'pod', ...names, `--output=jsonpath={range .items[*]}${each}{end}`);
-    const wanted = names.map((name) => `${name}=0`).join(' ');
-    const agents = ['logs', '--selector=app.kubernetes.io/component=agent', '--prefix', '--tail=100'];
-    expect(found, found === wanted ? '' : await fixture.own(...agents).catch(String)).toBe(wanted);
-  };
   const images = (): Promise<string> =>
     fixture.own(
       'get',
@@ -176,11 +155,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
         claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
-        pod('own', 0, 'own', addsLines),
-        pod('remote', 1, 'remote', addsLines),
+        pod('own', 0, 'own', appendLines),
+        pod('remote', 1, 'remote', appendLines),
       );
       await ready('own', 'remote');
-      await goesOn('own', 'remote');
+      await writers.expectProgress('own', 'remote');
     },
     long,
   );
@@ -190,11 +169,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
-        pod('writer', 0, 'shared', addsLines),
+        pod('writer', 0, 'shared', appendLines),
         pod('reader', 1, 'shared'),
       );
       await ready('writer', 'reader');
-      await expect.poll(() => lines('reader'), wait).toBeGreaterThan(3);
+      await expect.poll(() => writers.lines('reader'), wait).toBeGreaterThan(3);
       await exec('reader', 'echo back >/data/back && sync');
       await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
     },
@@ -370,14 +349,14 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
-      await goesOn('own', 'remote', 'writer');
+      await writers.expectProgress('own', 'remote', 'writer');
       await fixture.helm('rollback', 'stowage');
       await rolledOut();
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
-      await goesOn('own', 'remote', 'writer');
-      await isWhole('own', 'remote', 'writer');
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await writers.expectRunning('own', 'remote', 'writer', 'reader');
+      await writers.expectProgress('own', 'remote', 'writer');
+      await writers.expectWholeLogs('own', 'remote', 'writer');
+      await writers.expectRunning('own', 'remote', 'writer', 'reader');
     },
     long,
   );
@@ -403,15 +382,15 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       const phases = await kubectl('get', 'pv', '--output=jsonpath={.items[*].status.phase}');
       expect(phases).toBe('Bound Bound Bound Bound');
-      await goesOn('own', 'remote', 'writer');
+      await writers.expectProgress('own', 'remote', 'writer');
       await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
       await fixture.registerInDns();
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
-      await goesOn('own', 'remote', 'writer');
-      await isWhole('own', 'remote', 'writer');
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await writers.expectRunning('own', 'remote', 'writer', 'reader');
+      await writers.expectProgress('own', 'remote', 'writer');
+      await writers.expectWholeLogs('own', 'remote', 'writer');
+      await writers.expectRunning('own', 'remote', 'writer', 'reader');
       // The old keepers have ended, because new ones took over.
       await expect
         .poll(

@@ -1,0 +1,166 @@
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { EarlierCommit } from '#testbed/earlier-commit.ts';
+import { buildImage } from '#testbed/image.ts';
+import { needs } from '#testbed/needs.ts';
+import { type Filer, startFiler } from '../kubernetes/agent-filer.ts';
+import { usingPod } from '../kubernetes/agent-objects.ts';
+import { type ChartFixture, chart, claim, namespace, startChartFixture } from '../kubernetes/chart-fixture.ts';
+import { appendLines, type LineWriters, lineWriters } from '../kubernetes/line-writers.ts';
+import { buildEarlierImage, checkOutEarlierVersion } from './earlier-version.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 250, timeout: 120_000 };
+const long = 600_000;
+const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
+const writing = ['own', 'remote', 'shared', 'embedded'] as const;
+
+describe.skipIf(needs(...components))('an upgrade of the chart from an earlier version, while pods write', () => {
+  const all = new AsyncDisposableStack();
+  let earlier: EarlierCommit;
+  let fixture: ChartFixture;
+  let filer: Filer;
+  let writers: LineWriters;
+  let kubectl: ChartFixture['cluster']['kubectl'];
+
+  beforeAll(async () => {
+    earlier = all.use(await checkOutEarlierVersion(signal));
+    const before = all.use(await buildEarlierImage(earlier, signal));
+    const images = [
+      { tar: before.tar, tags: ['earlier'] },
+      { tar: await buildImage(signal), tags: ['now'] },
+    ];
+    fixture = all.use(await startChartFixture(signal, images));
+    filer = all.use(await startFiler(fixture.cluster, signal));
+    writers = lineWriters(fixture);
+    ({ kubectl } = fixture.cluster);
+  }, long);
+  afterAll(async () => await all.disposeAsync(), 60_000);
+
+  const rolledOut = async (): Promise<void> => {
+    const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
+    for (const part of [...parts, 'statefulset/stowage-nfs'])
+      await fixture.own('rollout', 'status', part, '--timeout=180s');
+  };
+  const images = async (): Promise<ReadonlySet<string>> => {
+    const running = '--field-selector=status.phase=Running';
+    const found = await fixture.own('get', 'pods', running, '--output=jsonpath={.items[*].spec.containers[*].image}');
+    return new Set(found.split(' '));
+  };
+  const withScript =
+    (script: string) =>
+    (name: string, node: number, volume: string): object =>
+      usingPod({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
+  const writingPod = withScript(appendLines);
+  const idlePod = withScript('sleep 100000');
+  const ready = (...names: readonly string[]): Promise<string> =>
+    kubectl('wait', '--for=condition=Ready', '--timeout=180s', ...names.map((name) => `pod/${name}`));
+  /** The claims' volumes, with everything that the earlier version wrote into them. */
+  const volumes = async (): Promise<unknown> => {
+    const { items } = JSON.parse(await kubectl('get', 'pv', '--output=json'));
+    return items.map(({ metadata, spec }: { metadata: Readonly<Record<string, unknown>>; spec: unknown }) => ({
+      name: metadata['name'],
+      annotations: metadata['annotations'],
+      labels: metadata['labels'],
+      spec,
+    }));
+  };
+
+  test(
+    'begins with pods that write on volumes of the earlier version',
+    async () => {
+      const values = join(fixture.cluster.folder, 'values.json');
+      const embeddedNFS = { enabled: true, tls: { enabled: true }, volume: { size: '1Gi' } };
+      const stores = [{ name: 'silver', ...filer.spec, storageClass: {} }];
+      await writeFile(values, JSON.stringify({ embeddedNFS, stores }));
+      await kubectl('create', 'namespace', namespace);
+      const earlierChart = join(earlier.path, 'deploy', 'kubernetes', 'chart');
+      await fixture.helm('install', 'stowage', earlierChart, '--values', values, '--set', 'image.tag=earlier');
+      await fixture.registerInDns();
+      await rolledOut();
+      await fixture.cluster.apply(
+        claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
+        claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
+        claim({ name: 'shared', storageClassName: 'silver', mode: 'ReadWriteMany' }),
+        claim({ name: 'embedded', storageClassName: 'network', mode: 'ReadWriteMany' }),
+        writingPod('own', 0, 'own'),
+        writingPod('remote', 1, 'remote'),
+        writingPod('shared', 0, 'shared'),
+        writingPod('embedded', 1, 'embedded'),
+        idlePod('reader', 1, 'shared'),
+      );
+      await ready(...writing, 'reader');
+      await writers.expectProgress(...writing, 'reader');
+    },
+    long,
+  );
+
+  test(
+    'is not noticed by the pods, and changes no volume',
+    async () => {
+      const before = await volumes();
+      await kubectl('apply', '--server-side', '--force-conflicts', '--filename', join(chart, 'crds'));
+      await fixture.helm('upgrade', 'stowage', chart, '--reset-then-reuse-values', '--set', 'image.tag=now');
+      await rolledOut();
+      await expect.poll(images, wait).toEqual(new Set(['stowage:now']));
+      await writers.expectRunning(...writing, 'reader');
+      await writers.expectProgress(...writing, 'reader');
+      await writers.expectWholeLogs(...writing);
+      expect(await volumes()).toEqual(before);
+    },
+    long,
+  );
+
+  test(
+    'leaves claims that the new version gives to further pods, and new claims get volumes',
+    async () => {
+      await fixture.cluster.apply(
+        claim({ name: 'new', storageClassName: 'silver', mode: 'ReadWriteMany' }),
+        writingPod('new', 0, 'new'),
+      );
+      await ready('new');
+      await writers.expectProgress('new');
+      await kubectl('delete', 'pod', 'remote', '--timeout=90s');
+      await fixture.cluster.apply(idlePod('remote', 0, 'remote'));
+      await ready('remote');
+      await writers.expectWholeLogs('remote');
+    },
+    long,
+  );
+
+  test(
+    'can be undone with helm rollback, which the pods do not notice either',
+    async () => {
+      const rest = ['own', 'shared', 'embedded', 'new'];
+      await fixture.helm('rollback', 'stowage');
+      await rolledOut();
+      await expect.poll(images, wait).toEqual(new Set(['stowage:earlier']));
+      await writers.expectRunning(...rest);
+      await writers.expectProgress(...rest);
+      await fixture.helm('rollback', 'stowage');
+      await rolledOut();
+      await expect.poll(images, wait).toEqual(new Set(['stowage:now']));
+      await writers.expectRunning(...rest);
+      await writers.expectProgress(...rest);
+      await writers.expectWholeLogs(...rest);
+    },
+    long,
+  );
+
+  test(
+    'leaves nothing behind when the pods and claims of the earlier version are deleted',
+    async () => {
+      await kubectl('delete', 'pod', ...writing, 'reader', 'new', '--timeout=120s');
+      await kubectl('delete', 'pvc', 'own', 'remote', 'shared', 'embedded', 'new', '--timeout=90s');
+      await expect
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .toBe('stowage-nfs');
+      for (const node of fixture.cluster.nodes)
+        await expect
+          .poll(() => node.inside('sh', '-c', 'grep -c "/pods/.*stowage" /proc/self/mountinfo; :'), wait)
+          .toMatch(/^[01]$/);
+    },
+    long,
+  );
+});
