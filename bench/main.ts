@@ -10,6 +10,7 @@ import { bench as provision } from './provision.ts';
 import { bench as publish } from './publish.ts';
 import { bench as recovery } from './recovery.ts';
 import { report } from './report.ts';
+import { compareVersions } from './versions.ts';
 
 const benches: Readonly<Record<string, Bench>> = {
   engine,
@@ -27,24 +28,33 @@ const known = {
   rounds: { type: 'string' },
   only: { type: 'string' },
   against: { type: 'string' },
+  runs: { type: 'string' },
 } as const;
+
+const usualRuns = 3;
 
 function list(): number {
   for (const [name, { about, options = [] }] of Object.entries(benches))
     console.log(`npm run bench -- ${name.padEnd(12)} ${about}${options.map((option) => ` [--${option} …]`).join('')}`);
+  console.log('Every benchmark: --against COMMIT, to compare with an earlier commit [--runs …]');
   return 0;
 }
 
+type Values = Readonly<Partial<Record<keyof typeof known, string>>>;
+
 /** Returns the error in the options, if there is one. */
-function readOptions(
-  values: { readonly rounds?: string; readonly only?: string; readonly against?: string },
-  { options = [] }: Bench,
-): BenchOptions | string {
+function readOptions({ runs: _, ...values }: Values, { options = [] }: Bench): BenchOptions | string {
   for (const name of Object.keys(values) as (keyof BenchOptions)[])
     if (!options.includes(name)) return `This benchmark has no --${name}.`;
-  const rounds = values.rounds === undefined ? undefined : Number(values.rounds);
-  if (rounds !== undefined && !(Number.isSafeInteger(rounds) && rounds > 0)) return '--rounds takes a number.';
+  const rounds = values.rounds === undefined ? undefined : count(values.rounds);
+  if (rounds === null) return '--rounds takes a number.';
   return { rounds, only: values.only ?? '', against: values.against };
+}
+
+/** Null: it is no positive number. */
+function count(text: string): number | null {
+  const value = Number(text);
+  return Number.isSafeInteger(value) && value > 0 ? value : null;
 }
 
 async function main(): Promise<number> {
@@ -56,7 +66,9 @@ async function main(): Promise<number> {
     console.error(`There is no benchmark '${name}'. There are: ${Object.keys(benches).join(', ')}`);
     return 2;
   }
-  const options = readOptions(values, bench);
+  const comparesItself = bench.options?.includes('against') === true;
+  const { against: commit, ...rest } = values;
+  const options = readOptions(comparesItself ? values : rest, bench);
   if (typeof options === 'string') {
     console.error(options);
     return 2;
@@ -65,7 +77,20 @@ async function main(): Promise<number> {
   // So that an interrupt also stops servers and removes folders.
   for (const signal of ['SIGINT', 'SIGTERM'] as const)
     process.once(signal, () => stop.abort(new Error(`stopped by ${signal}`)));
-  const rows = await bench.run(stop.signal, (text) => console.error(text), options);
+  const note = (text: string): void => console.error(text);
+  const runs = values.runs === undefined ? usualRuns : count(values.runs);
+  if (runs === null) {
+    console.error('--runs takes a number.');
+    return 2;
+  }
+  const { signal } = stop;
+  const args = ['rounds', 'only'].flatMap((option) =>
+    option in rest ? [`--${option}=${rest[option as 'only']}`] : [],
+  );
+  const rows =
+    commit === undefined || comparesItself
+      ? await bench.run(signal, note, options)
+      : await compareVersions(name, { commit, runs, args, signal, note });
   process.stdout.write(report(name, rows));
   return 0;
 }

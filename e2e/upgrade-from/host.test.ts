@@ -8,10 +8,11 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { appendLinesScript, startEngine, suiteResources, worldReadableFolder } from '../docker-fixture.ts';
 import { dataPath, killKeepers, mountsIn, pollOptions, runCli, startWriter } from '../nfs-mount-fixture.ts';
-import { type Stowage, startStowage } from '../stowage.ts';
+import { run, type Stowage, startStowage } from '../stowage.ts';
 import { checkOutEarlierVersion } from './earlier-version.ts';
 
 const stores = ['files', 'images', 'remote'] as const;
+const driverOf = { files: 'stowage-local', images: 'stowage-local', remote: 'stowage' } as const;
 const components = ['busybox', 'mount', 'fuse', 'ganesha', 'loop', 'xfs'] as const;
 
 /** Each line of the kernel's mount table has a number of the mount, which changes if the volume is mounted again. */
@@ -36,7 +37,11 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
       async (how) => {
         await using stack = new AsyncDisposableStack();
         const top = await worldReadableFolder('st-upg-', stack);
-        stack.defer(() => killKeepers(top));
+        // For a failed test.
+        stack.defer(async () => {
+          for (const path of mountsIn(top)) await run('umount', ['--force', '--lazy', path]);
+          killKeepers(top);
+        });
         const exported = await realpath(await mkdtemp(join(tmpdir(), 'st-exp-')));
         stack.defer(() => rm(exported, { recursive: true, force: true }));
         const nfs = stack.use(await startGanesha({ exports: [{ path: exported, tag: 'remote' }], signal }));
@@ -68,7 +73,16 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
           await runCli(server, 'mount', `${store}/mounted`, at(store));
           writers.set(store, startWriter(join(at(store), 'log')));
           const size = store === 'images' ? ['-o', 'size=64M'] : [];
-          await engine.run('volume', 'create', '--driver', 'stowage', '-o', `store=${store}`, ...size, `${store}-data`);
+          await engine.run(
+            'volume',
+            'create',
+            '--driver',
+            driverOf[store],
+            '-o',
+            `store=${store}`,
+            ...size,
+            `${store}-data`,
+          );
           const script = ['sh', '-c', appendLinesScript];
           await engine.run('run', '-d', '--name', store, '-v', `${store}-data:/data`, image, ...script);
         }
