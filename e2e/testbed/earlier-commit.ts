@@ -1,4 +1,4 @@
-import { mkdtempDisposable, readFile, symlink } from 'node:fs/promises';
+import { chmod, mkdtempDisposable, readFile, symlink } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { repository } from './component.ts';
@@ -13,7 +13,10 @@ export interface EarlierCommit extends AsyncDisposable {
 export async function checkOut(commit: string, signal: AbortSignal): Promise<EarlierCommit> {
   const run = runner(signal);
   await using stack = new AsyncDisposableStack();
-  const path = join(stack.use(await mkdtempDisposable(join(tmpdir(), 'stowage-earlier-'))).path, 'tree');
+  const folder = stack.use(await mkdtempDisposable(join(tmpdir(), 'stowage-earlier-'))).path;
+  // The data path runs as another user, which must be able to read its program.
+  await chmod(folder, 0o755);
+  const path = join(folder, 'tree');
   await run('git', ['clone', '--quiet', '--shared', '--no-checkout', repository, path]);
   await run('git', ['-C', path, 'checkout', '--quiet', '--detach', commit]);
   const [mine, theirs] = await Promise.all(
