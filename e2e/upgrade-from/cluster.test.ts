@@ -71,7 +71,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
     'begins with pods that write on volumes of the earlier version',
     async () => {
       const values = join(fixture.cluster.folder, 'values.json');
-      const embeddedNFS = { enabled: true, tls: { enabled: true }, volume: { size: '1Gi' } };
+      const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
       const stores = [{ name: 'silver', ...filer.spec, storageClass: {} }];
       await writeFile(values, JSON.stringify({ embeddedNFS, stores }));
       await kubectl('create', 'namespace', namespace);
