@@ -101,7 +101,10 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
     async () => {
       const before = await volumes();
       await kubectl('apply', '--server-side', '--force-conflicts', '--filename', join(chart, 'crds'));
-      await fixture.helm('upgrade', 'stowage', chart, '--reset-then-reuse-values', '--set', 'image.tag=now');
+      // Versions before the check did not ask for this.
+      const accepted = ['--set', 'embeddedNFS.insecure=true'];
+      const now = ['--reset-then-reuse-values', '--set', 'image.tag=now', ...accepted];
+      await fixture.helm('upgrade', 'stowage', chart, ...now);
       await rolledOut();
       await expect.poll(images, wait).toEqual(new Set(['stowage:now']));
       await writers.expectRunning(...writing, 'reader');
