@@ -1,5 +1,6 @@
 import type { Scope } from '#base/log.ts';
-import { errorCodes, stowageError } from './errors.ts';
+import { errorCodes } from './error-codes.ts';
+import { stowageError } from './errors.ts';
 import { adoptKey, nameKey } from './lock-keys.ts';
 import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';

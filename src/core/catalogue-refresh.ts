@@ -1,7 +1,8 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
-import { errorCodes, type StowageError, stowageError } from './errors.ts';
+import { errorCodes } from './error-codes.ts';
+import { type StowageError, stowageError } from './errors.ts';
 import type { Volume, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import { namesOf } from './store-facets.ts';

@@ -52,6 +52,7 @@ export const may: Readonly<Record<string, readonly string[]>> = {
 const besides: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
   cli: [
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
+    { path: 'src/core/error-codes.ts', typeOnly: false },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
   // Only the description of a mount that clients send to a data path.

@@ -1,4 +1,4 @@
-import type { ErrorCode } from '../errors.ts';
+import type { ErrorCode } from '../error-codes.ts';
 
 /**
  * Who may read the full message and action of an error. `everybody`: the text contains only names and paths from the caller, sizes,
