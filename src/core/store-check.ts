@@ -5,7 +5,7 @@ import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
 import { noAnswerStep, slowCheckStep, storeNotOnNetwork, storeUnavailable } from './store-errors.ts';
-import { schemeOf } from './store-uri.ts';
+import { schemeOf } from './store-scheme.ts';
 import type { Stores } from './stores.ts';
 
 /** A healthy disk or server answers a check within this time. */

@@ -2,7 +2,7 @@ import { endsWithin } from '#base/wait.ts';
 import type { StoreName } from './model.ts';
 import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { storeUnavailable, unknownStore } from './store-errors.ts';
-import { schemeOf } from './store-uri.ts';
+import { schemeOf } from './store-scheme.ts';
 import type { Stores, StoresParts, UsableStoreView } from './stores.ts';
 
 const usePatienceMs = 5_000;
