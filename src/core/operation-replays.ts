@@ -6,7 +6,7 @@ import { errorCodes } from './error-codes.ts';
 import { canceled, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
 import { EndedOnRecord, type OperationRunner, type RunningOperation, ShuttingDown } from './operation-runner.ts';
-import type { Outcome, Work } from './operations.ts';
+import type { Outcome, Work } from './operation-work.ts';
 import type { Records } from './ports.ts';
 
 /** How to replay an operation that a crash interrupted. */

@@ -16,7 +16,8 @@ import {
 import { createMountPathResolver } from './mount-path.ts';
 import type { LiveMount, MountParts, Mounts, PublishOptions } from './mounts.ts';
 import { isVolumeId } from './names.ts';
-import type { Call, Work } from './operations.ts';
+import type { Work } from './operation-work.ts';
+import type { Call } from './operations.ts';
 import type { Store, UnstageOptions } from './ports.ts';
 import type { UsePublisher } from './use-publisher.ts';
 import { isOurMount, type VolumeStaging } from './volume-staging.ts';

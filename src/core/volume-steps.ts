@@ -2,7 +2,7 @@ import type { Events } from './events.ts';
 import type { Labels, StoreConfig, Volume, VolumeRef } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
-import type { Outcome, Work } from './operations.ts';
+import type { Outcome, Work } from './operation-work.ts';
 import type { Records, Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
 import { cannotEnforce } from './volume-errors.ts';
