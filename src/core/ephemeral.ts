@@ -12,7 +12,8 @@ import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import { isShared } from './placement.ts';
 import type { Records } from './ports.ts';
-import type { Stores, StoreView } from './stores.ts';
+import type { StoreView } from './store-view.ts';
+import type { Stores } from './stores.ts';
 import { requestDiffers } from './volume-errors.ts';
 import type { Volumes } from './volumes.ts';
 

@@ -5,7 +5,8 @@ import { askedPatienceMs, type StoreEntries } from './store-entries.ts';
 import { cannotAdd, notRemovable, storeBeingAdded, storeExists, storeMounted, storeRemoved } from './store-errors.ts';
 import type { StoreLookup } from './store-lookup.ts';
 import { parseStoreConfig } from './store-uri.ts';
-import type { Stores, StoresParts, StoreView } from './stores.ts';
+import type { StoreView } from './store-view.ts';
+import type { Stores, StoresParts } from './stores.ts';
 
 export const publishStoreEvent = (
   events: Events,

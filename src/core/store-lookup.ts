@@ -3,7 +3,8 @@ import type { StoreName } from './model.ts';
 import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { storeUnavailable, unknownStore } from './store-errors.ts';
 import { schemeOf } from './store-scheme.ts';
-import type { Stores, StoresParts, UsableStoreView } from './stores.ts';
+import type { UsableStoreView } from './store-view.ts';
+import type { Stores, StoresParts } from './stores.ts';
 
 const usePatienceMs = 5_000;
 

@@ -2,42 +2,16 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import { createLimiter } from '#base/limiter.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
-import type { StowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
-import type { Placement } from './placement.ts';
-import type { Enforcement, Records, Store } from './ports.ts';
+import type { Records, Store } from './ports.ts';
 import { createStoreChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
 import { createStoreConfiguration, type Exclusively } from './store-configuration.ts';
 import { askedPatienceMs, createStoreEntries, type StoreEntryParts } from './store-entries.ts';
 import type { StoreIdentities } from './store-identity.ts';
 import { createStoreLookup } from './store-lookup.ts';
-
-/** Static properties of an open store. Reading them does not call the store. */
-export type OpenStore = Pick<Store, 'identity' | 'access' | 'filesystemFor'> & {
-  readonly enforcement?: Pick<Enforcement, 'always'>;
-};
-
-export interface StoreView {
-  readonly config: StoreConfig;
-  /** Undefined: the store is not open. */
-  readonly store: OpenStore | undefined;
-  readonly problem: StowageError | undefined;
-  readonly placement: Placement;
-  /** The client's name for users (`bind`, `loop`, …). */
-  readonly clientName: string;
-  readonly default: boolean;
-  /** A configuration change that is not possible yet, and why. */
-  readonly pending: string | undefined;
-}
-
-/** True if the store is open and its policy is not read-only. */
-export const isWritable = ({ store, config }: Pick<StoreView, 'store' | 'config'>): boolean =>
-  store !== undefined && !config.policy.readOnly;
-
-/** True if the store is open and enforces the size of every volume. */
-export const enforcesSizes = ({ store }: Pick<StoreView, 'store'>): boolean => store?.enforcement?.always === true;
+import type { StoreView, UsableStoreView } from './store-view.ts';
 
 /** The configured stores, for front ends and controllers, which must not call methods of a store. */
 export interface ConfiguredStores {
@@ -58,11 +32,6 @@ export interface ConfiguredStores {
   retry(scope: Scope): Promise<void>;
   /** Accepts the store that is now at the location, although its identity differs from the former store. */
   accept(name: string, scope: Scope): Promise<void>;
-}
-
-/** A store view with the store's methods, for core only. */
-export interface UsableStoreView extends StoreView {
-  readonly store: Store | undefined;
 }
 
 /** The configured stores, for core only. */

@@ -13,7 +13,8 @@ import type { Records } from './ports.ts';
 import { notAnswering, unsearched } from './store-errors.ts';
 import type { StoreLimits } from './store-limits.ts';
 import type { StoreLiveness } from './store-liveness.ts';
-import { isWritable, type Stores, type StoreView } from './stores.ts';
+import { isWritable, type StoreView } from './store-view.ts';
+import type { Stores } from './stores.ts';
 import { volumeExists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */

@@ -145,7 +145,7 @@ test.each([
 test.each([
   ['src/front/csi/a.ts', `const volume = core.catalogue.recorded(id);`],
   ['src/front/rest/a.ts', `// On the store's own records: it has one for each host.`],
-  ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/stores.ts';`],
+  ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/store-view.ts';`],
   ['src/controllers/a.ts', `import type { StoreKind } from '#core/ports.ts';`],
   ['src/app/up.ts', `const core = await assemble({ records, kinds });`],
 ])('%s uses only what core offers: %s', (path, text) => {

@@ -20,7 +20,7 @@ import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
 import type { VolumeTotals } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/store-view.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 import { redactedError, redactedResult } from './redaction.ts';
