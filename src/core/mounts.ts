@@ -6,7 +6,7 @@ import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { stageKey } from './lock-keys.ts';
-import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
+import type { LiveMount, Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
 import { engineNotAnswering, stillServed, volumeInUse } from './mount-errors.ts';
 import { createMountPathResolver } from './mount-path.ts';
 import type { Call, Operations } from './operations.ts';
@@ -25,11 +25,6 @@ import type { Stores } from './stores.ts';
 import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
 import { createVolumeStaging, type VolumeStaging, type VolumeStagingParts } from './volume-staging.ts';
 import { usersOnRecord } from './volume-users.ts';
-
-export interface LiveMount extends Mount {
-  /** According to the kernel's mount table. */
-  readonly mounted: boolean;
-}
 
 export interface UnpublishOptions extends UnstageOptions {
   /** The caller knows that no container engine needs the mount any more. */

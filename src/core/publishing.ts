@@ -4,7 +4,7 @@ import { createClearTarget } from './clear-target.ts';
 import { stowageError } from './errors.ts';
 import { chownVolumeToGroup, createGroupRemount } from './fsgroup.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './lock-keys.ts';
-import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
+import type { LiveMount, Mount, Operation, Source, Volume, VolumeId } from './model.ts';
 import {
   heldByContainers,
   otherVolumeMounted,
@@ -14,7 +14,7 @@ import {
   unmountUnfinished,
 } from './mount-errors.ts';
 import { createMountPathResolver } from './mount-path.ts';
-import type { LiveMount, MountParts, Mounts, PublishOptions } from './mounts.ts';
+import type { MountParts, Mounts, PublishOptions } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Work } from './operation-work.ts';
 import type { Call } from './operations.ts';

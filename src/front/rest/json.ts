@@ -4,6 +4,7 @@ import type { Adoption } from '#core/adoption.ts';
 import type { StowageError } from '#core/errors.ts';
 import type {
   Inspection,
+  LiveMount,
   Operation,
   Orphan,
   Room,
@@ -15,7 +16,6 @@ import type {
   Volume,
 } from '#core/model.ts';
 import type { MountWithHealth } from '#core/mount-health.ts';
-import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
 import type { VolumeTotals } from '#core/ports.ts';
