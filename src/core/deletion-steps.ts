@@ -1,8 +1,8 @@
 import type { Events } from './events.ts';
 import type { Volume, VolumeId } from './model.ts';
-import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
 import type { Records } from './ports.ts';
+import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetFor } from './store-facets.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 
@@ -20,7 +20,7 @@ export interface DeletionSteps {
 
 export function createDeletionSteps(parts: {
   readonly records: Pick<Records, 'volumes'>;
-  readonly mounts: Pick<Mounts, 'unstageForDelete'>;
+  readonly mounts: Pick<StagedVolumeChanges, 'unstageForDelete'>;
   readonly events: Events;
   readonly reclaimSoon: (store: string) => void;
 }): DeletionSteps {

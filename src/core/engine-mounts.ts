@@ -3,21 +3,23 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ContainerReferences, ReferenceReport } from './container-references.ts';
-import { type EngineMount, engineKindOf, type PluginName } from './containers.ts';
+import { type EngineHolds, type EngineMount, engineKindOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { createFairPass } from './fair-pass.ts';
 import { engineMountKey } from './lock-keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
-import type { Mounts } from './mounts.ts';
+import type { MountQueries } from './mount-queries.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Mounter, Records } from './ports.ts';
+import type { Publish } from './publish.ts';
 import type { RemappedUsers } from './remapped-users.ts';
+import type { Unpublish } from './unpublish.ts';
 
 /**
  * Mounts that container engines requested. All engine mounts of a volume share one target: the first one publishes it, the last one
  * unpublishes it. Counts become wrong when either side dies between acting and answering; then the engines' container lists decide.
  */
-export interface EngineMounts {
+export interface EngineMounts extends EngineHolds {
   /**
    * Returns the path of the volume's files. A repeated request with the same id needs one more unmount, except from Podman, which always
    * uses the same id.
@@ -27,8 +29,6 @@ export interface EngineMounts {
   unmount(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
   /** Undefined: the volume is not published for engines. */
   pathOf(volume: VolumeId): string | undefined;
-  /** True if `target` is the volume's engine target and an engine has it mounted. */
-  isHeld(volume: VolumeId, target: string): boolean;
   /**
    * Drops engine mounts that are certainly stale: the engines answered, and no container references the volume. Call it before
    * checking whether the volume is in use, and before taking any of the volume's locks.
@@ -44,7 +44,10 @@ export interface EngineMounts {
 
 export interface EngineMountsParts {
   readonly records: Records;
-  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead' | 'mountsOf'>;
+  readonly mounts: () => Pick<MountQueries, 'isDead' | 'mountsOf'> & {
+    readonly publish: Publish;
+    readonly unpublish: Unpublish;
+  };
   readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
   readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'refreshAll' | 'foundAt'>;

@@ -7,13 +7,14 @@ import { StowageError, stowageError } from './errors.ts';
 import { createFairPass, type FairPass } from './fair-pass.ts';
 import { ownLabel } from './labels.ts';
 import type { StoreName, Volume } from './model.ts';
-import type { Mounts, PublishOptions } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import { isShared } from './placement.ts';
 import type { Records } from './ports.ts';
+import type { Publish, PublishOptions } from './publish.ts';
 import type { StoreView } from './store-view.ts';
 import type { Stores } from './stores.ts';
+import type { Unpublish } from './unpublish.ts';
 import { requestDiffers } from './volume-errors.ts';
 import type { Volumes } from './volumes.ts';
 
@@ -60,7 +61,7 @@ export interface EphemeralParts {
   readonly stores: Pick<Stores, 'list' | 'view' | 'use'>;
   readonly volumes: Volumes;
   readonly deletions: Deletions;
-  readonly mounts: Mounts;
+  readonly mounts: { readonly publish: Publish; readonly unpublish: Unpublish };
   readonly operations: Operations;
   readonly clock: Clock;
   readonly log: Log;

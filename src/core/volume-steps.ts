@@ -1,9 +1,9 @@
 import type { Events } from './events.ts';
 import type { Labels, StoreConfig, Volume, VolumeRef } from './model.ts';
-import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
 import type { Outcome, Work } from './operation-work.ts';
 import type { Records, Store } from './ports.ts';
+import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
 import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
@@ -28,7 +28,7 @@ export type VolumeSteps = Readonly<
 export function createVolumeSteps(parts: {
   readonly records: Records;
   readonly events: Events;
-  readonly mounts: Mounts;
+  readonly mounts: Pick<StagedVolumeChanges, 'grow'>;
 }): VolumeSteps {
   const { records, events, mounts } = parts;
 
