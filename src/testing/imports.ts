@@ -161,6 +161,25 @@ export function trespasses(files: readonly SourceFile[]): readonly string[] {
   ];
 }
 
+/** Folders in which no file imports, not even types, from a file that imports it, directly or through others. */
+const acyclic = /^src\/(?:core|records)\//;
+
+/** Every import cycle in these folders, as `a.ts → b.ts → a.ts`. */
+export function importCycles(files: readonly SourceFile[]): readonly string[] {
+  const imports = Map.groupBy(importsOf(files.filter(({ path }) => acyclic.test(path))), ({ from }) => from);
+  const seen = new Set<string>();
+  const cycles: string[] = [];
+  const visit = (path: string, importers: readonly string[]): void => {
+    const first = importers.indexOf(path);
+    if (first >= 0) return void cycles.push([...importers.slice(first), path].join(' → '));
+    if (seen.has(path)) return;
+    for (const { target } of imports.get(path) ?? []) visit(target, [...importers, path]);
+    seen.add(path);
+  };
+  for (const path of imports.keys()) visit(path, []);
+  return cycles;
+}
+
 /** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
 const writesItself: Readonly<Record<string, string>> = {
   'src/base/write-all.ts': 'it is the loop',
