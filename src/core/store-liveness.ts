@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { isAccessDenied } from './access-denial.ts';
+import { errorReason } from './error-reasons.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import { volumeName } from './names.ts';
@@ -42,9 +43,9 @@ const restMs = 10_000;
 /** A name to look up; such a volume need not exist. */
 const anyName = volumeName('access');
 
-/** True if the cause may be that the server closes every connection at once. Only a ping can tell. */
+/** True if the failure may be a denial, which only a ping can tell. */
 const isUncertain = (question: Question, { reason }: StowageError): boolean =>
-  (question === 'list' || question === 'look') && ['nfs-connection-lost', 'nfs-timeout'].includes(reason);
+  (question === 'list' || question === 'look') && errorReason(reason)?.mayBeDenial === true;
 
 export function createStoreLiveness(parts: {
   readonly clock: Clock;
