@@ -190,7 +190,19 @@ export function createCore(parts: CoreParts): WholeCore {
   };
   late.references = references;
   const limits = createStoreLimits(records);
-  const shared = { records, stores, catalogue, operations, mounts, engineMounts, limits, events, clock, instance };
+  const shared = {
+    records,
+    kinds: parts.kinds,
+    stores,
+    catalogue,
+    operations,
+    mounts,
+    engineMounts,
+    limits,
+    events,
+    clock,
+    instance,
+  };
   const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
   const provision = createProvision({ stores, catalogue, volumes });

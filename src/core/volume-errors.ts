@@ -2,7 +2,7 @@ import { formatSize } from '#base/size.ts';
 import { StowageError } from './errors.ts';
 import type { Access, StoreName, Volume } from './model.ts';
 import { quoted } from './names.ts';
-import type { Store } from './ports.ts';
+import type { Store, StoreKind, StoreOffers } from './ports.ts';
 
 export function unknownVolume(ref: string): StowageError {
   return new StowageError(`there is no volume ${quoted(ref)}`, {
@@ -41,11 +41,18 @@ export function sizeRequired(store: StoreName): StowageError {
   });
 }
 
-export function cannotEnforce(store: StoreName): StowageError {
+type Kinds = ReadonlyMap<string, Pick<StoreKind, 'offers'>>;
+
+/** The stores to recommend: those of each kind that can do it. Empty: none can. */
+const storesOffering = (what: keyof StoreOffers, kinds: Kinds): string =>
+  [...kinds.values()].flatMap(({ offers }) => offers?.[what] ?? []).join(', or ');
+
+export function cannotEnforce(store: StoreName, kinds: Kinds): StowageError {
+  const instead = storesOffering('enforcement', kinds);
   return new StowageError(`store '${store}' cannot enforce the size of a volume`, {
     code: 'unsupported',
     reason: 'enforcement-unsupported',
-    action: 'Use an NFS store without client=host, or a local store with layout=image; or leave out enforce.',
+    action: instead === '' ? 'Leave out enforce.' : `Use ${instead}; or leave out enforce.`,
   });
 }
 
@@ -96,11 +103,12 @@ export function storeReadOnly(store: StoreName): StowageError {
   });
 }
 
-export function accessUnsupported(store: Store, access: Access): StowageError {
+export function accessUnsupported(store: Store, access: Access, kinds: Kinds): StowageError {
+  const instead = storesOffering('blockVolumes', kinds);
   return new StowageError(`store '${store.name}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'access-unsupported',
-    action: `It offers: ${store.access.join(', ')}. For block volumes use a store with layout=image.`,
+    action: `It offers: ${store.access.join(', ')}.${instead === '' ? '' : ` For block volumes use ${instead}.`}`,
   });
 }
 

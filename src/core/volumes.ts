@@ -11,7 +11,7 @@ import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec
 import type { MountQueries } from './mount-queries.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
-import type { Records, Store } from './ports.ts';
+import type { Records, Store, StoreKind } from './ports.ts';
 import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
 import type { StoreLimits } from './store-limits.ts';
@@ -35,6 +35,7 @@ import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.t
 
 export interface VolumeParts {
   readonly records: Records;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly stores: Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
@@ -139,7 +140,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       change(ref, expected, call, async (volume, store) => {
         if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
         if (!on) return undefined;
-        refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
+        refuseEnforcing(parts, store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
       }),
     rename: async (ref, to, expected, call) => {
@@ -175,10 +176,10 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWi
       const created = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       const access = want.access ?? 'filesystem';
-      if (!store.access.includes(access)) throw accessUnsupported(store, access);
+      if (!store.access.includes(access)) throw accessUnsupported(store, access, parts.kinds);
       const bytes = sizeFor(store, config, want.bytes);
       const enforce = want.enforce ?? false;
-      if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
+      if (enforce) refuseEnforcing(parts, store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
@@ -269,8 +270,13 @@ function sizeFor(store: Store, config: StoreConfig, bytes: bigint | undefined): 
   return size;
 }
 
-function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string): void {
-  if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name);
+function refuseEnforcing(
+  { kinds }: Pick<VolumeParts, 'kinds'>,
+  store: Store,
+  bytes: bigint | undefined,
+  what: string,
+): void {
+  if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name, kinds);
   if (bytes === undefined) throw enforcedWithoutSize(what);
 }
 
