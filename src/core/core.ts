@@ -132,7 +132,7 @@ export function createCore(parts: CoreParts): WholeCore {
     mounts: () => mounts,
     references: referencesLater,
     stageOf,
-    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: storesLater, clock }),
+    remapped: createRemappedUsers({ engines: parts.engines, kinds: parts.kinds, clients, stores: storesLater, clock }),
   });
   const mounts: Mounts = createMounts({
     ...parts,

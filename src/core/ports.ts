@@ -234,6 +234,8 @@ export interface StoreOffers {
   /** Enforce the sizes of volumes. */
   readonly enforcement?: string;
   readonly blockVolumes?: string;
+  /** Let all files belong to one user, whoever writes them. */
+  readonly singleUser?: string;
 }
 
 export interface LocalDirectory {

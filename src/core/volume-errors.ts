@@ -2,7 +2,8 @@ import { formatSize } from '#base/size.ts';
 import { StowageError } from './errors.ts';
 import type { Access, StoreName, Volume } from './model.ts';
 import { quoted } from './names.ts';
-import type { Store, StoreKind, StoreOffers } from './ports.ts';
+import type { Store } from './ports.ts';
+import { type KindsWithOffers, storesOffering } from './store-offers.ts';
 
 export function unknownVolume(ref: string): StowageError {
   return new StowageError(`there is no volume ${quoted(ref)}`, {
@@ -41,13 +42,7 @@ export function sizeRequired(store: StoreName): StowageError {
   });
 }
 
-type Kinds = ReadonlyMap<string, Pick<StoreKind, 'offers'>>;
-
-/** The stores to recommend: those of each kind that can do it. Empty: none can. */
-const storesOffering = (what: keyof StoreOffers, kinds: Kinds): string =>
-  [...kinds.values()].flatMap(({ offers }) => offers?.[what] ?? []).join(', or ');
-
-export function cannotEnforce(store: StoreName, kinds: Kinds): StowageError {
+export function cannotEnforce(store: StoreName, kinds: KindsWithOffers): StowageError {
   const instead = storesOffering('enforcement', kinds);
   return new StowageError(`store '${store}' cannot enforce the size of a volume`, {
     code: 'unsupported',
@@ -103,7 +98,7 @@ export function storeReadOnly(store: StoreName): StowageError {
   });
 }
 
-export function accessUnsupported(store: Store, access: Access, kinds: Kinds): StowageError {
+export function accessUnsupported(store: Store, access: Access, kinds: KindsWithOffers): StowageError {
   const instead = storesOffering('blockVolumes', kinds);
   return new StowageError(`store '${store.name}' has no ${access} volumes`, {
     code: 'unsupported',

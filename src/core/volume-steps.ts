@@ -2,9 +2,10 @@ import type { Events } from './events.ts';
 import type { Labels, StoreConfig, Volume, VolumeRef } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Outcome, Work } from './operation-work.ts';
-import type { Records, Store, StoreKind } from './ports.ts';
+import type { Records, Store } from './ports.ts';
 import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
+import type { KindsWithOffers } from './store-offers.ts';
 import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
 
@@ -27,7 +28,7 @@ export type VolumeSteps = Readonly<
 
 export function createVolumeSteps(parts: {
   readonly records: Records;
-  readonly kinds: ReadonlyMap<string, Pick<StoreKind, 'offers'>>;
+  readonly kinds: KindsWithOffers;
   readonly events: Events;
   readonly mounts: Pick<StagedVolumeChanges, 'grow'>;
 }): VolumeSteps {

@@ -11,10 +11,11 @@ import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec
 import type { MountQueries } from './mount-queries.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
-import type { Records, Store, StoreKind } from './ports.ts';
+import type { Records, Store } from './ports.ts';
 import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
 import type { StoreLimits } from './store-limits.ts';
+import type { KindsWithOffers } from './store-offers.ts';
 import type { Stores } from './stores.ts';
 import {
   accessUnsupported,
@@ -35,7 +36,7 @@ import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.t
 
 export interface VolumeParts {
   readonly records: Records;
-  readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly kinds: KindsWithOffers;
   readonly stores: Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
