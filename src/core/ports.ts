@@ -234,7 +234,7 @@ export interface StoreOffers {
   /** Enforce the sizes of volumes. */
   readonly enforcement?: string;
   readonly blockVolumes?: string;
-  /** Let all files belong to one user, whoever writes them. */
+  /** Map all users to one, to whom all files belong. */
   readonly singleUser?: string;
 }
 
