@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { childrenOf, walk } from '#cli/command-tree.ts';
 import { createProgram } from '#cli/program.ts';
-import { type ErrorCode, errorCodes } from '#core/errors.ts';
+import { type ErrorCode, errorCodes } from '#core/error-codes.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';

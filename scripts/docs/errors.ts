@@ -1,6 +1,6 @@
+import { errorCodes } from '#core/error-codes.ts';
 import type { ErrorReason } from '#core/error-reasons/reason.ts';
 import { errorReasons } from '#core/error-reasons.ts';
-import { errorCodes } from '#core/errors.ts';
 import { code, table } from './markdown.ts';
 import {
   type Known,

@@ -3,7 +3,7 @@
 import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 
 const repository = dirname(dirname(import.meta.dirname));
 const page = await readFile(join(repository, 'docs', 'kubernetes-troubleshooting.md'), 'utf8');

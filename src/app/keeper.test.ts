@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';

@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import { isShared, type Placement } from '#core/placement.ts';
 import type { LocalDirectory, Store, StoreKind } from '#core/ports.ts';
-import { schemeOf } from '#core/store-uri.ts';
+import { schemeOf } from '#core/store-scheme.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import type { StateFolder } from './state-folder.ts';
 

@@ -1,4 +1,4 @@
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 
 export interface ExitCode {
   readonly exit: number;

@@ -1,5 +1,6 @@
 import { problemIn } from '#base/problem.ts';
-import { errorCodes, isErrorCode, type ReasonWith, StowageError, stowageError } from '#core/errors.ts';
+import { errorCodes, isErrorCode } from '#core/error-codes.ts';
+import { type ReasonWith, StowageError, stowageError } from '#core/errors.ts';
 import type { ProblemJson } from '#front/rest/schemas.ts';
 
 type Problem = Partial<ProblemJson> & Pick<ProblemJson, 'detail' | 'code' | 'reason' | 'action'>;

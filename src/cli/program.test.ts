@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { cliReference } from './reference.ts';

@@ -3,7 +3,8 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { answerBare, type BareAnswer, refusingUnparsable } from '#base/http-parse-errors.ts';
 import { problemDocument, problemType } from '#base/problem.ts';
-import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 
 /** A problem document (RFC 9457), as everywhere in the API. */
 export function problemOf(thrown: unknown, status?: number): BareAnswer {

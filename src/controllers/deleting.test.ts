@@ -1,6 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { type Log, silentLog } from '#base/log.ts';
-import { type ErrorCode, relayed } from '#core/errors.ts';
+import type { ErrorCode } from '#core/error-codes.ts';
+import { relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { aClaim, controllerFixture, eventually, paths } from '#testing/controller-fixture.ts';
 import { aCall } from '#testing/core-calls.ts';

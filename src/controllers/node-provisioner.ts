@@ -1,7 +1,8 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { localDriver } from '#core/csi-drivers.ts';
-import { errorCodes, stowageError } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
+import { stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';

@@ -8,7 +8,7 @@ import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { storeGone } from '#core/store-errors.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import { ignoreDiscardRefused } from './discard.ts';

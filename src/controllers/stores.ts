@@ -7,7 +7,7 @@ import type { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreConfig } from '#core/model.ts';
 import { opensInController, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
-import { schemeOf } from '#core/store-uri.ts';
+import { schemeOf } from '#core/store-scheme.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { ControllerParts } from './controller-parts.ts';
 import { type Controller, createController } from './machinery/controller.ts';

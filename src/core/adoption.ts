@@ -1,9 +1,11 @@
 import type { Scope } from '#base/log.ts';
-import { errorCodes, stowageError } from './errors.ts';
+import { errorCodes } from './error-codes.ts';
+import { stowageError } from './errors.ts';
 import { adoptKey, nameKey } from './lock-keys.ts';
 import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';
-import type { Call, Work } from './operations.ts';
+import type { Work } from './operation-work.ts';
+import type { Call } from './operations.ts';
 import type { Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
 import { storeReadOnly } from './volume-errors.ts';

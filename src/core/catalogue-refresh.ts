@@ -1,24 +1,26 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
-import type { Catalogue } from './catalogue.ts';
-import { errorCodes, type StowageError, stowageError } from './errors.ts';
+import { errorCodes } from './error-codes.ts';
+import { type StowageError, stowageError } from './errors.ts';
 import type { Volume, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import { namesOf } from './store-facets.ts';
-import type { StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 const readsAtOnce = 16;
 
-export interface CatalogueParts {
+export interface CatalogueRefreshParts {
   readonly records: Records;
-  readonly stores: () => Stores;
-  readonly liveness: StoreLiveness;
+  readonly stores: () => Pick<Stores, 'list'>;
   readonly instance: string;
 }
 
 export interface CatalogueRefresh {
-  all: Catalogue['refresh'];
+  /**
+   * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. Thorough: also
+   * re-reads volumes that are already recorded, since a power cut may have lost our newest records.
+   */
+  all(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
   /** Updates the record of one name from the store. */
   one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
   /** The names whose records could not be read at the last attempt, with the error. Each of them can be any volume. */
@@ -27,7 +29,7 @@ export interface CatalogueRefresh {
   readAgain(store: Store, scope: Scope): Promise<void>;
 }
 
-export function createCatalogueRefresh({ records, stores, instance }: CatalogueParts): CatalogueRefresh {
+export function createCatalogueRefresh({ records, stores, instance }: CatalogueRefreshParts): CatalogueRefresh {
   /** Two stores can share a directory, one of them read-only. The volume stays with the store that it is recorded for. */
   const isElsewhere = (volume: Volume): boolean => {
     const known = records.volumes.byId(volume.id)?.store;
@@ -147,4 +149,5 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueP
   };
 }
 
-const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);
+const isConfigured = (stores: Pick<Stores, 'list'>, name: string): boolean =>
+  stores.list().some((view) => view.config.name === name);

@@ -1,10 +1,12 @@
 import type { Scope } from '#base/log.ts';
-import { type CatalogueParts, type CatalogueRefresh, createCatalogueRefresh } from './catalogue-refresh.ts';
+import { type CatalogueRefresh, type CatalogueRefreshParts, createCatalogueRefresh } from './catalogue-refresh.ts';
 import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
-import type { Store, VolumeQuery, VolumeTotals } from './ports.ts';
+import type { VolumeQuery, VolumeTotals } from './ports.ts';
 import { type Unsearched, unsearched } from './store-errors.ts';
+import type { StoreLiveness } from './store-liveness.ts';
+import type { Stores } from './stores.ts';
 import { unknownVolume } from './volume-errors.ts';
 
 /** The volumes of all stores: our records, refreshed from stores that other hosts can change. */
@@ -26,17 +28,18 @@ export interface Catalogue {
   madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
   /** Counts our records, without asking the store. */
   totals(store: StoreName): VolumeTotals;
-  /**
-   * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. Thorough: also
-   * re-reads volumes that are already recorded, since a power cut may have lost our newest records.
-   */
-  refresh(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
+  refresh: CatalogueRefresh['all'];
 }
 
 export interface VolumePage {
   readonly volumes: readonly Volume[];
   /** The stores that did not answer; their volumes come from our records and may be out of date. */
   readonly unanswered: readonly StoreName[];
+}
+
+export interface CatalogueParts extends CatalogueRefreshParts {
+  readonly stores: () => Pick<Stores, 'list' | 'view' | 'use' | 'defaultName'>;
+  readonly liveness: StoreLiveness;
 }
 
 export function createCatalogue(parts: CatalogueParts): Catalogue {

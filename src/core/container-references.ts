@@ -1,15 +1,9 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
-import {
-  type ContainerEngine,
-  type EngineKind,
-  type PluginName,
-  pluginNames,
-  type Reference,
-  type SeenContainer,
-} from './containers.ts';
+import type { ContainerEngine, EngineKind, Reference } from './containers.ts';
 import { stowageError } from './errors.ts';
+import { createListedContainers } from './listed-containers.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { qualified } from './names.ts';
 import type { PluginNames } from './plugin-names.ts';
@@ -64,53 +58,11 @@ export interface ContainerReferencesParts {
 
 const askMs = 5_000;
 const unending = new AbortController().signal;
-/** A store that does not answer must not make the engine appear unresponsive. */
-const resolveMs = 1_000;
 
 export function createContainerReferences(parts: ContainerReferencesParts): ContainerReferences {
-  const { records, engines, names, clock, log } = parts;
+  const { records, engines, clock, log } = parts;
   const following = new AsyncDisposableStack();
-  /** Per engine name: the ids of containers that have their volumes mounted. */
-  const live = new Map<string, ReadonlySet<string>>();
-  /** Per engine name: volume names that could not be resolved, with the container that references each. */
-  const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
-
-  async function resolved(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<Reference[]> {
-    const found: Reference[] = [];
-    const missing: { container: SeenContainer; name: string }[] = [];
-    // One deadline for all names together.
-    using limit = clock.deadline(resolveMs, scope.signal);
-    const within = { ...scope, signal: limit.signal };
-    for (const container of seen) {
-      for (const { plugin, name } of container.volumes) {
-        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, within);
-        scope.signal.throwIfAborted();
-        if (ids.length === 0) missing.push({ container, name });
-        for (const volumeId of ids) found.push({ ...of(engine, container), volumeId });
-      }
-    }
-    unresolved.set(engine.name, missing);
-    live.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
-    return found;
-  }
-
-  async function resolveIds(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
-    const known = records.engineNames.get(plugin, name);
-    if (known !== undefined) return [known];
-    if (scope.signal.aborted) return [];
-    return await names.resolve(plugin, name, scope).then(
-      ({ id }) => [id],
-      () => [],
-    );
-  }
-
-  /**
-   * Volumes of a plugin that may be Stowage under another name. Our records suffice, without asking stores: they have every name that an
-   * engine used.
-   */
-  const recordedIds = (name: string): readonly VolumeId[] =>
-    pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
-
+  const listed = createListedContainers(parts);
   const found = new Map<EngineKind, number>();
   const refreshes = new Map<ContainerEngine, () => Promise<void>>();
 
@@ -124,7 +76,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
   async function refreshNow(engine: ContainerEngine, scope: Scope): Promise<void> {
     using limit = clock.deadline(askMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
-    const now = await resolved(engine, await engine.containers(within), within);
+    const now = await listed.replace(engine, await engine.containers(within), within);
     const before = records.references.list().filter((one) => one.engine === engine.name);
     records.references.replace(engine.name, now);
     const different = differing(before, now);
@@ -154,7 +106,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     isLive: (volume) =>
       records.references
         .of(volume)
-        .some(({ engine, container, running }) => live.get(engine)?.has(container) ?? running),
+        .some(({ engine, container, running }) => listed.isLive(engine, container) ?? running),
     foundAt: (kind) => found.get(kind),
     of: async (volume, scope) => {
       const silent = (await refreshEach(scope)).flatMap(({ engine: { kind }, why }) =>
@@ -166,9 +118,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
       const namesOfVolume: readonly string[] =
         typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
       const possible = engines.flatMap((engine) =>
-        (unresolved.get(engine.name) ?? [])
-          .filter(({ name }) => namesOfVolume.includes(name))
-          .map(({ container }) => ({ ...of(engine, container), volumeId: id })),
+        listed.unresolved(engine, namesOfVolume).map((one) => ({ ...one, volumeId: id })),
       );
       return {
         references: [...records.references.of(id), ...possible],
@@ -210,13 +160,6 @@ function coalesced(work: () => Promise<void>): () => Promise<void> {
     return next;
   };
 }
-
-const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContainer): Omit<Reference, 'volumeId'> => ({
-  engine,
-  container: id,
-  name,
-  running,
-});
 
 /** Coalesces events: one refresh at a time, and another one after it if events arrived meanwhile. */
 function createCoalescedRefresh(

@@ -18,6 +18,11 @@ export interface EngineMount {
   readonly since: number;
 }
 
+export interface EngineHolds {
+  /** True if `target` is the volume's engine target and an engine has it mounted. */
+  isHeld(volume: VolumeId, target: string): boolean;
+}
+
 /** Podman mounts a volume once for all its containers, always under this id. Docker's ids are random. */
 const podmanMountId = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 

@@ -132,7 +132,7 @@ export function createCore(parts: CoreParts): WholeCore {
     mounts: () => mounts,
     references: referencesLater,
     stageOf,
-    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: storesLater, clock }),
+    remapped: createRemappedUsers({ engines: parts.engines, kinds: parts.kinds, clients, stores: storesLater, clock }),
   });
   const mounts: Mounts = createMounts({
     ...parts,
@@ -190,7 +190,19 @@ export function createCore(parts: CoreParts): WholeCore {
   };
   late.references = references;
   const limits = createStoreLimits(records);
-  const shared = { records, stores, catalogue, operations, mounts, engineMounts, limits, events, clock, instance };
+  const shared = {
+    records,
+    kinds: parts.kinds,
+    stores,
+    catalogue,
+    operations,
+    mounts,
+    engineMounts,
+    limits,
+    events,
+    clock,
+    instance,
+  };
   const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
   const provision = createProvision({ stores, catalogue, volumes });

@@ -12,7 +12,8 @@ import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
-import { createTargetBinding, createUnpublish } from './publishing.ts';
+import { createTargetBinding } from './target-binding.ts';
+import { createUnpublish } from './unpublish.ts';
 import type { UsePublisher } from './use-publisher.ts';
 import { createVolumeStaging, ownSource } from './volume-staging.ts';
 

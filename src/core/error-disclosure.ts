@@ -1,6 +1,6 @@
 import { isAccessDenied, refusalToUsers } from './access-denial.ts';
+import { errorCodes, isErrorCode } from './error-codes.ts';
 import { errorReason } from './error-reasons.ts';
-import { errorCodes, isErrorCode } from './errors.ts';
 
 /** True if every caller may read the full message and action. Unknown reasons, from another version, are for administrators only. */
 export const isForEverybody = (reason: string): boolean => errorReason(reason)?.readers === 'everybody';

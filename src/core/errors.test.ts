@@ -1,6 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
-import { canceled, errorCodes, relayed, StowageError, stowageError } from './errors.ts';
+import { errorCodes } from './error-codes.ts';
+import { canceled, relayed, StowageError, stowageError } from './errors.ts';
 
 const full = relayed('store gold is full', {
   code: 'exhausted',

@@ -7,8 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import type { Access, Volume } from './model.ts';
-import type { LiveMount } from './mounts.ts';
+import type { Access, LiveMount, Volume } from './model.ts';
 
 describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () => {
   let server: TestCore;

@@ -11,6 +11,8 @@ export const volumeKey = (id: VolumeId): string => `volume ${id}`;
 export const adoptKey = (store: string): string => `adopt ${store}`;
 export const stageKey = (id: VolumeId): string => `stage ${id}`;
 export const targetKey = (target: string): string => `target ${target}`;
+/** An ephemeral volume, by the key of its requests. Taken before the locks of volumes. */
+export const ephemeralKey = (key: string): string => `ephemeral ${key}`;
 /** The engine mounts of a volume. Taken before all locks above. */
 export const engineMountKey = (id: VolumeId): string => `hold ${id}`;
 

@@ -152,6 +152,11 @@ export interface Mount {
   readonly madeTarget: boolean;
 }
 
+export interface LiveMount extends Mount {
+  /** According to the kernel's mount table. */
+  readonly mounted: boolean;
+}
+
 /** The user of a published target. */
 export interface User {
   /** kubelet: has the volume staged for later pods; `name` is the CSI driver. */

@@ -4,8 +4,8 @@ import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
 import { redactForUser } from './error-disclosure.ts';
 import { stowageError } from './errors.ts';
-import type { Mount, StoreName, VolumeId } from './model.ts';
-import type { LiveMount, Mounts } from './mounts.ts';
+import type { LiveMount, Mount, StoreName, VolumeId } from './model.ts';
+import type { MountQueries } from './mount-queries.ts';
 import type { Records } from './ports.ts';
 import { repairedAt } from './repaired-mounts.ts';
 import { notAnswering } from './store-errors.ts';
@@ -36,7 +36,7 @@ interface Daemon {
 
 export interface MountHealthParts {
   readonly records: Records;
-  readonly mounts: Pick<Mounts, 'list' | 'of' | 'isDead'>;
+  readonly mounts: Pick<MountQueries, 'list' | 'of' | 'isDead'>;
   readonly clients: Clients;
   /** Where a volume is staged. */
   readonly stageOf: (id: VolumeId) => string;

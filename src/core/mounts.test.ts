@@ -5,8 +5,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import type { Volume } from './model.ts';
-import type { LiveMount } from './mounts.ts';
+import type { LiveMount, Volume } from './model.ts';
 
 describe('mounts', () => {
   let server: TestCore;

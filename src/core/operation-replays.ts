@@ -1,25 +1,11 @@
-import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
+import { canceled, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
 import { EndedOnRecord, type OperationRunner, type RunningOperation, ShuttingDown } from './operation-runner.ts';
-import type { Outcome, Work } from './operations.ts';
 import type { Records } from './ports.ts';
-
-/** How to replay an operation that a crash interrupted. */
-export interface Replay {
-  /** The locks, held until the operation ends, so that no request runs between its attempts. */
-  readonly keys: readonly string[];
-  /** The deadline of each attempt. */
-  readonly deadlineMs?: number;
-  /** Do not retry after a temporary failure. */
-  readonly once?: boolean;
-  work(scope: Work): Promise<Outcome<unknown>>;
-  /** Replaces `work` in the attempt that `resume` waits for. */
-  readonly firstWork?: (scope: Work) => Promise<Outcome<unknown>>;
-}
+import { createReplayAttempts, type FirstAttempt, type PendingReplay, type Replay } from './replay-attempts.ts';
 
 export interface Replays {
   /**
@@ -39,17 +25,6 @@ export interface Replays {
   stop(): void;
 }
 
-interface PendingReplay {
-  readonly operation: Operation;
-  readonly keys: ReadonlySet<string>;
-  refused: StowageError | undefined;
-  /** Aborted if the operation is cancelled before it has its locks. */
-  readonly waiting: AbortController;
-  wake(): void;
-}
-
-const attemptMs = 120_000;
-const [firstBackoffMs, mostBackoffMs] = [1_000, 60_000];
 /** How long a request waits for a replay. Queue workers wait here too, and an unreachable store must not block all of them. */
 const lockPatienceMs = 10_000;
 const unending = new AbortController().signal;
@@ -65,66 +40,9 @@ export function createReplays(parts: {
   const { locks, perform, running, records, clock, log } = parts;
   const pending = new Map<OperationId, PendingReplay>();
   const stopping = new AbortController();
+  const untilAnswered = createReplayAttempts({ records, running, clock, log, stopping: stopping.signal });
 
-  async function attempt(replay: Replay, isFirst: boolean, work: Work, scope: Scope): Promise<Outcome<unknown>> {
-    using limit = clock.deadline(replay.deadlineMs ?? attemptMs, AbortSignal.any([work.signal, scope.signal]));
-    const { signal } = limit;
-    const doing = (isFirst && replay.firstWork) || replay.work;
-    try {
-      return await doing({ ...work, signal });
-    } catch (thrown) {
-      if (thrown instanceof EndedOnRecord) throw thrown;
-      throw signal.aborted && signal.reason instanceof Error ? stowageError(signal.reason) : stowageError(thrown);
-    }
-  }
-
-  /** Ends early if the store is opened. */
-  async function backoff(one: PendingReplay, ms: number, signal: AbortSignal): Promise<'over' | 'woken'> {
-    const { promise, resolve, reject } = Promise.withResolvers<'over' | 'woken'>();
-    using _timer = clock.after(ms, () => resolve('over'));
-    one.wake = () => resolve('woken');
-    using _ = onAbort(signal, () => reject(signal.reason));
-    return await promise;
-  }
-
-  async function untilAnswered(
-    one: PendingReplay,
-    replay: Replay,
-    work: Work,
-    first: { readonly scope: Scope; readonly isAwaited: boolean; readonly refused: () => void },
-  ): Promise<Outcome<unknown>> {
-    const { id, kind, subject } = one.operation;
-    let waitMs = firstBackoffMs;
-    for (let number = 1; ; number++) {
-      const isFirst = number === 1 && first.isAwaited;
-      try {
-        return await attempt(replay, isFirst, work, isFirst ? first.scope : { ...work, signal: unending });
-      } catch (thrown) {
-        if (thrown instanceof EndedOnRecord) throw thrown;
-        const failure = stowageError(thrown);
-        if (replay.once === true || work.signal.aborted || !errorCodes[failure.code].retry) throw failure;
-        one.refused = failure;
-        if (number === 1)
-          log.warn('an interrupted operation cannot be finished now and is retried', {
-            operation: id,
-            kind,
-            subject,
-            why: failure.message,
-            action: failure.action,
-          });
-        first.refused();
-        // Stowage is stopping, so the next attempt is after the next start.
-        if (stopping.signal.aborted) running.get(id)?.controller.abort(stopping.signal.reason);
-      }
-      waitMs =
-        (await backoff(one, waitMs, work.signal)) === 'woken' ? firstBackoffMs : Math.min(waitMs * 2, mostBackoffMs);
-      // The store was removed, or has another location now.
-      if (records.operations.get(id)?.state !== 'running') throw new EndedOnRecord(id);
-      one.refused = undefined;
-    }
-  }
-
-  async function run(one: PendingReplay, replay: Replay, first: Parameters<typeof untilAnswered>[3]): Promise<void> {
+  async function run(one: PendingReplay, replay: Replay, first: FirstAttempt): Promise<void> {
     using held = await locks
       .hold(replay.keys, AbortSignal.any([stopping.signal, one.waiting.signal]))
       .catch((thrown: unknown) => {

@@ -3,7 +3,7 @@ import type { Log, Scope } from '#base/log.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
-import type { Outcome, Progress, Work } from './operations.ts';
+import type { Outcome, Progress, Work } from './operation-work.ts';
 import type { Records } from './ports.ts';
 
 export interface RunningOperation {

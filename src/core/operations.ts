@@ -15,6 +15,7 @@ import {
   refusedWhileStopping,
   ShuttingDown,
 } from './operation-runner.ts';
+import type { Outcome, Progress, Work } from './operation-work.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
 
 /** A caller's request. */
@@ -25,32 +26,12 @@ export interface Call extends Scope {
   readonly onOperation?: (operation: Operation) => void;
 }
 
-export interface Progress {
-  readonly done: number;
-  readonly total: number | undefined;
-  readonly unit: string;
-}
-
 export interface OperationIntent {
   readonly kind: string;
   readonly store?: string;
   readonly subject: string;
   readonly params: Readonly<Record<string, unknown>>;
   readonly deadlineMs?: number;
-}
-
-export interface Work extends Scope {
-  readonly operation: OperationId;
-  progress(progress: Progress): void;
-}
-
-/** The result of an operation's work. */
-export interface Outcome<T> {
-  readonly value: T;
-  /** Writes the result, in the transaction that ends the operation. Retried if the transaction fails. */
-  readonly record?: () => void;
-  /** Publishes events, after the transaction. */
-  readonly announce?: () => void;
 }
 
 export interface OperationView {

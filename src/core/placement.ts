@@ -1,5 +1,4 @@
-import type { StoreKind } from './ports.ts';
-import { schemeOf } from './store-uri.ts';
+import { schemeOf } from './store-scheme.ts';
 
 /**
  * Which hosts can use the volumes of a store, and which process runs the store's methods. Known while the store is closed.
@@ -13,7 +12,7 @@ export type Placement = 'node' | 'anywhere' | 'mount-worker';
 
 /** Undefined: this version has no such store kind. An invalid Store object, or one for a newer version, can name an unknown kind. */
 export const placementOf = (
-  kinds: ReadonlyMap<string, Pick<StoreKind, 'placement'>>,
+  kinds: ReadonlyMap<string, { readonly placement: Placement }>,
   uri: string,
 ): Placement | undefined => kinds.get(schemeOf(uri))?.placement;
 

@@ -214,6 +214,8 @@ export interface StoreKind {
   localDirectory?(config: StoreConfig): LocalDirectory | undefined;
   /** The client's name for users (`bind`, `loop`, …). Known while the store is closed. */
   clientName(config: StoreConfig): string;
+  /** Which stores of this kind can do what not every store can, for the advice in errors: "a local store with layout=image". */
+  readonly offers?: StoreOffers;
   /** The kind's own options, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
   /** Throws a StowageError for options or a location that can never be valid. */
@@ -225,6 +227,15 @@ export interface StoreKind {
    * network to check from, instead of the one that the store's own traffic uses.
    */
   probe?(config: StoreConfig, policy: StorePolicy, scope: Scope, from?: string): Promise<StoreCheck>;
+}
+
+/** Absent: no store of the kind can do it. */
+export interface StoreOffers {
+  /** Enforce the sizes of volumes. */
+  readonly enforcement?: string;
+  readonly blockVolumes?: string;
+  /** Map all users to one, to whom all files belong. */
+  readonly singleUser?: string;
 }
 
 export interface LocalDirectory {

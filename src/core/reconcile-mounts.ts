@@ -1,14 +1,28 @@
-import type { Scope } from '#base/log.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
+import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
-import type { MountParts, Mounts } from './mounts.ts';
+import type { Mounter, Records } from './ports.ts';
 import { type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** For all volumes together. */
 const unstageMs = 10_000;
 
-export function createReconcileMounts(parts: MountParts, staging: VolumeStaging): Mounts['reconcile'] {
+/** At start: makes our records match the kernel's mount table. */
+export type ReconcileMounts = (scope: Scope) => Promise<void>;
+
+export interface ReconcileMountsParts {
+  readonly records: Pick<Records, 'mounts' | 'settings'>;
+  readonly mounter: Mounter;
+  readonly clients: Pick<Clients, 'outlivesMount'>;
+  readonly mountsFolder: string;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export function createReconcileMounts(parts: ReconcileMountsParts, staging: VolumeStaging): ReconcileMounts {
   const { records, mounter, clients, log, clock } = parts;
 
   /**

@@ -2,6 +2,7 @@ import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds/directory.ts';
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
@@ -38,11 +39,13 @@ const clients = createClients({
   nfs: createNfsClient({} as NfsClientParts),
 } as unknown as ClientTable);
 
+const kinds = new Map([['nfs', createNfsStoreKind()]]);
+
 function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
   const clock = createFakeClock();
   const use = async (_name: string, work: (store: never, config: never) => Promise<unknown>) =>
     await work({ source: async () => source } as never, undefined as never);
-  const users = createRemappedUsers({ engines, clients, stores: () => ({ use }) as never, clock });
+  const users = createRemappedUsers({ engines, clients, stores: () => ({ use }) as never, kinds, clock });
   return { clock, look: () => users.look(aCall()), refuse: (id = 'a1b2') => users.refuse(volume, id, aCall()) };
 }
 

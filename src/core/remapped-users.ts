@@ -5,6 +5,7 @@ import type { Clients } from './clients.ts';
 import { type ContainerEngine, type EngineKind, engineKindOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Volume } from './model.ts';
+import { type KindsWithOffers, storesOffering } from './store-offers.ts';
 import type { Stores } from './stores.ts';
 
 /**
@@ -32,6 +33,7 @@ export function createRemappedUsers(parts: {
   readonly engines: readonly ContainerEngine[];
   readonly clients: Pick<Clients, 'isSingleUser'>;
   readonly stores: () => Pick<Stores, 'use'>;
+  readonly kinds: KindsWithOffers;
   readonly clock: Clock;
 }): RemappedUsers {
   const { clock, engines } = parts;
@@ -86,16 +88,16 @@ export function createRemappedUsers(parts: {
       if (known.get(engine)?.remaps !== true) return;
       const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
       if (parts.clients.isSingleUser(source)) return;
-      throw refused(volume, engine);
+      throw refused(volume, engine, parts.kinds);
     },
   };
 }
 
-function refused({ store, name }: Volume, engine: ContainerEngine): StowageError {
+function refused({ store, name }: Volume, engine: ContainerEngine, kinds: KindsWithOffers): StowageError {
+  const instead = storesOffering('singleUser', kinds);
   return new StowageError(`volume '${store}/${name}' cannot be used by ${engine.name}, which remaps users`, {
     code: 'unsupported',
     reason: 'engine-remaps-users',
-    action:
-      'Run it on an engine without userns-remap, or use a store whose files all belong to one user: the administrator sets squash=all on an NFS store.',
+    action: `Run it on an engine without userns-remap${instead === '' ? '' : `, or use a store whose files all belong to one user: ${instead}`}.`,
   });
 }

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import type { Mounts } from './mounts.ts';
+import type { RepairMounts } from './repair-mounts.ts';
 
 /** Repairs dead mounts when triggered, and retries until all are repaired. */
 export interface RepairLoop extends Disposable {
@@ -12,7 +12,11 @@ export interface RepairLoop extends Disposable {
 /** Exponential backoff: an obstacle may be gone in a moment, or last for hours. */
 const pause = { shortest: 1_000, longest: 30_000 } as const;
 
-export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): RepairLoop {
+export function createRepairLoop(
+  { repair }: { readonly repair: RepairMounts },
+  clock: Clock,
+  scope: Scope,
+): RepairLoop {
   const over = new AbortController();
   const own: Scope = { ...scope, signal: AbortSignal.any([scope.signal, over.signal]) };
   let running: Promise<void> | undefined;

@@ -1,12 +1,17 @@
 import { unlessAborted } from '#base/aborted.ts';
-import type { Scope } from '#base/log.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
+import type { Events } from './events.ts';
 import { createFairPass } from './fair-pass.ts';
 import { stageKey } from './lock-keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
-import type { MountParts, Mounts } from './mounts.ts';
-import { volumeTitle } from './publishing.ts';
+import { volumeTitle } from './mount-operations.ts';
+import type { Operations } from './operations.ts';
+import type { Mounter, Records } from './ports.ts';
 import { noteRepaired } from './repaired-mounts.ts';
+import type { Stores } from './stores.ts';
 import { setUnderRepair, type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** Per volume. */
@@ -16,10 +21,27 @@ const askMs = 3_000;
 const inParallel = 4;
 
 /**
+ * Remounts dead mounts at the same targets. Returns the volumes that could not be repaired, or whose state could not be
+ * determined.
+ */
+export type RepairMounts = (scope: Scope) => Promise<readonly VolumeId[]>;
+
+export interface RepairMountsParts {
+  readonly records: Records;
+  readonly mounter: Mounter;
+  readonly clients: Clients;
+  readonly stores: () => Pick<Stores, 'use'>;
+  readonly operations: Pick<Operations, 'lock'>;
+  readonly events: Events;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/**
  * Remounts dead mounts. When the process that served a mount is gone, the kernel returns errors to its users forever. After a remount
  * at the same targets, newly opened paths work. Files that were open before stay broken; an event reports that to their users.
  */
-export function createRepairMounts(parts: MountParts, staging: VolumeStaging): Mounts['repair'] {
+export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStaging): RepairMounts {
   const { records, clients, operations, mounter, events, log, clock } = parts;
   const pass = createFairPass<VolumeId>(clock, { inParallel, itemMs: repairMs });
   const note = (id: VolumeId, isBeing: boolean): void => setUnderRepair(records, id, isBeing);

@@ -1,11 +1,33 @@
+import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Events } from './events.ts';
 import type { StoreConfig, StoreName } from './model.ts';
+import type { Records, StoreKind } from './ports.ts';
 import { askedPatienceMs, type StoreEntries } from './store-entries.ts';
 import { cannotAdd, notRemovable, storeBeingAdded, storeExists, storeMounted, storeRemoved } from './store-errors.ts';
+import type { StoreIdentities } from './store-identity.ts';
 import type { StoreLookup } from './store-lookup.ts';
 import { parseStoreConfig } from './store-uri.ts';
-import type { Stores, StoresParts, StoreView } from './stores.ts';
+import type { StoreView } from './store-view.ts';
+
+/** Changes of the configured stores through the API. */
+export interface StoreChanges {
+  setDefault(name: string): StoreView;
+  add(name: string, uri: string, scope: Scope): Promise<StoreView>;
+  remove(name: string, scope: Scope): Promise<void>;
+}
+
+/** The store's volumes that are mounted on this node. A store with mounted volumes is not closed. */
+export type MountedOn = (store: StoreName) => readonly string[];
+
+export interface StoreChangesParts {
+  readonly records: Records;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly identities: Pick<StoreIdentities, 'forget'>;
+  readonly events: Events;
+  readonly mountedOn: MountedOn;
+  readonly clock: Clock;
+}
 
 export const publishStoreEvent = (
   events: Events,
@@ -14,10 +36,10 @@ export const publishStoreEvent = (
 ): void => events.publish(`store.${type}`, name, name, { name, uri });
 
 export function createStoreChanges(
-  parts: StoresParts,
+  parts: StoreChangesParts,
   entries: StoreEntries,
   reading: StoreLookup,
-): Pick<Stores, 'setDefault' | 'add' | 'remove'> {
+): StoreChanges {
   const { records, events } = parts;
   /** Adds in progress. The name is reserved, and a repeated request waits for the same result. */
   const adding = new Map<string, { readonly uri: string; readonly work: Promise<StoreView> }>();
@@ -62,7 +84,7 @@ export function createStoreChanges(
       const entry = reading.entryOf(name);
       const { config } = entry;
       if (config.origin !== 'api') throw notRemovable(config);
-      refuseWhileMounted(parts, config);
+      refuseWhileMounted(parts.mountedOn, config);
       // The store keeps its name until its calls end. Changes of other stores do not wait for that.
       await entries.shut(entry);
       const now = reading.entryOf(name);
@@ -81,7 +103,7 @@ export function createStoreChanges(
 }
 
 /** Ends the store's interrupted operations, which can never be replayed now. */
-function giveUp({ records, clock }: StoresParts, store: StoreName): void {
+function giveUp({ records, clock }: Pick<StoreChangesParts, 'records' | 'clock'>, store: StoreName): void {
   const { code, reason, message, action } = storeRemoved(store);
   for (const operation of records.operations.unfinished()) {
     if (operation.store !== store) continue;
@@ -89,7 +111,7 @@ function giveUp({ records, clock }: StoresParts, store: StoreName): void {
   }
 }
 
-export function refuseWhileMounted({ mountedOn }: StoresParts, config: StoreConfig): void {
+export function refuseWhileMounted(mountedOn: MountedOn, config: StoreConfig): void {
   const mounted = mountedOn(config.name);
   if (mounted.length > 0) throw storeMounted(config, mounted);
 }

@@ -1,15 +1,54 @@
 import type { Clock } from '#base/clock.ts';
+import { createLimiter } from '#base/limiter.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
+import type { StoreEntries } from './store-entries.ts';
 import { noAnswerStep, slowCheckStep, storeNotOnNetwork, storeUnavailable } from './store-errors.ts';
-import { schemeOf } from './store-uri.ts';
-import type { Stores } from './stores.ts';
+import type { StoreLookup } from './store-lookup.ts';
+import { schemeOf } from './store-scheme.ts';
+
+export interface StoreChecks {
+  /** `from`: check from the network of a container, from a network of an engine, or from a network namespace. */
+  check(name: string, scope: Scope, from?: string): Promise<StoreCheck>;
+}
+
+export interface StoreCheckParts {
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly clock: Clock;
+}
 
 /** A healthy disk or server answers a check within this time. */
 export const checkDeadlineMs = 15_000;
+/** Each of these checks starts a process of about 40 MB in another network. */
+const checksFromElsewhere = 3;
+
+export function createStoreChecks(
+  { kinds, clock }: StoreCheckParts,
+  entries: Pick<StoreEntries, 'open'>,
+  reading: Pick<StoreLookup, 'entryOf' | 'use'>,
+): StoreChecks {
+  const elsewhere = createLimiter(checksFromElsewhere);
+  return {
+    check: async (name, scope, from) => {
+      const known = reading.entryOf(name);
+      if (from !== undefined)
+        return await elsewhere.run(() => probeFrom(kinds, known.config, from, scope, clock), scope.signal);
+      if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
+      const probed = await probeClosed(kinds, known.config, scope, clock);
+      // If the probe failed, opening would fail too and reveal nothing more.
+      if (probed?.ok === false) return probed;
+      // Look it up again, since it may have been removed while this waited.
+      const found = reading.entryOf(name);
+      await entries.open(found, scope, checkDeadlineMs);
+      const { store, config, problem } = found;
+      if (store === undefined) return notOpened(probed, config, problem);
+      return probed ?? (await checkOpen(reading, name, scope, clock));
+    },
+  };
+}
 
 const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
   ok: false,
@@ -25,14 +64,14 @@ async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): 
   return failed(from === undefined ? noAnswerStep(seconds) : slowCheckStep(from, seconds));
 }
 
-export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
+const checkOpen = (stores: Pick<StoreLookup, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
   inTime(
     stores.use(name, (store) => store.check(scope)),
     clock,
   );
 
 /** Probes a store that is not open. Undefined: its kind has no probe, or the probe failed. */
-export async function probeClosed(
+async function probeClosed(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
   scope: Scope,
@@ -57,11 +96,7 @@ export async function probeFrom(
 }
 
 /** The steps of the probe, followed by the reason why the store is not open. */
-export function notOpened(
-  probed: StoreCheck | undefined,
-  config: StoreConfig,
-  problem: StowageError | undefined,
-): StoreCheck {
+function notOpened(probed: StoreCheck | undefined, config: StoreConfig, problem: StowageError | undefined): StoreCheck {
   const { message, action, reason } = storeUnavailable(config, problem);
   return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
 }

@@ -1,12 +1,14 @@
 import { isDeepStrictEqual } from 'node:util';
-import type { Scope } from '#base/log.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
+import type { Events } from './events.ts';
 import type { StoreConfig } from './model.ts';
-import { publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
+import type { Records } from './ports.ts';
+import { type MountedOn, publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
 import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { refusePolicy } from './store-facets.ts';
 import type { StoreLookup } from './store-lookup.ts';
-import type { Stores, StoresParts } from './stores.ts';
 
 /** True if the configs differ at most in policies that core applies itself, so the store need not be reopened. */
 function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
@@ -18,8 +20,23 @@ function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
   return isDeepStrictEqual(opened(a), opened(b));
 }
 
-/** Runs configuration changes one at a time. */
-export type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
+/** Follows changes of the configuration. */
+export interface StoreConfiguration {
+  /**
+   * Applies a new configuration. Does not touch stores that are open and unchanged. A store that fails to open stays
+   * listed with its problem.
+   */
+  configure(configs: readonly StoreConfig[], preferred: string | undefined, scope: Scope): Promise<void>;
+  /** Retries stores that could not be opened, and pending configuration changes. */
+  retry(scope: Scope): Promise<void>;
+}
+
+export interface StoreConfigurationParts {
+  readonly records: Pick<Records, 'stores'>;
+  readonly events: Events;
+  readonly mountedOn: MountedOn;
+  readonly log: Log;
+}
 
 interface ConfigChange {
   readonly entry: StoreEntry;
@@ -49,12 +66,17 @@ async function writableFirst<T>(
 }
 
 export function createStoreConfiguration(
-  parts: StoresParts,
+  { records, events, mountedOn, log }: StoreConfigurationParts,
   entries: StoreEntries,
-  reading: StoreLookup,
-  exclusively: Exclusively,
-): Pick<Stores, 'configure' | 'retry'> {
-  const { events, log } = parts;
+  reading: Pick<StoreLookup, 'prefer'>,
+): StoreConfiguration {
+  const changing = createKeyedLock();
+
+  /** Applies one configuration at a time. That can take long, so adding, removing or checking a single store does not wait for it. */
+  async function exclusively(scope: Scope, work: () => Promise<void>): Promise<void> {
+    using _ = await changing.hold(['configuration'], scope.signal);
+    await work();
+  }
 
   /** Closes a store that must be reopened or removed. Returns the store to open in its place. */
   async function leave({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
@@ -67,7 +89,7 @@ export function createStoreConfiguration(
       await entries.open(entry, scope);
       return undefined;
     }
-    refuseWhileMounted(parts, entry.config);
+    refuseWhileMounted(mountedOn, entry.config);
     const worked = entry.store !== undefined;
     await entries.shut(entry);
     if (next !== undefined) return { entry, next, worked };
@@ -109,7 +131,7 @@ export function createStoreConfiguration(
 
   /** A store that was added through the API may have been removed while this waited for its turn. */
   const isStillThere = ({ origin, name, uri }: StoreConfig): boolean =>
-    origin !== 'api' || parts.records.stores.list().some((row) => row.name === name && row.uri === uri);
+    origin !== 'api' || records.stores.list().some((row) => row.name === name && row.uri === uri);
 
   return {
     configure: (given, preferred, scope) =>

@@ -6,7 +6,7 @@ import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
 import { storeBusy, storeClosing, storeOpening } from './store-errors.ts';
 import { refusePolicy } from './store-facets.ts';
-import { schemeOf } from './store-uri.ts';
+import { schemeOf } from './store-scheme.ts';
 
 /** Recovers a newly opened store before anybody may use it. */
 export type RecoverStore = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;

@@ -1,4 +1,5 @@
 import { isAccessDenied, refusalToUsers } from './access-denial.ts';
+import { errorReason } from './error-reasons.ts';
 import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
@@ -33,12 +34,10 @@ export function storeNotConfigured(name: string): StowageError {
   });
 }
 
-const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-export-withheld', 'nfs-host-unknown'];
-
 /** For a configured store a missing directory or server may be temporary; for a store that is being added it is a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
   const { reason, message, cause } = problem;
-  const code = mistakes.includes(reason) ? 'invalid' : problem.code;
+  const code = errorReason(reason)?.mistakeWhenAdded === true ? 'invalid' : problem.code;
   // The store does not exist yet, so it cannot be checked.
   return relayed(message, { code, reason, action: withoutCheck(problem.action), cause });
 }

@@ -1,7 +1,8 @@
 import { expect, test, vi } from 'vitest';
 import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type ErrorCode, relayed, type StowageError } from './errors.ts';
+import type { ErrorCode } from './error-codes.ts';
+import { relayed, type StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';
 import { createStoreLiveness, type StoreLiveness } from './store-liveness.ts';

@@ -5,9 +5,6 @@ import type { OnDelete, StoreConfig, StorePolicy } from './model.ts';
 import { quoted, storeName } from './names.ts';
 import type { StoreKind } from './ports.ts';
 
-/** The scheme of a validated URI. */
-export const schemeOf = (uri: string): string => uri.slice(0, uri.indexOf(':'));
-
 /** The options of stores of any kind. The same keys in a URI's query and in stowage.yaml. */
 export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
   onDelete: 'delete (default), retain (leave the data in place) or archive (a trash)',

@@ -1,15 +1,20 @@
+import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { isAccessDenied } from './access-denial.ts';
-import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
+import type { DeletionSteps } from './deletion-steps.ts';
 import { StowageError, stowageError } from './errors.ts';
 import { createFairPass, type FairPass } from './fair-pass.ts';
 import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
-import type { Call } from './operations.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Records } from './ports.ts';
 import { notAnswering, unsearched } from './store-errors.ts';
-import { isWritable, type StoreView } from './stores.ts';
+import type { StoreLimits } from './store-limits.ts';
+import type { StoreLiveness } from './store-liveness.ts';
+import { isWritable, type StoreView } from './store-view.ts';
+import type { Stores } from './stores.ts';
 import { volumeExists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
@@ -27,6 +32,31 @@ export interface TrashFinder {
   find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<TrashEntry>;
 }
 
+/** Restores under the old name, or under `name`. */
+export type RestoreVolume = (
+  id: string,
+  name: string | undefined,
+  allowed: (store: string) => boolean,
+  call: Call,
+) => Promise<Volume>;
+
+export interface TrashPurge {
+  purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
+  /** Purges entries whose retention has expired. */
+  expire(scope: Scope): Promise<void>;
+  /** Cancels the work that `expire` started. */
+  stop(): void;
+}
+
+export interface TrashParts {
+  readonly records: Pick<Records, 'volumes'>;
+  readonly stores: Pick<Stores, 'list' | 'view' | 'use'>;
+  readonly operations: Operations;
+  readonly limits: StoreLimits;
+  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
+  readonly clock: Clock;
+}
+
 const listPatienceMs = 10_000;
 const expirePatienceMs = 20_000;
 const expireDeadlineMs = 600_000;
@@ -36,7 +66,7 @@ export function createTrashFinder({
   stores,
   liveness,
   clock,
-}: Pick<DeletionParts, 'stores' | 'liveness' | 'clock'>): TrashFinder {
+}: Pick<TrashParts, 'stores' | 'liveness' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
     const asked = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
     if (await endsWithin(asked, listPatienceMs, clock)) return await asked;
@@ -96,7 +126,7 @@ async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<
   }
 }
 
-export function createRestore(parts: DeletionParts, finder: TrashFinder, steps: DeletionSteps): Deletions['restore'] {
+export function createRestore(parts: TrashParts, finder: TrashFinder, steps: DeletionSteps): RestoreVolume {
   const { records, stores, operations, limits } = parts;
   return async (id, wanted, allowed, call) => {
     if (isVolumeId(id)) {
@@ -120,10 +150,10 @@ export function createRestore(parts: DeletionParts, finder: TrashFinder, steps: 
 }
 
 export function createPurge(
-  parts: DeletionParts,
+  parts: Pick<TrashParts, 'stores' | 'operations' | 'clock'>,
   finder: TrashFinder,
   steps: DeletionSteps,
-): Pick<Deletions, 'purge' | 'expire' | 'stop'> {
+): TrashPurge {
   const { stores, operations, clock } = parts;
 
   /** `expired`: purge only if the entry is still expired once the volume is locked, also in a replay after a crash. */

@@ -8,8 +8,7 @@ import { aCall, runMaintenance } from '#testing/core-calls.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
-import type { Operation, Volume } from './model.ts';
-import type { LiveMount } from './mounts.ts';
+import type { LiveMount, Operation, Volume } from './model.ts';
 import { newOperationId } from './names.ts';
 
 let ground: ScratchFolder;

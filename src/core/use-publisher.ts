@@ -8,6 +8,7 @@ import { createFairPass, type FairPass } from './fair-pass.ts';
 import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
 import { isShared } from './placement.ts';
 import type { Records, Store } from './ports.ts';
+import type { StoreView } from './store-view.ts';
 import type { Stores } from './stores.ts';
 import { usersOnRecord } from './volume-users.ts';
 
@@ -31,7 +32,7 @@ export interface UsePublisher {
 export interface UsePublisherParts {
   readonly records: Records;
   readonly clients: Pick<Clients, 'isNodeLocal'>;
-  readonly stores: () => Stores;
+  readonly stores: () => Pick<Stores, 'list' | 'use'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly instance: string;
@@ -64,64 +65,41 @@ export function createUsePublisher({
   node,
 }: UsePublisherParts): UsePublisher {
   const { settings, mounts, references } = records;
-  const listed = createList(settings);
-  /** The users, as JSON, that this process last published successfully, per volume. */
-  const published = new Map<VolumeId, string>();
-  /**
-   * Adds the volume to the persistent list. Call it before publishing: after a crash or power cut, the list leads to records that nothing
-   * uses any more. Writing the list waits for the disk, so entries stay until `renew`, however often the volume is mounted.
-   */
-  const remember = ({ id, name, store }: PublishedUse): void => {
-    published.delete(id);
-    if (!listed.all().has(id)) listed.set([...listed.all().values(), { id, name, store }]);
-  };
-  const forget = (ids: ReadonlySet<VolumeId>): void => {
-    for (const id of ids) published.delete(id);
-    const left = [...listed.all().values()].filter(({ id }) => !ids.has(id));
-    if (left.length < listed.all().size) listed.set(left);
-  };
-  const useBy = (users: readonly User[]) => ({
-    host: instance,
-    node,
-    users: users.map(({ kind, name }) => ({ kind, name })),
-  });
+  const uses = createPublishedUses(settings);
+  const expected = createExpectedUsers();
 
   /** Serializes updates per volume: an update that timed out may still be in progress and must not overtake a later one. */
   const turns = createKeyedLock();
 
-  const expected = new Map<VolumeId, Set<User>>();
   /** The current users. Call it only while holding the volume's turn. */
   const usersOf = (id: VolumeId): readonly User[] => {
-    const mounted = [...mounts.of(id), ...Array.from(expected.get(id) ?? [], (user) => ({ user }))];
+    const mounted = [...mounts.of(id), ...expected.of(id).map((user) => ({ user }))];
     return usersOnRecord(mounted, references.of(id), node);
   };
-
-  const usersAsJson = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
 
   /** `again`: publish even if unchanged, since others may have removed the record. */
   async function publishUse(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
-    const users = usersOf(ref.id);
-    const usersJson = usersAsJson(users);
+    const users = usersOf(ref.id).map(({ kind, name }) => ({ kind, name }));
+    const usersJson = JSON.stringify(users);
     // Engines report every change of a container, and most of them do not change the users.
-    if (!again && published.get(ref.id) === usersJson) return;
-    remember({ id: ref.id, name: ref.name, store: store.name });
-    if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
+    if (!again && uses.published(ref.id) === usersJson) return;
+    uses.remember({ id: ref.id, name: ref.name, store: store.name });
+    if (users.length > 0) await store.uses?.put(ref, { host: instance, node, users }, scope);
     else await store.uses?.remove(ref.id, instance, scope);
-    published.set(ref.id, usersJson);
+    uses.note(ref.id, usersJson);
   }
 
-  const isConfigured = (name: StoreName): boolean =>
+  /** The view of the store. Undefined: it is not configured. */
+  const viewOf = (name: StoreName | undefined): StoreView | undefined =>
     stores()
       .list()
-      .some(({ config }) => config.name === name);
+      .find(({ config }) => config.name === name);
 
   /** For stopped containers, which have no mount that would show where the volume is. */
   const isOnShared = ({ volumeId }: { readonly volumeId: VolumeId }): boolean => {
-    const store = records.volumes.byId(volumeId)?.store;
-    return stores()
-      .list()
-      .some(({ placement, config }) => isShared(placement) && config.name === store);
+    const view = viewOf(records.volumes.byId(volumeId)?.store);
+    return view !== undefined && isShared(view.placement);
   };
 
   async function publishTo(use: PublishedUse, scope: Scope, again: boolean): Promise<void> {
@@ -148,21 +126,12 @@ export function createUsePublisher({
   }
 
   return {
-    expectUser: (id, by) => {
-      const all = expected.get(id) ?? new Set();
-      expected.set(id, all.add(by));
-      return {
-        [Symbol.dispose]: () => {
-          all.delete(by);
-          if (all.size === 0) expected.delete(id);
-        },
-      };
-    },
+    expectUser: expected.add,
     publish: async (volume, store, scope, as = 'user') => {
       if (store.uses === undefined) return;
       if (as === 'writer') {
         // Take the writer lease first, so that a rejected mount publishes nothing. Both are removed together, even after a crash.
-        remember(volume);
+        uses.remember(volume);
         await store.uses.takeWriter(volume, instance, scope);
       }
       // Publish even if unchanged, since others may have removed the record.
@@ -170,10 +139,10 @@ export function createUsePublisher({
     },
     update: async (id, scope) => {
       const volume = records.volumes.byId(id);
-      const use = volume ?? listed.all().get(id);
+      const use = volume ?? uses.all().get(id);
       if (use === undefined) return;
       // An older version may have published a record without adding it to the list.
-      if (!listed.all().has(id)) remember(use);
+      if (!uses.all().has(id)) uses.remember(use);
       // The update continues in the background after `settleMs`; calls to a server have their own deadlines.
       const updating = publishTo(use, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
         logFailure(use, thrown),
@@ -181,19 +150,19 @@ export function createUsePublisher({
       await endsWithin(updating, settleMs, clock);
     },
     end: async (ref, store, scope) => {
-      if (store.uses === undefined || !listed.all().has(ref.id)) return;
+      if (store.uses === undefined || !uses.all().has(ref.id)) return;
       await publishUse(ref, store, scope, false);
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => !clients.isNodeLocal(source));
       const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
-      const isOver = (id: VolumeId): boolean => published.get(id) === noUsers && usersOf(id).length === 0;
-      forget(new Set([...listed.all().keys()].filter(isOver)));
-      const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
-      const isGone = ({ store }: PublishedUse): boolean => !isConfigured(store);
+      const isOver = (id: VolumeId): boolean => uses.published(id) === noUsers && usersOf(id).length === 0;
+      uses.forget(new Set([...uses.all().keys()].filter(isOver)));
+      const all = new Map([...used, ...uses.all().values()].map((one) => [one.id, one]));
+      const isGone = ({ store }: PublishedUse): boolean => viewOf(store) === undefined;
       // Forget volumes of removed stores only here: during the start, stores are not configured yet.
-      forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
+      uses.forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
       const byStore = Map.groupBy(
         [...all.values()].filter((one) => !isGone(one)),
         ({ store }) => store,
@@ -203,21 +172,63 @@ export function createUsePublisher({
   };
 }
 
-interface PublishedUseList {
-  all(): ReadonlyMap<VolumeId, PublishedUse>;
-  /** Durable when it returns. */
-  set(all: readonly PublishedUse[]): void;
+/** The users whose mounts are in progress. */
+function createExpectedUsers(): { add: UsePublisher['expectUser']; of(id: VolumeId): readonly User[] } {
+  const expected = new Map<VolumeId, Set<User>>();
+  return {
+    add: (id, by) => {
+      const all = expected.get(id) ?? new Set();
+      expected.set(id, all.add(by));
+      return {
+        [Symbol.dispose]: () => {
+          all.delete(by);
+          if (all.size === 0) expected.delete(id);
+        },
+      };
+    },
+    of: (id) => [...(expected.get(id) ?? [])],
+  };
 }
 
-function createList(settings: Records['settings']): PublishedUseList {
+interface PublishedUses {
+  /** The persistent list of volumes whose stores may have a use record of this host. */
+  all(): ReadonlyMap<VolumeId, PublishedUse>;
+  /**
+   * Adds the volume to the list. Durable when it returns. Call it before publishing: after a crash or power cut, the list leads to records
+   * that nothing uses any more. Writing the list waits for the disk, so entries stay until `renew`, however often the volume is mounted.
+   */
+  remember(use: PublishedUse): void;
+  forget(ids: ReadonlySet<VolumeId>): void;
+  /** The users, as JSON, that this process last published successfully. */
+  published(id: VolumeId): string | undefined;
+  note(id: VolumeId, usersJson: string): void;
+}
+
+function createPublishedUses(settings: Records['settings']): PublishedUses {
+  const published = new Map<VolumeId, string>();
   let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
+
+  function all(): ReadonlyMap<VolumeId, PublishedUse> {
+    const text = settings.get(settingKey) ?? noUsers;
+    if (last?.text !== text)
+      last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
+    return last.all;
+  }
+
+  const save = (uses: readonly PublishedUse[]): void => settings.set(settingKey, JSON.stringify(uses));
+
   return {
-    all: () => {
-      const text = settings.get(settingKey) ?? noUsers;
-      if (last?.text !== text)
-        last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
-      return last.all;
+    all,
+    remember: ({ id, name, store }) => {
+      published.delete(id);
+      if (!all().has(id)) save([...all().values(), { id, name, store }]);
     },
-    set: (all) => settings.set(settingKey, JSON.stringify(all)),
+    forget: (ids) => {
+      for (const id of ids) published.delete(id);
+      const left = [...all().values()].filter(({ id }) => !ids.has(id));
+      if (left.length < all().size) save(left);
+    },
+    published: (id) => published.get(id),
+    note: (id, usersJson) => void published.set(id, usersJson),
   };
 }

@@ -3,6 +3,7 @@ import { StowageError } from './errors.ts';
 import type { Access, StoreName, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Store } from './ports.ts';
+import { type KindsWithOffers, storesOffering } from './store-offers.ts';
 
 export function unknownVolume(ref: string): StowageError {
   return new StowageError(`there is no volume ${quoted(ref)}`, {
@@ -41,11 +42,12 @@ export function sizeRequired(store: StoreName): StowageError {
   });
 }
 
-export function cannotEnforce(store: StoreName): StowageError {
+export function cannotEnforce(store: StoreName, kinds: KindsWithOffers): StowageError {
+  const instead = storesOffering('enforcement', kinds);
   return new StowageError(`store '${store}' cannot enforce the size of a volume`, {
     code: 'unsupported',
     reason: 'enforcement-unsupported',
-    action: 'Use an NFS store without client=host, or a local store with layout=image; or leave out enforce.',
+    action: instead === '' ? 'Leave out enforce.' : `Use ${instead}; or leave out enforce.`,
   });
 }
 
@@ -96,11 +98,12 @@ export function storeReadOnly(store: StoreName): StowageError {
   });
 }
 
-export function accessUnsupported(store: Store, access: Access): StowageError {
+export function accessUnsupported(store: Store, access: Access, kinds: KindsWithOffers): StowageError {
+  const instead = storesOffering('blockVolumes', kinds);
   return new StowageError(`store '${store.name}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'access-unsupported',
-    action: `It offers: ${store.access.join(', ')}. For block volumes use a store with layout=image.`,
+    action: `It offers: ${store.access.join(', ')}.${instead === '' ? '' : ` For block volumes use ${instead}.`}`,
   });
 }
 

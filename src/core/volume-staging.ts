@@ -1,7 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
-import type { Mount, Source, VolumeId } from './model.ts';
-import type { LiveMount } from './mounts.ts';
+import type { LiveMount, Mount, Source, VolumeId } from './model.ts';
 import type { Client, Mounter, MountPoint, Records, StageOptions, StagingTarget, UnstageOptions } from './ports.ts';
 
 export interface VolumeStagingParts {

@@ -1,10 +1,11 @@
 import type { Events } from './events.ts';
 import type { Labels, StoreConfig, Volume, VolumeRef } from './model.ts';
-import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
-import type { Outcome, Work } from './operations.ts';
+import type { Outcome, Work } from './operation-work.ts';
 import type { Records, Store } from './ports.ts';
+import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
+import type { KindsWithOffers } from './store-offers.ts';
 import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
 
@@ -27,10 +28,11 @@ export type VolumeSteps = Readonly<
 
 export function createVolumeSteps(parts: {
   readonly records: Records;
+  readonly kinds: KindsWithOffers;
   readonly events: Events;
-  readonly mounts: Mounts;
+  readonly mounts: Pick<StagedVolumeChanges, 'grow'>;
 }): VolumeSteps {
-  const { records, events, mounts } = parts;
+  const { records, kinds, events, mounts } = parts;
 
   const kept = (volume: Volume, type: 'created' | 'changed') => ({
     value: volume,
@@ -53,7 +55,7 @@ export function createVolumeSteps(parts: {
       return { value: volume };
     },
     'volume.enforce': async (store, _config, params, work) => {
-      if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name);
+      if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name, kinds);
       const volume = await store.enforcement.enforce(refFrom(params), work);
       return kept(volume, 'changed');
     },

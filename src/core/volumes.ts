@@ -4,15 +4,18 @@ import type { Catalogue } from './catalogue.ts';
 import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
+import type { InUseCheck } from './in-use-check.ts';
 import { checkLabels, mergeLabels, withOwn } from './labels.ts';
 import { nameKey, volumeKey } from './lock-keys.ts';
 import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
-import type { Mounts } from './mounts.ts';
+import type { MountQueries } from './mount-queries.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
+import type { StagedVolumeChanges } from './staged-volume-changes.ts';
 import { facetOf } from './store-facets.ts';
 import type { StoreLimits } from './store-limits.ts';
+import type { KindsWithOffers } from './store-offers.ts';
 import type { Stores } from './stores.ts';
 import {
   accessUnsupported,
@@ -33,10 +36,11 @@ import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.t
 
 export interface VolumeParts {
   readonly records: Records;
+  readonly kinds: KindsWithOffers;
   readonly stores: Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
-  readonly mounts: Mounts;
+  readonly mounts: Pick<MountQueries, 'staged' | 'filesystemOf'> & InUseCheck & StagedVolumeChanges;
   readonly engineMounts: Pick<EngineMounts, 'dropStale'>;
   readonly limits: StoreLimits;
   readonly events: Events;
@@ -137,7 +141,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       change(ref, expected, call, async (volume, store) => {
         if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
         if (!on) return undefined;
-        refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
+        refuseEnforcing(parts, store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
       }),
     rename: async (ref, to, expected, call) => {
@@ -173,10 +177,10 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWi
       const created = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       const access = want.access ?? 'filesystem';
-      if (!store.access.includes(access)) throw accessUnsupported(store, access);
+      if (!store.access.includes(access)) throw accessUnsupported(store, access, parts.kinds);
       const bytes = sizeFor(store, config, want.bytes);
       const enforce = want.enforce ?? false;
-      if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
+      if (enforce) refuseEnforcing(parts, store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
@@ -267,8 +271,13 @@ function sizeFor(store: Store, config: StoreConfig, bytes: bigint | undefined): 
   return size;
 }
 
-function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string): void {
-  if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name);
+function refuseEnforcing(
+  { kinds }: Pick<VolumeParts, 'kinds'>,
+  store: Store,
+  bytes: bigint | undefined,
+  what: string,
+): void {
+  if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name, kinds);
   if (bytes === undefined) throw enforcedWithoutSize(what);
 }
 

@@ -11,8 +11,7 @@ import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
-import type { Volume } from './model.ts';
-import type { LiveMount } from './mounts.ts';
+import type { LiveMount, Volume } from './model.ts';
 import { ownSource } from './volume-staging.ts';
 
 // What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about

@@ -1,5 +1,4 @@
 import type { Records } from '#core/ports.ts';
-import type { Database } from './database.ts';
 
 interface PendingWrite {
   readonly work: () => void;
@@ -9,7 +8,7 @@ interface PendingWrite {
 
 /** Commits concurrent writes in one transaction. If the commit fails, all of them fail. */
 export function createGroupCommit(
-  transaction: Database['transaction'],
+  transaction: <T>(work: () => T) => T,
   isInTransaction: () => boolean,
 ): Records['groupCommit'] {
   let waiting: PendingWrite[] = [];

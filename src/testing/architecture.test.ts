@@ -3,6 +3,7 @@ import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import {
   filesAboutStoreKinds,
+  importCycles,
   importsOf,
   internalsUsed,
   kindTests,
@@ -36,6 +37,20 @@ test('ARCHITECTURE.md has the table of who may import whom', () => {
   expect(Object.fromEntries(listed)).toEqual({ ...others, app: [] });
   // "all of the above"
   expect(app?.toSorted()).toEqual(Object.keys(others).toSorted());
+});
+
+test('core and records have no import cycles', async () => {
+  expect(importCycles(await programFiles(root))).toEqual([]);
+});
+
+test('an import cycle is found, even if it is of types only', () => {
+  const files = [
+    { path: 'src/core/a.ts', text: `import { b } from './b.ts';` },
+    { path: 'src/core/b.ts', text: `import { c } from './c.ts';\nimport { d } from '#core/d.ts';` },
+    { path: 'src/core/c.ts', text: `import type { B } from './b.ts';` },
+    { path: 'src/core/d.ts', text: `import { e } from '#base/e.ts';` },
+  ];
+  expect(importCycles(files)).toEqual(['src/core/b.ts → src/core/c.ts → src/core/b.ts']);
 });
 
 test('only clients and stores test the kind of a source', async () => {
@@ -145,7 +160,7 @@ test.each([
 test.each([
   ['src/front/csi/a.ts', `const volume = core.catalogue.recorded(id);`],
   ['src/front/rest/a.ts', `// On the store's own records: it has one for each host.`],
-  ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/stores.ts';`],
+  ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/store-view.ts';`],
   ['src/controllers/a.ts', `import type { StoreKind } from '#core/ports.ts';`],
   ['src/app/up.ts', `const core = await assemble({ records, kinds });`],
 ])('%s uses only what core offers: %s', (path, text) => {

@@ -52,6 +52,7 @@ export const may: Readonly<Record<string, readonly string[]>> = {
 const besides: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
   cli: [
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
+    { path: 'src/core/error-codes.ts', typeOnly: false },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
   // Only the description of a mount that clients send to a data path.
@@ -158,6 +159,25 @@ export function trespasses(files: readonly SourceFile[]): readonly string[] {
     ...near.map((i) => `${i.from} may not import its neighbour ${i.to}`),
     ...needy.map((i) => `${i.from} may not import the npm package ${i.to}`),
   ];
+}
+
+/** Folders in which no file imports, not even types, from a file that imports it, directly or through others. */
+const acyclic = /^src\/(?:core|records)\//;
+
+/** Every import cycle in these folders, as `a.ts → b.ts → a.ts`. */
+export function importCycles(files: readonly SourceFile[]): readonly string[] {
+  const imports = Map.groupBy(importsOf(files.filter(({ path }) => acyclic.test(path))), ({ from }) => from);
+  const seen = new Set<string>();
+  const cycles: string[] = [];
+  const visit = (path: string, importers: readonly string[]): void => {
+    const first = importers.indexOf(path);
+    if (first >= 0) return void cycles.push([...importers.slice(first), path].join(' → '));
+    if (seen.has(path)) return;
+    for (const { target } of imports.get(path) ?? []) visit(target, [...importers, path]);
+    seen.add(path);
+  };
+  for (const path of imports.keys()) visit(path, []);
+  return cycles;
 }
 
 /** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */

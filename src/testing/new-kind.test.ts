@@ -73,7 +73,8 @@ export const createDummyClient = (): Client<'dummy'> => ({
 const frontFile = `
 import { createServer, type Server } from 'node:http';
 import type { Core } from '#core/core.ts';
-import { errorCodes, stowageError } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
+import { stowageError } from '#core/errors.ts';
 
 export const createDummyServer = (core: Pick<Core, 'stores'>): Server =>
   createServer((_request, response) => {
@@ -99,14 +100,14 @@ const declared: Readonly<Record<string, Change>> = {
   'src/front/dummy/server.ts': frontFile,
   'src/core/model.ts': [[/export type Source =\n/, `$&  | { readonly kind: 'dummy'; readonly share: string }\n`]],
   'src/core/placement.ts': [[/export type Placement = /, `$&'dummy' | `]],
-  'src/core/errors.ts': [[/\{ http: number;/, '$& dummy: number;']],
+  'src/core/error-codes.ts': [[/\{ http: number;/, '$& dummy: number;']],
 };
 
 /** What the compiler and the architecture test ask for then, and what only starts the front end. */
 const filledIn: Readonly<Record<string, Change>> = {
   'src/core/placement.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: { isShared: true, opensInController: true },\n']],
   'src/core/csi-drivers.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: fileDriver,\n']],
-  'src/core/errors.ts': [[/\bhttp: \d+,/g, 'dummy: 1, $&']],
+  'src/core/error-codes.ts': [[/\bhttp: \d+,/g, 'dummy: 1, $&']],
   'src/core/error-reasons/stores.ts': [
     [/export const storeReasons = \{\n/, `$&  'dummy-refused': everybody('unsupported', 'A dummy refuses.'),\n`],
   ],
@@ -223,7 +224,7 @@ test('the recipes in ARCHITECTURE.md name the files that a new store, client, fr
   ]);
   expect(fronts).toEqual([
     'src/front/dummy/server.ts',
-    'src/core/errors.ts',
+    'src/core/error-codes.ts',
     'src/app/up.ts',
     'src/cli/server-commands.ts',
     'src/cli/io.ts',

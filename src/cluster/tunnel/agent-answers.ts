@@ -1,7 +1,8 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
 import { harmlessPart } from '#base/terminal-safe.ts';
-import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
+import { isErrorCode } from '#core/error-codes.ts';
+import { reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, AnswerTooLong, ConnectionLost } from './exchange.ts';
 
 export const agentAbsent = (node: string): StowageError =>

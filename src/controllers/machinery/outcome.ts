@@ -1,4 +1,5 @@
-import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { type ErrorCode, errorCodes } from '#core/error-codes.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import { isTransient, KubeError } from '#wire/kube/errors.ts';
 
 /** Nothing to do until something changes. */

@@ -1,13 +1,11 @@
-import { accessDenied, administrators } from './reason.ts';
+import { accessDenied, administrators, mayBeDenial, mistakeWhenAdded } from './reason.ts';
 
 const noAnswer = 'the server of the store does not answer: a network or server failure, not missing permissions';
 
 /** NFS: stores on NFS servers, and the NFS server of Stowage. */
 export const nfsReasons = {
-  'nfs-connection-lost': administrators(
-    'unavailable',
-    'The connection to the NFS server broke and could not be restored.',
-    noAnswer,
+  'nfs-connection-lost': mayBeDenial(
+    administrators('unavailable', 'The connection to the NFS server broke and could not be restored.', noAnswer),
   ),
   'nfs-credential-denied': accessDenied('denied', 'The NFS server rejects the credentials of Stowage.'),
   'nfs-directory-denied': administrators(
@@ -17,11 +15,13 @@ export const nfsReasons = {
   'nfs-directory-invalid': administrators('invalid', 'The path to export is not a directory.'),
   'nfs-directory-missing': administrators('not-found', 'The directory to export does not exist.'),
   'nfs-export-denied': accessDenied('denied', 'The NFS server does not let this host mount the export.'),
-  'nfs-export-unknown': administrators('unavailable', 'The NFS server has no such export.'),
-  'nfs-export-withheld': accessDenied(
-    'unavailable',
-    'The NFS server denies this host the directory and does not list it as an export.',
-    "does not export the store's directory to this host",
+  'nfs-export-unknown': mistakeWhenAdded(administrators('unavailable', 'The NFS server has no such export.')),
+  'nfs-export-withheld': mistakeWhenAdded(
+    accessDenied(
+      'unavailable',
+      'The NFS server denies this host the directory and does not list it as an export.',
+      "does not export the store's directory to this host",
+    ),
   ),
   'nfs-garbled': administrators('unavailable', 'The server does not speak NFS version 3.'),
   'nfs-hangs-up': accessDenied(
@@ -29,7 +29,7 @@ export const nfsReasons = {
     'The NFS server closes each connection from this host at once.',
     'ends every connection from this host at once',
   ),
-  'nfs-host-unknown': administrators('unavailable', 'The name of the NFS server cannot be resolved.'),
+  'nfs-host-unknown': mistakeWhenAdded(administrators('unavailable', 'The name of the NFS server cannot be resolved.')),
   'nfs-later': administrators('unavailable', 'The NFS server asks to try again later (NFS3ERR_JUKEBOX).'),
   'nfs-listen-failed': administrators('invalid', 'The NFS server of Stowage cannot listen on this address.'),
   'nfs-mapping-invalid': administrators('invalid', 'A mapping of users or groups has a wrong form.'),
@@ -70,7 +70,7 @@ export const nfsReasons = {
   ),
   'nfs-state-exported': administrators('invalid', 'The state folder lies in the exported directory.'),
   'nfs-state-unusable': administrators('denied', 'The state folder of the NFS server cannot be created or written.'),
-  'nfs-timeout': administrators('deadline', 'The NFS server did not answer in time.', noAnswer),
+  'nfs-timeout': mayBeDenial(administrators('deadline', 'The NFS server did not answer in time.', noAnswer)),
   'nfs-tls': administrators('unavailable', 'The TLS connection to the NFS server failed.'),
   'nfs-tls-certificate': administrators(
     'denied',

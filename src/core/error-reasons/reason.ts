@@ -1,4 +1,4 @@
-import type { ErrorCode } from '../errors.ts';
+import type { ErrorCode } from '../error-codes.ts';
 
 /**
  * Who may read the full message and action of an error. `everybody`: the text contains only names and paths from the caller, sizes,
@@ -26,6 +26,10 @@ export interface ErrorReason<C extends ReasonCode = ReasonCode> {
    * it can also have another cause.
    */
   readonly denial?: { readonly mostLikely: string | undefined };
+  /** The cause may be that the server closes every connection from this host at once, which is a denial. Only a ping can tell. */
+  readonly mayBeDenial?: true;
+  /** For a configured store, what is missing may come back. For a store that is being added, it is a mistake in the request. */
+  readonly mistakeWhenAdded?: true;
 }
 
 export const everybody = <const C extends ReasonCode>(code: C, when: string): ErrorReason<C> => ({
@@ -56,4 +60,14 @@ export const accessDenied = <const C extends ReasonCode>(
   readers: 'administrators',
   when,
   denial: { mostLikely },
+});
+
+export const mayBeDenial = <const C extends ReasonCode>(row: ErrorReason<C>): ErrorReason<C> => ({
+  ...row,
+  mayBeDenial: true,
+});
+
+export const mistakeWhenAdded = <const C extends ReasonCode>(row: ErrorReason<C>): ErrorReason<C> => ({
+  ...row,
+  mistakeWhenAdded: true,
 });

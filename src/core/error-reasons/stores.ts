@@ -1,4 +1,4 @@
-import { accessDenied, administrators, everybody } from './reason.ts';
+import { accessDenied, administrators, everybody, mistakeWhenAdded } from './reason.ts';
 
 /** Stores, their directories, their records, the trash, and who uses their volumes. */
 export const storeReasons = {
@@ -68,7 +68,7 @@ export const storeReasons = {
     'unavailable',
     'The directory of the store was replaced after the store was opened.',
   ),
-  'store-root-missing': administrators('unavailable', 'The directory of the store does not exist.'),
+  'store-root-missing': mistakeWhenAdded(administrators('unavailable', 'The directory of the store does not exist.')),
   'store-root-not-directory': administrators('invalid', 'The path of the store is not a directory.'),
   'store-shared-elsewhere': administrators(
     'conflict',

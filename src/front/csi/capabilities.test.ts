@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import { blockDevice, mounted } from '#testing/csi.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
 import { mountGroupOf, parseCapability, unsupportedBecause } from './capabilities.ts';

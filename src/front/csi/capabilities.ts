@@ -2,7 +2,7 @@ import type { CsiDriver } from '#core/csi-drivers.ts';
 import type { Access } from '#core/model.ts';
 import { areMountFlags, mountFlags, splitMountFlags } from '#core/mount-flags.ts';
 import { quoted } from '#core/names.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
 import { invalidRequest, requiredText } from './request-fields.ts';
 

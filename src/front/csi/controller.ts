@@ -4,7 +4,7 @@ import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { storeGone } from '#core/store-errors.ts';
 import { roomForVolumes } from '#core/store-limits.ts';
-import { isWritable, type StoreView } from '#core/stores.ts';
+import { isWritable, type StoreView } from '#core/store-view.ts';
 import {
   type Controller,
   type GetCapacityRequest,

@@ -7,7 +7,7 @@ import type { Labels, Volume, VolumeName } from '#core/model.ts';
 import { nameFromTemplate } from '#core/name-template.ts';
 import { nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/store-view.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
 import { newVolumeFilesystemMismatch, parseCapabilities, unsupportedBecause } from './capabilities.ts';

@@ -8,7 +8,7 @@ import type { StoreName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import type { Call } from '#core/operations.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
 import type { RunExclusive } from './run-exclusive.ts';
 import type { UsageCounter } from './usage-counter.ts';

@@ -1,6 +1,7 @@
 import type { Log } from '#base/log.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import { redactForUser } from '#core/error-disclosure.ts';
-import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import { refusedWhileStopping } from '#core/operation-runner.ts';
 import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 

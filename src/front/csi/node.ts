@@ -1,6 +1,5 @@
 import { StowageError } from '#core/errors.ts';
-import type { Volume, VolumeId } from '#core/model.ts';
-import type { LiveMount } from '#core/mounts.ts';
+import type { LiveMount, Volume, VolumeId } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { unknownVolume } from '#core/volume-errors.ts';

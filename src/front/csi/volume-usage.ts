@@ -1,5 +1,4 @@
-import type { Volume } from '#core/model.ts';
-import type { LiveMount } from '#core/mounts.ts';
+import type { LiveMount, Volume } from '#core/model.ts';
 import { VolumeUsage_Unit as Unit } from '#wire/csi/generated/csi.ts';
 import type { DriverContext, FilesystemSpace } from './driver-context.ts';
 

@@ -1,8 +1,9 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { refusingUnparsable } from '#base/http-parse-errors.ts';
 import { harmless } from '#base/terminal-safe.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import { redactForUser } from '#core/error-disclosure.ts';
-import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 
 /** Docker requests this version; neither engine checks the answer's type. */
 export const contentType = 'application/vnd.docker.plugins.v1.2+json';

@@ -4,7 +4,7 @@ import { redactForUser } from '#core/error-disclosure.ts';
 import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/store-view.ts';
 import { oneLine } from './error-response.ts';
 import type { LookedUpVolume } from './look-up-volume.ts';
 import type { UsedBytes } from './used-bytes.ts';

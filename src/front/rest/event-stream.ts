@@ -3,7 +3,7 @@ import type { Core } from '#core/core.ts';
 import type { Event } from '#core/events.ts';
 import type { Volume } from '#core/model.ts';
 import type { OperationView } from '#core/operations.ts';
-import { enforcesSizes } from '#core/stores.ts';
+import { enforcesSizes } from '#core/store-view.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';

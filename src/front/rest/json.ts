@@ -4,6 +4,7 @@ import type { Adoption } from '#core/adoption.ts';
 import type { StowageError } from '#core/errors.ts';
 import type {
   Inspection,
+  LiveMount,
   Operation,
   Orphan,
   Room,
@@ -15,12 +16,11 @@ import type {
   Volume,
 } from '#core/model.ts';
 import type { MountWithHealth } from '#core/mount-health.ts';
-import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
 import type { VolumeTotals } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/store-view.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 import { redactedError, redactedResult } from './redaction.ts';

@@ -1,9 +1,9 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Scope } from '#base/log.ts';
 import type { Core } from '#core/core.ts';
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import type { Operation, Room } from '#core/model.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import type { DataPathJson } from './schemas.ts';
 
 export interface Metrics {

@@ -1,5 +1,6 @@
 import { problemDocument } from '#base/problem.ts';
-import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
+import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import { redactedError } from './redaction.ts';
 import type { ProblemJson } from './schemas.ts';

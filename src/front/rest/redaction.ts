@@ -5,7 +5,7 @@ import { type DisclosableError, isForEverybody, redactForUser } from '#core/erro
 import { errorReason } from '#core/error-reasons.ts';
 import { relayed, type StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** The error as this caller may see it. `how`: how an administrator finds the details. */

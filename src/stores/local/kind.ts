@@ -15,6 +15,8 @@ import { openReadOnlyStoreRoot, openStoreRoot } from './open-store-root.ts';
 import { optionHelp, parseOptions } from './options.ts';
 import { createSlotsByDevice, type SlotsOfDevice } from './slots-by-device.ts';
 
+const withImages = 'a local store with layout=image';
+
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
 export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKind {
   const slotsOfDevice = createSlotsByDevice();
@@ -22,6 +24,7 @@ export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKin
     scheme: 'local',
     placement: 'node',
     options: optionHelp,
+    offers: { enforcement: withImages, blockVolumes: withImages },
     localDirectory: ({ uri, options }) =>
       localPath(uri).map((path) => ({ path, hasImages: options['layout'] === 'image' }))[0],
     clientName: ({ options }) => (options['layout'] === 'image' ? 'loop' : 'bind'),

@@ -46,6 +46,7 @@ export function createNfsStoreKind(
     scheme: 'nfs',
     placement: 'anywhere',
     options: optionHelp,
+    offers: { enforcement: 'an NFS store without client=host', singleUser: 'an NFS store with squash=all' },
     clientName: ({ options }) => (options['client'] === 'host' ? 'host' : 'built-in data path'),
     refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {

@@ -4,7 +4,7 @@ import type { StowageCommand } from '#cli/command.ts';
 import { exitCodes } from '#cli/exit-codes.ts';
 import { createProgram } from '#cli/program.ts';
 import { pluginNames } from '#core/containers.ts';
-import { errorCodes } from '#core/errors.ts';
+import { errorCodes } from '#core/error-codes.ts';
 import { configurationNames } from '../../../scripts/docs/configuration.ts';
 import { failuresIn } from '../../../scripts/docs/errors.ts';
 import { askController, askServer, type LiveAnswers } from '../../../scripts/docs/live.ts';

@@ -3,7 +3,7 @@ import { adoptDeadlineMs } from '#core/adoption.ts';
 import { podIn } from '#core/check-places.ts';
 import type { Core } from '#core/core.ts';
 import type { Call } from '#core/operations.ts';
-import type { StoreView } from '#core/stores.ts';
+import type { StoreView } from '#core/store-view.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, unreachedJson, volumeJson } from '../json.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';

@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Core } from '#core/core.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
-import { enforcesSizes } from '#core/stores.ts';
+import { enforcesSizes } from '#core/store-view.ts';
 import { volumeJson } from '../json.ts';
 import { maySee, type Principal, requireStore } from '../principal.ts';
 import type { VolumeJson } from '../schemas.ts';

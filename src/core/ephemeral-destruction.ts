@@ -1,0 +1,88 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import type { Deletions } from './deletion.ts';
+import { type EphemeralRecord, type EphemeralRecords, requestIdOf } from './ephemeral-records.ts';
+import { errorCodes } from './error-codes.ts';
+import { stowageError } from './errors.ts';
+import { ephemeralKey } from './lock-keys.ts';
+import type { Volume } from './model.ts';
+import { nameFor } from './names.ts';
+import type { Operations } from './operations.ts';
+import type { Records } from './ports.ts';
+import type { Stores } from './stores.ts';
+
+/** Destroys ephemeral volumes that were unpublished. */
+export interface EphemeralDestruction {
+  /** False: it failed and is retried later. */
+  tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean>;
+  /** The volume was requested again, so a report that its store does not have it no longer counts. */
+  requested(key: string): void;
+}
+
+export interface EphemeralDestructionParts {
+  readonly records: Pick<Records, 'volumes'>;
+  readonly stores: Pick<Stores, 'use'>;
+  readonly deletions: Pick<Deletions, 'delete'>;
+  readonly operations: Pick<Operations, 'lock'>;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/** A server may carry out a delayed request even after it has answered a later one. */
+const lateMs = 30_000;
+
+export function createEphemeralDestruction(
+  { records, stores, deletions, operations, clock, log }: EphemeralDestructionParts,
+  listed: EphemeralRecords,
+): EphemeralDestruction {
+  /** Since when the store has reported that it does not have the volume, by this process's clock. */
+  const absent = new Map<string, number>();
+
+  /** If the answer to the create was lost, the store has the volume and our records do not. Throws if the store does not answer. */
+  async function findUnrecorded({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
+    const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
+    if (made?.requestId !== requestIdOf(key)) return undefined;
+    records.volumes.put(made);
+    return made;
+  }
+
+  async function destroy(one: EphemeralRecord, scope: Scope): Promise<void> {
+    using _ = await operations.lock([ephemeralKey(one.key)], scope.signal);
+    if (listed.get(one.key)?.over !== true) return;
+    const volume = listed.volumeOf(one) ?? (await findUnrecorded(one, scope));
+    if (volume === undefined && !isAbsentForGood(one.key)) return;
+    try {
+      if (volume !== undefined)
+        await deletions.delete(
+          volume.id,
+          undefined,
+          { ...scope, requestId: `${requestIdOf(one.key)}:end` },
+          { destroy: true },
+        );
+    } catch (thrown) {
+      if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+    }
+    absent.delete(one.key);
+    listed.forget(one.key);
+  }
+
+  function isAbsentForGood(key: string): boolean {
+    const since = absent.get(key) ?? clock.elapsed();
+    absent.set(key, since);
+    return clock.elapsed() - since >= lateMs;
+  }
+
+  async function tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean> {
+    try {
+      await destroy(one, scope);
+      return true;
+    } catch (thrown) {
+      const { message, code } = stowageError(thrown);
+      const level = errorCodes[code].retry ? 'info' : 'warn';
+      log[level]('a volume that is no longer needed could not be destroyed; it is tried again', { why: message });
+      return false;
+    }
+  }
+
+  return { tryDestroy, requested: (key) => void absent.delete(key) };
+}

@@ -1,0 +1,93 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import {
+  type ContainerEngine,
+  type PluginName,
+  pluginNames,
+  type Reference,
+  type SeenContainer,
+} from './containers.ts';
+import type { VolumeId } from './model.ts';
+import type { PluginNames } from './plugin-names.ts';
+import type { Records } from './ports.ts';
+
+/** The containers that the engines listed, and which volumes the names in their lists refer to. */
+export interface ListedContainers {
+  /** The references of the containers that the engine has just listed. Replaces its earlier list. */
+  replace(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<readonly Reference[]>;
+  /** Whether the container has its volumes mounted. Undefined: this process has no list of the engine. */
+  isLive(engine: string, container: string): boolean | undefined;
+  /** The containers with a volume of one of these names that could not be resolved. */
+  unresolved(engine: ContainerEngine, names: readonly string[]): readonly Omit<Reference, 'volumeId'>[];
+}
+
+export interface ListedContainersParts {
+  readonly records: Pick<Records, 'engineNames'>;
+  readonly names: Pick<PluginNames, 'resolve'>;
+  readonly clock: Clock;
+}
+
+/** A store that does not answer must not make the engine appear unresponsive. */
+const resolveMs = 1_000;
+
+export function createListedContainers({ records, names, clock }: ListedContainersParts): ListedContainers {
+  /** Per engine name: the ids of containers that have their volumes mounted. */
+  const live = new Map<string, ReadonlySet<string>>();
+  /** Per engine name: volume names that could not be resolved, with the container that references each. */
+  const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
+
+  const replace: ListedContainers['replace'] = async (engine, seen, scope) => {
+    const found: Reference[] = [];
+    const missing: { container: SeenContainer; name: string }[] = [];
+    // One deadline for all names together.
+    using limit = clock.deadline(resolveMs, scope.signal);
+    const within = { ...scope, signal: limit.signal };
+    for (const container of seen) {
+      for (const { plugin, name } of container.volumes) {
+        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, within);
+        scope.signal.throwIfAborted();
+        if (ids.length === 0) missing.push({ container, name });
+        for (const volumeId of ids) found.push({ ...referenceTo(engine, container), volumeId });
+      }
+    }
+    unresolved.set(engine.name, missing);
+    live.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
+    return found;
+  };
+
+  async function resolveIds(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
+    const known = records.engineNames.get(plugin, name);
+    if (known !== undefined) return [known];
+    if (scope.signal.aborted) return [];
+    return await names.resolve(plugin, name, scope).then(
+      ({ id }) => [id],
+      () => [],
+    );
+  }
+
+  /**
+   * Volumes of a plugin that may be Stowage under another name. Our records suffice, without asking stores: they have every name that an
+   * engine used.
+   */
+  const recordedIds = (name: string): readonly VolumeId[] =>
+    pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
+
+  return {
+    replace,
+    isLive: (engine, container) => live.get(engine)?.has(container),
+    unresolved: (engine, wanted) =>
+      (unresolved.get(engine.name) ?? [])
+        .filter(({ name }) => wanted.includes(name))
+        .map(({ container }) => referenceTo(engine, container)),
+  };
+}
+
+const referenceTo = (
+  { name: engine }: ContainerEngine,
+  { id, name, running }: SeenContainer,
+): Omit<Reference, 'volumeId'> => ({
+  engine,
+  container: id,
+  name,
+  running,
+});

@@ -1,0 +1,2 @@
+/** The scheme of a validated store URI. */
+export const schemeOf = (uri: string): string => uri.slice(0, uri.indexOf(':'));

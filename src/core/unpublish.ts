@@ -1,0 +1,72 @@
+import { createClearTarget } from './clear-target.ts';
+import type { EngineHolds } from './containers.ts';
+import type { Events } from './events.ts';
+import { stageKey, targetKey } from './lock-keys.ts';
+import type { VolumeId } from './model.ts';
+import { heldByContainers, otherVolumeMounted, requireMounting } from './mount-errors.ts';
+import { mountIntent, publishMountEvent } from './mount-operations.ts';
+import { createMountPathResolver } from './mount-path.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Mounter, Records, UnstageOptions } from './ports.ts';
+import type { TargetBinding } from './target-binding.ts';
+
+export interface UnpublishOptions extends UnstageOptions {
+  /** The caller knows that no container engine needs the mount any more. */
+  readonly unheld?: boolean;
+  /** As in PublishOptions: also removes an empty target that has no record, such as after a power cut. */
+  readonly claimTarget?: boolean;
+}
+
+/** Nothing mounted is success; another volume at the target is 'conflict'; in use is 'in-use'. `volume` undefined: any volume. */
+export type Unpublish = (
+  target: string,
+  volume: VolumeId | undefined,
+  call: Call,
+  how?: UnpublishOptions,
+) => Promise<void>;
+
+export interface UnpublishParts {
+  readonly records: Pick<Records, 'mounts' | 'volumes'>;
+  readonly mounter: Mounter;
+  readonly operations: Operations;
+  readonly events: Events;
+  readonly engineMounts: () => EngineHolds;
+}
+
+export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBinding, 'takeDown'>): Unpublish {
+  const { records, operations, mounter } = parts;
+  const locate = createMountPathResolver(parts);
+  const clear = createClearTarget(parts);
+  /** The volume at the target, after waiting for a mount that is in progress. */
+  async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
+    using _ = await operations.lock([targetKey(target)], call.signal);
+    return records.mounts.at(target)?.volumeId;
+  }
+
+  return async (path, wanted, call, how) => {
+    const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
+    const isRecorded = (at: string): boolean => {
+      const there = records.mounts.at(at)?.volumeId;
+      return there !== undefined && (wanted === undefined || there === wanted);
+    };
+    const target = isRecorded(given) ? given : await locate(given, call);
+    const volume = wanted ?? (await volumeAt(target, call));
+    // Lock before checking: a mount in progress must not appear after we reported that nothing is mounted.
+    const stage = volume === undefined ? [] : [stageKey(volume)];
+    using _ = await operations.lock([...stage, targetKey(target)], call.signal);
+    const mount = records.mounts.at(target);
+    if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
+    // Mounted after volumeAt found nothing.
+    if (volume === undefined) return;
+    if (mount.volumeId !== volume) throw otherVolumeMounted(given);
+    if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target))
+      throw heldByContainers(target);
+    requireMounting(mounter);
+    const store = records.volumes.byId(volume)?.store;
+    const intent = { ...mountIntent('volume.unmount', parts, mount), ...(store && { store }) };
+    await operations.run(intent, call, async (work) => {
+      await binding.takeDown(mount, work, how);
+      return { value: undefined, announce: () => publishMountEvent(parts, 'unmounted', mount) };
+    });
+  };
+}
