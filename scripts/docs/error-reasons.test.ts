@@ -13,9 +13,9 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Harmless placeholders: input of the caller, names that the caller may see, numbers and states. */
 const filledIn = words(`
-  about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
-  limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
-  reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace
+  about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count description different down driver expectedRevision expiresIn field found group handle help host how id key kind known knownSchemes length
+  limit maxBytes maxLabelFilters maxPageSize maxVolumes message metaLimit method more most name node nodes now number other pair plugin pluginScopes ref
+  reservedPrefix revision role room scheme shown squash store stores subject summary target text uid users verb violation wanted what where who word wrong namespace
   anywhere knownOptions onMany from place mountFlags nameTemplate value writer`);
 
 let failures: readonly Failure[];

@@ -168,7 +168,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
         // Retry at once those stores that could not be opened without the server.
         nfs?.whenReady(() => core.stores.retry(scope));
       },
-      repairable: (one) => {
+      onRepairLoop: (one) => {
         undo.use(one);
         late.repairLoop = one;
       },

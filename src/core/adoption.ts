@@ -13,11 +13,11 @@ import type { Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
 export interface Adoption {
-  readonly adopted: readonly Adopted[];
+  readonly adopted: readonly AdoptedVolume[];
   readonly skipped: readonly { readonly name: string; readonly reason: string }[];
 }
 
-interface Adopted {
+interface AdoptedVolume {
   readonly name: string;
   readonly id: string | undefined;
   readonly how: 'record' | 'data';
@@ -34,72 +34,74 @@ export interface AdoptOptions {
 
 export interface Adoptions {
   /** Rebuilds the catalogue from the store's records, and turns existing data into volumes without copying it. */
-  adopt(store: string, how: AdoptOptions, call: Call): Promise<Adoption>;
+  adopt(store: string, options: AdoptOptions, call: Call): Promise<Adoption>;
   orphans(store: string, scope: Scope): Promise<readonly Orphan[]>;
   readonly steps: Readonly<Record<string, Step>>;
 }
 
 interface AdoptSelection {
   readonly dryRun: boolean;
-  readonly wanted: (name: string) => boolean;
+  readonly isWanted: (name: string) => boolean;
   /** The caller listed the names. */
   readonly isByName: boolean;
 }
 
-const nothingToTake = 'it is a volume already, or there is nothing of that name';
+const notAdoptableReason = 'it is a volume already, or there is nothing of that name';
 /** Directories of millions of files can be adopted, and images must be looked at. */
 export const adoptDeadlineMs = 24 * 3_600_000;
 
 export function createAdoptions(parts: VolumeParts): Adoptions {
   const { stores, operations } = parts;
-  const takeRecorded = createTakeRecorded(parts);
-  const takeData = createTakeData(parts);
+  const adoptRecorded = createAdoptRecorded(parts);
+  const adoptData = createAdoptData(parts);
 
-  const step: Step<Adoption> = async (store, _config, params, work) => {
+  const adoptStep: Step<Adoption> = async (store, _config, params, work) => {
     const dryRun = params['dryRun'] === true;
     const names = params['names'] as readonly string[] | undefined;
     const isByName = names !== undefined;
-    const how: AdoptSelection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
-    const recorded = await takeRecorded(store, how, work);
-    const data = params['data'] === true ? await takeData(store, how, work) : { adopted: [], skipped: [] };
+    const selection: AdoptSelection = { dryRun, isByName, isWanted: (name) => !isByName || names.includes(name) };
+    const recorded = await adoptRecorded(store, selection, work);
+    const data = params['data'] === true ? await adoptData(store, selection, work) : { adopted: [], skipped: [] };
     const adopted = [...recorded.adopted, ...data.adopted];
     const skipped = [...recorded.skipped, ...data.skipped];
     const seen = new Set([...adopted, ...skipped].map(({ name }) => name));
-    const absent = (names ?? []).filter((name) => !seen.has(name)).map((name) => ({ name, reason: nothingToTake }));
+    const absent = (names ?? [])
+      .filter((name) => !seen.has(name))
+      .map((name) => ({ name, reason: notAdoptableReason }));
     return { value: { adopted, skipped: [...skipped, ...absent] } };
   };
 
   return {
-    adopt: async (name, how, call) => {
+    adopt: async (name, options, call) => {
       // Rebuilding the catalogue from this directory confirms that it is the store.
-      if (!how.dryRun) await stores.accept(name, call);
+      if (!options.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
         if (config.policy.readOnly) throw storeReadOnly(store.name);
         facetOf(store, 'adoption');
         using _ = await operations.lock([adoptKey(store.name)], call.signal);
-        const params = { ...how };
+        const params = { ...options };
         const about = { kind: 'store.adopt', store: store.name, subject: store.name };
         const intent = { ...about, params, deadlineMs: adoptDeadlineMs };
-        return await operations.run(intent, call, (work) => step(store, config, params, work));
+        return await operations.run(intent, call, (work) => adoptStep(store, config, params, work));
       });
     },
     orphans: (name, scope) => stores.use(name, async (store) => (await store.housekeeping?.orphans(scope)) ?? []),
-    steps: { 'store.adopt': step },
+    steps: { 'store.adopt': adoptStep },
   };
 }
 
-function createKeep({ records, events }: VolumeParts): (volume: Volume) => void {
+function createVolumeRecorder({ records, events }: VolumeParts): (volume: Volume) => void {
   return (volume) => {
     records.volumes.put(volume);
     events.publish('volume.created', volume.id, volume.store, { volume });
   };
 }
 
-function createTakeRecorded(
+function createAdoptRecorded(
   parts: VolumeParts,
-): (store: Store, how: AdoptSelection, scope: Scope) => Promise<Adoption> {
+): (store: Store, selection: AdoptSelection, scope: Scope) => Promise<Adoption> {
   const { records, stores, operations, instance } = parts;
-  const keep = createKeep(parts);
+  const recordVolume = createVolumeRecorder(parts);
 
   function isKnown(volume: Volume): boolean {
     const known = records.volumes.byId(volume.id);
@@ -107,7 +109,7 @@ function createTakeRecorded(
   }
 
   /** A copy of a store has the same volume ids as the original. The volumes must stay with the original. */
-  function homeElsewhere(volume: Volume): string | undefined {
+  function originalVolume(volume: Volume): string | undefined {
     const known = records.volumes.byId(volume.id);
     if (known === undefined || known.store === volume.store) return undefined;
     const isStore = stores.list().some((view) => view.config.name === known.store);
@@ -115,30 +117,30 @@ function createTakeRecorded(
   }
 
   /** Locks the name, so a create or delete that is in progress finishes first. */
-  async function take(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
+  async function adoptRecord(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
     using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
     const volume = (await store.get(seen.name, scope))?.volume;
     if (volume === undefined || isKnown(volume)) return undefined;
-    const mine =
+    const claimed =
       volume.instance === instance ? volume : await facetOf(store, 'adoption').claim(volume, instance, scope);
-    keep(mine);
-    return mine;
+    recordVolume(claimed);
+    return claimed;
   }
 
-  return async (store, { dryRun, wanted, isByName }, scope) => {
-    const adopted: Adopted[] = [];
+  return async (store, { dryRun, isWanted, isByName }, scope) => {
+    const adopted: AdoptedVolume[] = [];
     const skipped: Adoption['skipped'][number][] = [];
     for await (const seen of store.list(scope)) {
-      if (isKnown(seen) || !wanted(seen.name)) continue;
+      if (isKnown(seen) || !isWanted(seen.name)) continue;
       // Volumes of a shared store are visible without adoption. Only a person knows which of them belong to a host that is gone.
       if (store.changedByOthers !== undefined && !isByName) continue;
-      const home = homeElsewhere(seen);
-      if (home !== undefined) {
+      const original = originalVolume(seen);
+      if (original !== undefined) {
         skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });
         continue;
       }
       try {
-        const volume = dryRun ? seen : await take(store, seen, scope);
+        const volume = dryRun ? seen : await adoptRecord(store, seen, scope);
         if (volume !== undefined) adopted.push({ name: volume.name, id: volume.id, how: 'record' });
       } catch (thrown) {
         if (!isPending(thrown)) throw thrown;
@@ -152,11 +154,13 @@ function createTakeRecorded(
 /** An interrupted operation on this volume cannot finish yet. It must not block the adoption of other volumes. */
 const isPending = (thrown: unknown): boolean => stowageError(thrown).reason === 'operation-pending';
 
-function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection, work: Work) => Promise<Adoption> {
+function createAdoptData(
+  parts: VolumeParts,
+): (store: Store, selection: AdoptSelection, work: Work) => Promise<Adoption> {
   const { operations, clock, instance } = parts;
-  const keep = createKeep(parts);
+  const recordVolume = createVolumeRecorder(parts);
 
-  async function take(store: Store, name: VolumeName, work: Work): Promise<Volume> {
+  async function adoptDirectory(store: Store, name: VolumeName, work: Work): Promise<Volume> {
     using _ = await operations.lock([nameKey(store.name, name)], work.signal);
     const spec: VolumeSpec = {
       id: newVolumeId(),
@@ -170,14 +174,14 @@ function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection,
       instance,
     };
     const volume = await facetOf(store, 'adoption').adopt(name, spec, work);
-    keep(volume);
+    recordVolume(volume);
     return volume;
   }
 
-  return async (store, { dryRun, wanted }, work) => {
-    const adopted: Adopted[] = [];
+  return async (store, { dryRun, isWanted }, work) => {
+    const adopted: AdoptedVolume[] = [];
     const skipped: Adoption['skipped'][number][] = [];
-    const candidates = (await facetOf(store, 'adoption').adoptable(work)).filter(({ name }) => wanted(name));
+    const candidates = (await facetOf(store, 'adoption').adoptable(work)).filter(({ name }) => isWanted(name));
     for (const [index, { name, reason }] of candidates.entries()) {
       work.progress({ done: index, total: candidates.length, unit: 'directories' });
       if (reason !== undefined || !isVolumeName(name)) {
@@ -185,7 +189,7 @@ function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection,
         continue;
       }
       try {
-        const volume = dryRun ? undefined : await take(store, name, work);
+        const volume = dryRun ? undefined : await adoptDirectory(store, name, work);
         adopted.push({ name, id: volume?.id, how: 'data' });
       } catch (thrown) {
         // A directory that changed in the meantime is skipped; a store that does not answer fails the adoption.

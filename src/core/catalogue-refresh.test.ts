@@ -44,8 +44,8 @@ test('a refresh of a store without a list of names keeps records that cannot be 
   const stores = { list: () => [{ config: { name: silver }, store }] } as unknown as Stores;
   const refresh = createCatalogueRefresh({ records, stores: () => stores, instance });
   for (let n = 0; n < 2; n++) {
-    await refresh.all(store as Store, aCall());
+    await refresh.refreshStore(store as Store, aCall());
     expect(records.volumes.names(silver).map(({ name }) => name)).toEqual(['damaged', 'fine']);
-    expect([...refresh.unreadable(store as Store).keys()]).toEqual(['damaged']);
+    expect([...refresh.unreadableRecords(store as Store).keys()]).toEqual(['damaged']);
   }
 });

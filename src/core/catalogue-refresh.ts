@@ -7,7 +7,7 @@ import type { Records, Store } from './ports.ts';
 import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
 export interface CatalogueRefreshParts {
   readonly records: Records;
@@ -20,24 +20,24 @@ export interface CatalogueRefresh {
    * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. Thorough: also
    * re-reads volumes that are already recorded, since a power cut may have lost our newest records.
    */
-  all(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
+  refreshStore(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
   /** Updates the record of one name from the store. */
-  one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
+  refreshName(store: Store, name: VolumeName, scope: Scope): Promise<void>;
   /** The names whose records could not be read at the last attempt, with the error. Each of them can be any volume. */
-  unreadable(store: Store): ReadonlyMap<VolumeName, StowageError>;
+  unreadableRecords(store: Store): ReadonlyMap<VolumeName, StowageError>;
   /** Retries the unreadable records. */
-  readAgain(store: Store, scope: Scope): Promise<void>;
+  retryUnreadable(store: Store, scope: Scope): Promise<void>;
 }
 
 export function createCatalogueRefresh({ records, stores, instance }: CatalogueRefreshParts): CatalogueRefresh {
   /** Two stores can share a directory, one of them read-only. The volume stays with the store that it is recorded for. */
-  const isElsewhere = (volume: Volume): boolean => {
+  const belongsToOtherStore = (volume: Volume): boolean => {
     const known = records.volumes.byId(volume.id)?.store;
     return known !== undefined && known !== volume.store && isConfigured(stores(), known);
   };
 
   /** Replaces the record under the name: another host may have given the name to another volume. */
-  function take(store: Store, found: Volume): void {
+  function replaceRecord(store: Store, found: Volume): void {
     const known = records.volumes.byName(store.name, found.name);
     records.transaction(() => {
       if (known !== undefined && known.id !== found.id) records.volumes.remove(known.id);
@@ -45,8 +45,9 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
     });
   }
 
-  function takeOurs(store: Store, found: Volume): void {
-    if (!isElsewhere(found) && (store.changedByOthers !== undefined || found.instance === instance)) take(store, found);
+  function recordIfOurs(store: Store, found: Volume): void {
+    if (!belongsToOtherStore(found) && (store.changedByOthers !== undefined || found.instance === instance))
+      replaceRecord(store, found);
   }
 
   /** Per store: the records that could not be read at the last attempt, with the error. */
@@ -58,7 +59,7 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
   };
 
   /** An unreadable record is reported as an orphan. It must not fail the whole listing. */
-  async function read(store: Store, name: VolumeName, scope: Scope): Promise<Volume | 'unreadable' | undefined> {
+  async function readVolume(store: Store, name: VolumeName, scope: Scope): Promise<Volume | 'unreadable' | undefined> {
     const failed = failuresOf(store);
     try {
       const found = await store.get(name, scope);
@@ -76,15 +77,15 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
   }
 
   /** Per store that others can change: the change mark of each volume at the last refresh. Empty after a restart, so everything is read. */
-  const marks = new WeakMap<Store, ReadonlyMap<VolumeName, string>>();
+  const lastRevisions = new WeakMap<Store, ReadonlyMap<VolumeName, string>>();
 
   /** The names on the store; true: unchanged since the last refresh, so our record is up to date. */
-  async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
-    const before = marks.get(store);
-    const now = await store.changedByOthers?.marks?.(scope);
-    if (now === undefined) return new Map((await namesOf(store, scope)).map((name) => [name, true]));
-    marks.set(store, now);
-    return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
+  async function listNames(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
+    const previousRevisions = lastRevisions.get(store);
+    const revisions = await store.changedByOthers?.marks?.(scope);
+    if (revisions === undefined) return new Map((await namesOf(store, scope)).map((name) => [name, true]));
+    lastRevisions.set(store, revisions);
+    return new Map(Array.from(revisions, ([name, mark]) => [name, previousRevisions?.get(name) === mark]));
   }
 
   /** Listings of this store include the names of unreadable records. */
@@ -92,35 +93,35 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
     store.names !== undefined || store.changedByOthers?.marks !== undefined;
 
   /** The recorded names that the store no longer has. `unlisted`: recorded names that the listing did not return. */
-  async function gone(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {
+  async function findRemoved(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {
     if (listsUnreadable(store)) return unlisted;
     const found = new Map<string, VolumeId>();
-    await eachBounded(unlisted, readsAtOnce, async ([name, id]) => {
-      if ((await read(store, name as VolumeName, scope)) === undefined) found.set(name, id);
+    await eachBounded(unlisted, maxConcurrentReads, async ([name, id]) => {
+      if ((await readVolume(store, name as VolumeName, scope)) === undefined) found.set(name, id);
     });
     return found;
   }
 
-  const all: CatalogueRefresh['all'] = async (store, scope, thorough = false) => {
+  const refreshStore: CatalogueRefresh['refreshStore'] = async (store, scope, thorough = false) => {
     const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
-    const there = await present(store, scope);
+    const listed = await listNames(store, scope);
     const failed = failuresOf(store);
-    if (listsUnreadable(store)) for (const name of failed.keys()) if (!there.has(name)) failed.delete(name);
+    if (listsUnreadable(store)) for (const name of failed.keys()) if (!listed.has(name)) failed.delete(name);
     try {
-      await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
+      await eachBounded(listed, maxConcurrentReads, async ([name, isSame]) => {
         // Restored permissions do not change the mark, so always retry unreadable records.
         if (recorded.delete(name) && isSame && !thorough && !failed.has(name)) return;
-        const found = await read(store, name, scope);
+        const found = await readVolume(store, name, scope);
         scope.signal.throwIfAborted();
         // Keep our record of an unreadable volume: the volume still exists.
-        if (found !== undefined && found !== 'unreadable') takeOurs(store, found);
+        if (found !== undefined && found !== 'unreadable') recordIfOurs(store, found);
       });
     } catch (cause) {
       // Read everything at the next refresh, since this one did not finish.
-      marks.delete(store);
+      lastRevisions.delete(store);
       throw cause;
     }
-    const removed = await gone(store, recorded, scope);
+    const removed = await findRemoved(store, recorded, scope);
     scope.signal.throwIfAborted();
     // The store answered, so its listing is authoritative.
     records.transaction(() => {
@@ -132,19 +133,19 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
   };
 
   return {
-    all,
-    one: async (store, name, scope) => {
-      const found = await read(store, name, scope);
-      if (found === 'unreadable' || (found !== undefined && isElsewhere(found))) return;
-      if (found !== undefined) return take(store, found);
+    refreshStore,
+    refreshName: async (store, name, scope) => {
+      const found = await readVolume(store, name, scope);
+      if (found === 'unreadable' || (found !== undefined && belongsToOtherStore(found))) return;
+      if (found !== undefined) return replaceRecord(store, found);
       const known = records.volumes.byName(store.name, name);
       if (known !== undefined) records.volumes.remove(known.id);
     },
-    unreadable: failuresOf,
-    readAgain: (store, scope) =>
-      eachBounded([...failuresOf(store).keys()], readsAtOnce, async (name) => {
-        const found = await read(store, name, scope);
-        if (found !== undefined && found !== 'unreadable') takeOurs(store, found);
+    unreadableRecords: failuresOf,
+    retryUnreadable: (store, scope) =>
+      eachBounded([...failuresOf(store).keys()], maxConcurrentReads, async (name) => {
+        const found = await readVolume(store, name, scope);
+        if (found !== undefined && found !== 'unreadable') recordIfOurs(store, found);
       }),
   };
 }

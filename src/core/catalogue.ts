@@ -4,7 +4,7 @@ import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { VolumeQuery, VolumeTotals } from './ports.ts';
-import { type Unsearched, unsearched } from './store-errors.ts';
+import { describeUnsearched, type UnsearchedStore } from './store-errors.ts';
 import type { StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 import { unknownVolume } from './volume-errors.ts';
@@ -28,7 +28,7 @@ export interface Catalogue {
   madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
   /** Counts our records, without asking the store. */
   totals(store: StoreName): VolumeTotals;
-  refresh: CatalogueRefresh['all'];
+  refresh: CatalogueRefresh['refreshStore'];
 }
 
 export interface VolumePage {
@@ -45,23 +45,25 @@ export interface CatalogueParts extends CatalogueRefreshParts {
 export function createCatalogue(parts: CatalogueParts): Catalogue {
   const { records } = parts;
   const refresh = createCatalogueRefresh(parts);
-  const look = createLookup(parts, refresh);
+  const lookup = createLookup(parts, refresh);
 
   return {
     resolve: async (ref, scope, visible = () => true) => {
-      if (isVolumeId(ref)) return await look.byId(ref, visible, scope);
+      if (isVolumeId(ref)) return await lookup.byId(ref, visible, scope);
       const qualified = partsOfQualified(ref);
-      if (qualified === undefined) return await look.bare(ref, visible, scope);
+      if (qualified === undefined) return await lookup.byBareName(ref, visible, scope);
       const { store, name } = qualified;
       if (!visible(store)) throw unknownVolume(`${store}/${name}`);
-      return await look.inStore(store, name, scope);
+      return await lookup.byQualifiedName(store, name, scope);
     },
     page: async (query, scope) => {
       const all = parts.stores().list();
       const stores = query.stores ?? all.map((view) => view.config.name);
       const names = stores.map((name) => parts.stores().view(name).config.name);
       // A possibly stale list is better than none.
-      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.liveness.late(names));
+      const unanswered = await (query.after === undefined
+        ? lookup.refreshAll(names, scope)
+        : parts.liveness.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
     recorded: (handle) => {
@@ -78,7 +80,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       return undefined;
     },
     totals: (store) => records.volumes.totals(store),
-    refresh: refresh.all,
+    refresh: refresh.refreshStore,
   };
 }
 
@@ -86,50 +88,50 @@ type IsVisibleStore = (store: string) => boolean;
 
 interface VolumeLookup {
   byId(id: VolumeId, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
-  inStore(store: string, name: string, scope: Scope): Promise<Volume>;
-  bare(name: string, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
+  byQualifiedName(store: string, name: string, scope: Scope): Promise<Volume>;
+  byBareName(name: string, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
   /** Refreshes stores that other hosts can change; our records of the others are up to date. Returns the stores that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
 
 function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueRefresh): VolumeLookup {
   const refreshAll: VolumeLookup['refreshAll'] = async (wanted, scope) => {
-    const asked = await Promise.all(
-      wanted.map((name) => parts.liveness.list(name, scope, (open) => refresh.all(open, scope))),
+    const answered = await Promise.all(
+      wanted.map((name) => parts.liveness.list(name, scope, (open) => refresh.refreshStore(open, scope))),
     );
-    return wanted.filter((_name, index) => !asked[index]);
+    return wanted.filter((_name, index) => !answered[index]);
   };
 
   /** Like `refreshAll` for a single name, since a store can have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
-    (await parts.liveness.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
+    (await parts.liveness.look(store, scope, (open) => refresh.refreshName(open, name, scope))) ? [] : [store];
 
-  /** The unreadable records of these stores, of all names or only of `wanted`. */
-  async function unreadable(
+  /** The unreadable records of these stores, of all names or only of `onlyName`. */
+  async function findUnreadable(
     stores: readonly StoreName[],
     scope: Scope,
-    wanted?: VolumeName,
-  ): Promise<readonly Unreadable[]> {
-    const all: Unreadable[] = [];
+    onlyName?: VolumeName,
+  ): Promise<readonly UnreadableRecord[]> {
+    const all: UnreadableRecord[] = [];
     for (const store of stores) {
       const open = parts.stores().view(store).store;
       // Stores that only we change were last read when they were opened, so retry; the others were refreshed just now.
-      if (open !== undefined && open.changedByOthers === undefined && refresh.unreadable(open).size > 0)
-        await parts.stores().use(store, (now) => refresh.readAgain(now, scope));
-      for (const [name, failure] of open === undefined ? [] : refresh.unreadable(open))
-        if (wanted === undefined || name === wanted) all.push({ store, name, failure });
+      if (open !== undefined && open.changedByOthers === undefined && refresh.unreadableRecords(open).size > 0)
+        await parts.stores().use(store, (now) => refresh.retryUnreadable(now, scope));
+      for (const [name, failure] of open === undefined ? [] : refresh.unreadableRecords(open))
+        if (onlyName === undefined || name === onlyName) all.push({ store, name, failure });
     }
     return all;
   }
 
-  const names = (visible: IsVisibleStore): StoreName[] =>
+  const visibleStoreNames = (visible: IsVisibleStore): StoreName[] =>
     parts
       .stores()
       .list()
       .map((view) => view.config.name)
       .filter(visible);
 
-  const asUnsearched = (name: StoreName): Unsearched => ({
+  const toUnsearched = (name: StoreName): UnsearchedStore => ({
     name,
     isOpen: parts.stores().view(name).store !== undefined,
     refusal: parts.liveness.refusal(name),
@@ -138,73 +140,73 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueR
   return {
     refreshAll,
     byId: async (id, visible, scope) => {
-      const recorded = (): Volume | undefined => {
+      const visibleRecord = (): Volume | undefined => {
         const volume = records.volumes.byId(id);
         return volume !== undefined && visible(volume.store) ? volume : undefined;
       };
-      const cached = recorded();
+      const cached = visibleRecord();
       // Another host may have renamed or deleted the volume.
       if (cached !== undefined && parts.stores().view(cached.store).store?.changedByOthers !== undefined)
         await refreshOne(cached.store, cached.name, scope);
-      const still = recorded();
-      if (still !== undefined) return still;
-      const searched = names(visible);
+      const refreshed = visibleRecord();
+      if (refreshed !== undefined) return refreshed;
+      const searched = visibleStoreNames(visible);
       const down = await refreshAll(searched, scope);
-      const [unread] = await unreadable(searched, scope);
-      const found = recorded();
+      const [unreadableRecord] = await findUnreadable(searched, scope);
+      const found = visibleRecord();
       if (found !== undefined) return found;
       // Neither a store that is down nor an unreadable record may make a volume look deleted.
-      if (down.length > 0) throw notSure(id, down.map(asUnsearched));
-      throw unread === undefined ? unknownVolume(id) : notRead(id, unread);
+      if (down.length > 0) throw lookupIncomplete(id, down.map(toUnsearched));
+      throw unreadableRecord === undefined ? unknownVolume(id) : maybeUnreadable(id, unreadableRecord);
     },
-    inStore: async (store, name, scope) => {
+    byQualifiedName: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
       const wanted = volumeName(name);
       const down = await refreshOne(config.name, wanted, scope);
-      const [unread] = await unreadable([config.name], scope, wanted);
+      const [unreadableRecord] = await findUnreadable([config.name], scope, wanted);
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
-      if (down.length > 0) throw notSure(`${store}/${name}`, down.map(asUnsearched));
-      throw unread?.failure ?? unknownVolume(`${store}/${name}`);
+      if (down.length > 0) throw lookupIncomplete(`${store}/${name}`, down.map(toUnsearched));
+      throw unreadableRecord?.failure ?? unknownVolume(`${store}/${name}`);
     },
-    bare: async (name, visible, scope) => {
+    byBareName: async (name, visible, scope) => {
       const wanted = volumeName(name);
-      const searched = names(visible);
+      const searched = visibleStoreNames(visible);
       // The default store takes precedence, so the other stores need not even answer.
-      const usual = searched.find((store) => store === parts.stores().defaultName);
-      if (usual !== undefined) await refreshOne(usual, wanted, scope);
-      const meant = usual === undefined ? undefined : records.volumes.byName(usual, wanted);
-      if (meant !== undefined) return meant;
+      const defaultStore = searched.find((store) => store === parts.stores().defaultName);
+      if (defaultStore !== undefined) await refreshOne(defaultStore, wanted, scope);
+      const inDefaultStore = defaultStore === undefined ? undefined : records.volumes.byName(defaultStore, wanted);
+      if (inDefaultStore !== undefined) return inDefaultStore;
       const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
-      const [unread] = await unreadable(searched, scope, wanted);
+      const [unreadableRecord] = await findUnreadable(searched, scope, wanted);
       // Our records may still contain volumes of stores that are no longer configured.
       const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
-      if (down.length > 0) throw notSure(name, down.map(asUnsearched));
-      throw unread?.failure ?? unknownVolume(name);
+      if (down.length > 0) throw lookupIncomplete(name, down.map(toUnsearched));
+      throw unreadableRecord?.failure ?? unknownVolume(name);
     },
   };
 }
 
 /** A record that exists on its store and cannot be read. */
-interface Unreadable {
+interface UnreadableRecord {
   readonly store: StoreName;
   readonly name: VolumeName;
   readonly failure: StowageError;
 }
 
-function notSure(ref: string, stores: readonly Unsearched[]): StowageError {
-  const { down, action } = unsearched(stores);
-  return new StowageError(`volume ${quoted(ref)} cannot be looked up: ${down}`, {
+function lookupIncomplete(ref: string, stores: readonly UnsearchedStore[]): StowageError {
+  const { summary, action } = describeUnsearched(stores);
+  return new StowageError(`volume ${quoted(ref)} cannot be looked up: ${summary}`, {
     code: 'unavailable',
     reason: 'volume-lookup-incomplete',
     action: action ?? `Try again when it is back: stowage store check ${stores[0]?.name ?? ''}`,
   });
 }
 
-function notRead(id: VolumeId, { store, name, failure }: Unreadable): StowageError {
+function maybeUnreadable(id: VolumeId, { store, name, failure }: UnreadableRecord): StowageError {
   return new StowageError(
     `volume ${quoted(id)} cannot be looked up: it may be '${store}/${name}', whose record cannot be read`,
     {

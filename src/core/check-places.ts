@@ -9,7 +9,7 @@ export interface PodName {
 export const podPlacePattern = 'pod:[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}';
 
 /** Returns undefined if the place is not a pod. */
-export function podIn(place: string | undefined): PodName | undefined {
+export function parsePodPlace(place: string | undefined): PodName | undefined {
   const [, namespace, name] = /^pod:([^/]+)\/([^/]+)$/.exec(place ?? '') ?? [];
   return namespace === undefined || name === undefined ? undefined : { namespace, name };
 }

@@ -23,14 +23,14 @@ export interface ParameterFaults {
 
 /** Throws for parameters that are not allowed, instead of silently ignoring them. */
 export function readParameters(
-  given: Iterable<readonly [key: string, value: string]>,
+  parameters: Iterable<readonly [key: string, value: string]>,
   allowed: readonly ParameterName[],
-  faults: ParameterFaults,
+  errors: ParameterFaults,
 ): VolumeParameters {
-  const values = new Map<string, string>(given);
-  for (const key of values.keys()) if (!allowed.some((name) => name === key)) throw faults.unknown(key);
+  const values = new Map<string, string>(parameters);
+  for (const key of values.keys()) if (!allowed.some((name) => name === key)) throw errors.unknown(key);
   const enforce = values.get('enforce');
-  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false') throw faults.notBoolean(enforce);
+  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false') throw errors.notBoolean(enforce);
   return {
     store: values.get('store') || undefined,
     enforce: enforce === undefined ? undefined : enforce === 'true',

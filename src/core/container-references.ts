@@ -56,31 +56,31 @@ export interface ContainerReferencesParts {
   readonly changed: (volumes: readonly VolumeId[], engine: ContainerEngine) => void;
 }
 
-const askMs = 5_000;
+const listTimeoutMs = 5_000;
 const unending = new AbortController().signal;
 
 export function createContainerReferences(parts: ContainerReferencesParts): ContainerReferences {
   const { records, engines, clock, log } = parts;
-  const following = new AsyncDisposableStack();
-  const listed = createListedContainers(parts);
-  const found = new Map<EngineKind, number>();
+  const eventStreams = new AsyncDisposableStack();
+  const listedContainers = createListedContainers(parts);
+  const connectedAt = new Map<EngineKind, number>();
   const refreshes = new Map<ContainerEngine, () => Promise<void>>();
 
   /** Refreshes of one engine run one after the other, so an older list never replaces a newer one. Waiting callers share the next run. */
   const refresh: ContainerReferences['refresh'] = async (engine, scope) => {
-    const next = refreshes.get(engine) ?? coalesced(() => refreshNow(engine, { signal: unending, log }));
-    refreshes.set(engine, next);
-    await patiently(next(), scope.signal, clock);
+    const refreshSoon = refreshes.get(engine) ?? coalesced(() => refreshNow(engine, { signal: unending, log }));
+    refreshes.set(engine, refreshSoon);
+    await patiently(refreshSoon(), scope.signal, clock);
   };
 
   async function refreshNow(engine: ContainerEngine, scope: Scope): Promise<void> {
-    using limit = clock.deadline(askMs, scope.signal);
-    const within = { ...scope, signal: limit.signal };
-    const now = await listed.replace(engine, await engine.containers(within), within);
-    const before = records.references.list().filter((one) => one.engine === engine.name);
-    records.references.replace(engine.name, now);
-    const different = differing(before, now);
-    if (different.length > 0) parts.changed(different, engine);
+    using limit = clock.deadline(listTimeoutMs, scope.signal);
+    const limitedScope = { ...scope, signal: limit.signal };
+    const current = await listedContainers.replace(engine, await engine.containers(limitedScope), limitedScope);
+    const previous = records.references.list().filter((one) => one.engine === engine.name);
+    records.references.replace(engine.name, current);
+    const changedVolumes = volumesThatDiffer(previous, current);
+    if (changedVolumes.length > 0) parts.changed(changedVolumes, engine);
   }
 
   const refreshEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
@@ -106,8 +106,8 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     isLive: (volume) =>
       records.references
         .of(volume)
-        .some(({ engine, container, running }) => listed.isLive(engine, container) ?? running),
-    foundAt: (kind) => found.get(kind),
+        .some(({ engine, container, running }) => listedContainers.isLive(engine, container) ?? running),
+    foundAt: (kind) => connectedAt.get(kind),
     of: async (volume, scope) => {
       const silent = (await refreshEach(scope)).flatMap(({ engine: { kind }, why }) =>
         why === undefined ? [] : [{ kind, why }],
@@ -118,7 +118,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
       const namesOfVolume: readonly string[] =
         typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
       const possible = engines.flatMap((engine) =>
-        listed.unresolved(engine, namesOfVolume).map((one) => ({ ...one, volumeId: id })),
+        listedContainers.findUnresolved(engine, namesOfVolume).map((one) => ({ ...one, volumeId: id })),
       );
       return {
         references: [...records.references.of(id), ...possible],
@@ -128,13 +128,13 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     },
     follow: (scope) => {
       for (const engine of engines)
-        following.use(
+        eventStreams.use(
           engine.follow(createCoalescedRefresh(engine, refresh, scope, log), () =>
-            found.set(engine.kind, clock.elapsed()),
+            connectedAt.set(engine.kind, clock.elapsed()),
           ),
         );
     },
-    [Symbol.asyncDispose]: () => following.disposeAsync(),
+    [Symbol.asyncDispose]: () => eventStreams.disposeAsync(),
   };
 }
 
@@ -142,20 +142,20 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
 function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
   let next: Promise<void> | undefined;
-  const begin = (): Promise<void> => {
-    const begun = work().finally(() => {
-      if (running === begun) running = undefined;
+  const start = (): Promise<void> => {
+    const thisRun = work().finally(() => {
+      if (running === thisRun) running = undefined;
     });
-    running = begun;
-    return begun;
+    running = thisRun;
+    return thisRun;
   };
   return () => {
-    if (running === undefined) return begin();
+    if (running === undefined) return start();
     next ??= running
       .catch(() => undefined)
       .then(() => {
         next = undefined;
-        return begin();
+        return start();
       });
     return next;
   };
@@ -170,7 +170,7 @@ function createCoalescedRefresh(
 ): () => void {
   let isRunning = false;
   let isDue = false;
-  const run = async (): Promise<void> => {
+  const refreshWhileDue = async (): Promise<void> => {
     isRunning = true;
     while (isDue && !scope.signal.aborted) {
       isDue = false;
@@ -183,16 +183,16 @@ function createCoalescedRefresh(
   };
   return () => {
     isDue = true;
-    if (!isRunning) void run();
+    if (!isRunning) void refreshWhileDue();
   };
 }
 
-function differing(before: readonly Reference[], now: readonly Reference[]): readonly VolumeId[] {
+function volumesThatDiffer(previous: readonly Reference[], current: readonly Reference[]): readonly VolumeId[] {
   const keyOf = ({ container, name, volumeId, running }: Reference): string =>
     JSON.stringify([container, name, volumeId, running]);
   const [oldByKey, newByKey] = [
-    new Map(before.map((one) => [keyOf(one), one])),
-    new Map(now.map((one) => [keyOf(one), one])),
+    new Map(previous.map((one) => [keyOf(one), one])),
+    new Map(current.map((one) => [keyOf(one), one])),
   ];
   const gone = [...oldByKey].filter(([key]) => !newByKey.has(key));
   const added = [...newByKey].filter(([key]) => !oldByKey.has(key));

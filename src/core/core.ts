@@ -70,12 +70,12 @@ export interface WholeCore extends Core {
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
 }
 
-const day = 86_400_000;
+const answerRetentionMs = 86_400_000;
 const maintenanceEveryMs = 30_000;
 /** Longer than any deadline inside the tasks. A task that reaches it lacks a deadline of its own. */
 const taskDeadlineMs = 600_000;
 
-const task = (name: string, run: MaintenanceTask['run'], deadlineMs = taskDeadlineMs): MaintenanceTask => ({
+const maintenanceTask = (name: string, run: MaintenanceTask['run'], deadlineMs = taskDeadlineMs): MaintenanceTask => ({
   name,
   run,
   deadlineMs,
@@ -109,14 +109,14 @@ export function createCore(parts: CoreParts): WholeCore {
   const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
   // The only dependency cycle: recovering a store uses stores.
-  const late: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
+  const deferred: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
   const storesLater = (): Stores => {
-    if (late.stores === undefined) throw new Error('stores are used before they exist');
-    return late.stores;
+    if (deferred.stores === undefined) throw new Error('stores are used before they exist');
+    return deferred.stores;
   };
   const referencesLater = (): ContainerReferences => {
-    if (late.references === undefined) throw new Error('containers are asked for before they can be');
-    return late.references;
+    if (deferred.references === undefined) throw new Error('containers are asked for before they can be');
+    return deferred.references;
   };
   const liveness = createStoreLiveness({ clock, stores: storesLater });
   const catalogue = createCatalogue({ records, liveness, stores: storesLater, instance });
@@ -146,7 +146,7 @@ export function createCore(parts: CoreParts): WholeCore {
   });
   const steps: Record<string, Step> = {};
   const identities = createStoreIdentities({ records, clock });
-  const recoverFromRecords = createStoreRecovery({
+  const recoverStoreFromRecords = createStoreRecovery({
     records,
     operations,
     catalogue,
@@ -157,8 +157,8 @@ export function createCore(parts: CoreParts): WholeCore {
     boot: parts.boot,
   });
   const recoverStore: RecoverStore = async (store, config, scope) => {
-    await recoverFromRecords(store, config, scope);
-    late.reclaim?.soon(store.name);
+    await recoverStoreFromRecords(store, config, scope);
+    deferred.reclaim?.schedule(store.name);
   };
   const context = { instance, node, marks: parts.marks };
   const stores = createStores({
@@ -170,7 +170,7 @@ export function createCore(parts: CoreParts): WholeCore {
     mountedOn: mounts.mountedOn,
   });
   const reclaim = createSpaceReclaimer({ stores, clock, log });
-  Object.assign(late, { stores, reclaim });
+  Object.assign(deferred, { stores, reclaim });
   const pluginNames = createPluginNames({ records, stores, catalogue });
   const references = createContainerReferences({
     records,
@@ -180,17 +180,17 @@ export function createCore(parts: CoreParts): WholeCore {
     names: pluginNames,
     changed: (ids) => {
       const scope = { signal: unending, log };
-      for (const id of ids) if (isShared(id)) void mounts.updateUses(id, scope);
-      void engineMounts.changed(ids, scope);
+      for (const id of ids) if (isOnSharedStore(id)) void mounts.updateUses(id, scope);
+      void engineMounts.handleContainerChange(ids, scope);
     },
   });
-  const isShared = (id: VolumeId): boolean => {
+  const isOnSharedStore = (id: VolumeId): boolean => {
     const store = records.volumes.byId(id)?.store;
     return stores.list().some(({ placement, config }) => isSharedPlacement(placement) && config.name === store);
   };
-  late.references = references;
+  deferred.references = references;
   const limits = createStoreLimits(records);
-  const shared = {
+  const dependencies = {
     records,
     kinds: parts.kinds,
     stores,
@@ -204,12 +204,12 @@ export function createCore(parts: CoreParts): WholeCore {
     instance,
   };
   const engineRequests = createPendingEngineRequests(clock);
-  const volumes = createVolumes(shared);
+  const volumes = createVolumes(dependencies);
   const provision = createProvision({ stores, catalogue, volumes });
-  const deletions = createDeletions({ ...shared, liveness, engineRequests, reclaimSoon: reclaim.soon });
-  const adoptions = createAdoptions(shared);
-  const uses = createUseAdmin(shared);
-  const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });
+  const deletions = createDeletions({ ...dependencies, liveness, engineRequests, scheduleReclaim: reclaim.schedule });
+  const adoptions = createAdoptions(dependencies);
+  const uses = createUseAdmin(dependencies);
+  const ephemerals = createEphemerals({ ...dependencies, volumes, deletions, log });
   Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps, uses.steps);
   const tokens = createTokens(records, clock);
   const mountHealth = createMountHealth({
@@ -246,14 +246,14 @@ export function createCore(parts: CoreParts): WholeCore {
     requestAnswers: records.answers,
     records,
     maintenance: [
-      task('open stores', (scope) => stores.retry(scope)),
-      task('repair mounts', (scope) => mounts.repair(scope)),
-      task('renew records of use', (scope) => mounts.renewUses(scope)),
-      task('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
-      task('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
-      task('empty the trash', (scope) => deletions.expire(scope)),
-      task('free space', async () => reclaim.resume()),
-      task('drop old answers', async () => void records.answers.prune(clock.now() - day)),
+      maintenanceTask('open stores', (scope) => stores.retry(scope)),
+      maintenanceTask('repair mounts', (scope) => mounts.repair(scope)),
+      maintenanceTask('renew records of use', (scope) => mounts.renewUses(scope)),
+      maintenanceTask('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
+      maintenanceTask('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
+      maintenanceTask('empty the trash', (scope) => deletions.expire(scope)),
+      maintenanceTask('free space', async () => reclaim.resume()),
+      maintenanceTask('drop old answers', async () => void records.answers.prune(clock.now() - answerRetentionMs)),
     ],
     close: async () => {
       await references[Symbol.asyncDispose]();

@@ -56,7 +56,7 @@ export const localDriver: CsiDriver = {
 export const drivers: readonly CsiDriver[] = [fileDriver, localDriver];
 
 /** Which driver serves the stores of a placement. A placement without a row does not compile. */
-const driverOf: Readonly<Record<Placement, CsiDriver>> = {
+const driverByPlacement: Readonly<Record<Placement, CsiDriver>> = {
   node: localDriver,
   anywhere: fileDriver,
   'mount-worker': fileDriver,
@@ -64,7 +64,7 @@ const driverOf: Readonly<Record<Placement, CsiDriver>> = {
 
 /** A store of an unknown kind (undefined) belongs to file.stowage.dev. */
 export const driverFor = (placement: Placement | undefined): CsiDriver =>
-  placement === undefined ? fileDriver : driverOf[placement];
+  placement === undefined ? fileDriver : driverByPlacement[placement];
 
 /** Undefined: not a driver of Stowage. */
 export const driverNamed = (name: string | undefined): CsiDriver | undefined =>

@@ -22,11 +22,11 @@ export function createDeletionSteps(parts: {
   readonly records: Pick<Records, 'volumes'>;
   readonly mounts: Pick<StagedVolumeChanges, 'unstageForDelete'>;
   readonly events: Events;
-  readonly reclaimSoon: (store: string) => void;
+  readonly scheduleReclaim: (store: string) => void;
 }): DeletionSteps {
-  const { records, mounts, events, reclaimSoon } = parts;
+  const { records, mounts, events, scheduleReclaim } = parts;
 
-  const gone = (id: VolumeId, store: string, value: DeletionResult) => ({
+  const removedOutcome = (id: VolumeId, store: string, value: DeletionResult) => ({
     value,
     record: () => records.volumes.remove(id),
     announce: () => events.publish('volume.deleted', id, store, { id }),
@@ -46,13 +46,13 @@ export function createDeletionSteps(parts: {
         case 'delete':
           // The store checks for emptiness in its last step, also after a crash: somebody may have written in the meantime.
           await store.delete(ref, work, { onlyIfEmpty: isDiscarded });
-          reclaimSoon(store.name);
-          return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
+          scheduleReclaim(store.name);
+          return removedOutcome(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
         case 'retain':
           await facetFor('retain', store).release(ref, work);
-          return gone(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
+          return removedOutcome(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
         case 'archive':
-          return gone(ref.id, store.name, {
+          return removedOutcome(ref.id, store.name, {
             outcome: 'archived',
             expiresAt: await facetFor('archive', store).put(ref, { deletedAt, retention }, work),
           });
@@ -79,7 +79,7 @@ export function createDeletionSteps(parts: {
       const trash = facetFor('archive', store);
       if (params['expired'] === true) await trash.purgeExpired(id, work);
       else await trash.purge(id, work, only);
-      reclaimSoon(store.name);
+      scheduleReclaim(store.name);
       return { value: undefined };
     },
   };

@@ -30,7 +30,12 @@ export interface DeleteOptions {
 
 export interface Deletions extends TrashPurge {
   /** The store's onDelete policy decides what happens to the data. */
-  delete(ref: string, expected: number | undefined, call: Call, how?: DeleteOptions): Promise<DeletionResult>;
+  delete(
+    ref: string,
+    expectedRevision: number | undefined,
+    call: Call,
+    options?: DeleteOptions,
+  ): Promise<DeletionResult>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** The trash of one store. Throws if the store does not answer. */
   trashOf(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
@@ -39,8 +44,8 @@ export interface Deletions extends TrashPurge {
 }
 
 export interface DeletionParts extends VolumeParts {
-  readonly reclaimSoon: (store: string) => void;
-  readonly engineRequests: Pick<PendingEngineRequests, 'close'>;
+  readonly scheduleReclaim: (store: string) => void;
+  readonly engineRequests: Pick<PendingEngineRequests, 'block'>;
   readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
 }
 
@@ -50,7 +55,7 @@ export function createDeletions(parts: DeletionParts): Deletions {
   return {
     delete: createDelete(parts, steps),
     trash: finder.list,
-    trashOf: finder.of,
+    trashOf: finder.listStore,
     restore: createRestore(parts, finder, steps),
     ...createPurge(parts, finder, steps),
     steps: { ...steps },
@@ -59,32 +64,32 @@ export function createDeletions(parts: DeletionParts): Deletions {
 
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
   const { stores, catalogue, operations, mounts, engineMounts, clock, engineRequests } = parts;
-  return async (ref, expected, call, how) => {
+  return async (ref, expectedRevision, call, options) => {
     const before = await catalogue.resolve(ref, call);
     await engineMounts.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       // Refuse early, before anything is locked, recorded or unmounted. The store checks again when it deletes.
-      if (how?.discard === true) await refuseFull(before, store, call);
+      if (options?.discard === true) await refuseNotEmpty(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
-      checkRevision(volume, expected);
+      checkRevision(volume, expectedRevision);
       // Waits until engines list containers that they are creating, and blocks new ones that would reference the volume.
-      using _closed = await engineRequests.close(volume.id, how?.byEngine === true, call.signal);
+      using _closed = await engineRequests.block(volume.id, options?.byEngine === true, call.signal);
       // Checks users on this node. The store checks other hosts while it holds the volume's lock; a check here would be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
-      const { destroy = false, discard = false } = how ?? {};
-      const manner = { ...(destroy ? { destroy } : {}), ...(discard ? { discard } : {}) };
+      const { destroy = false, discard = false } = options ?? {};
+      const modeParams = { ...(destroy ? { destroy } : {}), ...(discard ? { discard } : {}) };
       const { retention } = config.policy;
-      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), retention, ...manner };
+      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), retention, ...modeParams };
       const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };
       return await operations.run(intent, call, (work) => steps['volume.delete'](store, config, params, work));
     });
   };
 }
 
-async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<void> {
+async function refuseNotEmpty(volume: Volume, store: Store, scope: Scope): Promise<void> {
   const usage = await store.usage?.(volume, scope).catch((thrown: unknown) => {
     // The record or the data may be gone because an earlier deletion was interrupted. Let the store decide.
     const { code, reason } = stowageError(thrown);

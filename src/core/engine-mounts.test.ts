@@ -266,7 +266,7 @@ describe('an engine mount', () => {
     await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.core.pluginNames.known(plugin, 'photos')).toBe(volume.id);
+    expect(server.core.pluginNames.recordedId(plugin, 'photos')).toBe(volume.id);
     await unmount('1');
     await settle();
     expect(path()).toBeDefined();
@@ -277,7 +277,7 @@ describe('an engine mount', () => {
     await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.core.pluginNames.known(plugin, 'photos')).toBeUndefined();
+    expect(server.core.pluginNames.recordedId(plugin, 'photos')).toBeUndefined();
   });
 
   test('refuses to delete a volume that a stopped container references, and names the container', async () => {

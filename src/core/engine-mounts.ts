@@ -6,7 +6,7 @@ import type { ContainerReferences } from './container-references.ts';
 import { type EngineHolds, engineKindOf, type PluginName } from './containers.ts';
 import { createEngineTargets } from './engine-targets.ts';
 import { stowageError } from './errors.ts';
-import { createIdleEngineMounts, enginesAnswered, holdKey } from './idle-engine-mounts.ts';
+import { createIdleEngineMounts, engineMountIdentity, enginesAnswered } from './idle-engine-mounts.ts';
 import { engineMountKey } from './lock-keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
 import type { MountQueries } from './mount-queries.ts';
@@ -38,7 +38,7 @@ export interface EngineMounts extends EngineHolds {
   /** Drops stale mounts of all volumes, and of volumes whose containers have not run for a while. Retries failed unmounts. */
   reconcile(scope: Scope): Promise<void>;
   /** Containers of these volumes changed: unmounts volumes that were kept only for a running container. Never throws. */
-  changed(volumes: readonly VolumeId[], scope: Scope): Promise<void>;
+  handleContainerChange(volumes: readonly VolumeId[], scope: Scope): Promise<void>;
   /** On shutdown: removes the shared folder if no engine has anything mounted. */
   close(scope: Scope): Promise<void>;
 }
@@ -62,11 +62,11 @@ export interface EngineMountsParts {
 }
 
 /** Per volume. A server that does not answer takes about 20 s. */
-const perVolumeMs = 60_000;
-const inParallel = 4;
+const volumeTimeoutMs = 60_000;
+const maxConcurrentVolumes = 4;
 
 /** Docker's event for the end of a container comes before its list shows it, and no further event follows. */
-const endingMs = [50, 150, 300, 500, 1_000, 3_000];
+const refreshDelaysMs = [50, 150, 300, 500, 1_000, 3_000];
 
 export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   const { records, operations, clock, log, node } = parts;
@@ -75,11 +75,11 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   const { targetOf, pathOf, tryUnpublish } = targets;
   const idle = createIdleEngineMounts({ ...parts, closing: closing.signal }, targets);
 
-  /** Runs in the background. When a refresh shows that the container ended, `changed` unmounts the volume. */
+  /** Runs in the background. When a refresh shows that the container ended, `handleContainerChange` unmounts the volume. */
   async function refreshUntilEnded(id: VolumeId): Promise<void> {
     const { signal } = closing;
     try {
-      for (const ms of endingMs) {
+      for (const ms of refreshDelaysMs) {
         await clock.sleep(ms, signal);
         if (records.engineMounts.of(id).length > 0 || !parts.references().isLive(id)) return;
         await parts.references().refreshAll({ signal, log });
@@ -94,48 +94,50 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     pathOf,
     isHeld: (id, target) => target === targetOf(id) && records.engineMounts.of(id).length > 0,
     mount: async (volume, plugin, id, call) => {
-      await parts.remapped.refuse(volume, id, call);
+      await parts.remapped.refuseIfRemapped(volume, id, call);
       using _ = await operations.lock([engineMountKey(volume.id)], call.signal);
-      idle.requested(volume.id);
+      idle.noteRequest(volume.id);
       // Left over from a container that just ended, possibly because the mount died.
       const isLeftover = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
       if (isLeftover && (await parts.mounts().isDead(volume.id, call))) await tryUnpublish(volume.id, call);
       // Record it before mounting: after a crash, the start-up unmounts engine targets without a record.
-      const hold = { volumeId: volume.id, plugin, id, since: clock.now() };
-      const before = records.engineMounts.of(volume.id).some((one) => holdKey(one) === holdKey(hold));
-      const isThere = before && engineKindOf(hold) === 'podman';
-      if (!isThere) records.engineMounts.add(hold);
+      const engineMount = { volumeId: volume.id, plugin, id, since: clock.now() };
+      const before = records.engineMounts
+        .of(volume.id)
+        .some((one) => engineMountIdentity(one) === engineMountIdentity(engineMount));
+      const isAlreadyRecorded = before && engineKindOf(engineMount) === 'podman';
+      if (!isAlreadyRecorded) records.engineMounts.add(engineMount);
       // After a crash Docker knows the id but not its count, so a repeated request does not make the count certain.
-      if (!before) idle.counted(hold);
+      if (!before) idle.noteCounted(engineMount);
       try {
         const user = { kind: 'container', name: plugin, node } as const;
-        const how = { readOnly: false, user, ownTarget: true };
+        const publishOptions = { readOnly: false, user, ownTarget: true };
         if (parts.mounter.unable === undefined) await parts.mounter.openShared(parts.folder, call);
-        return (await parts.mounts().publish(volume.id, targetOf(volume.id), how, call)).target;
+        return (await parts.mounts().publish(volume.id, targetOf(volume.id), publishOptions, call)).target;
       } catch (thrown) {
-        if (!isThere) records.engineMounts.release(volume.id, plugin, id);
+        if (!isAlreadyRecorded) records.engineMounts.release(volume.id, plugin, id);
         throw thrown;
       }
     },
-    unmount: async (id, plugin, hold, call) => {
+    unmount: async (id, plugin, mountId, call) => {
       using _ = await operations.lock([engineMountKey(id)], call.signal);
-      records.engineMounts.release(id, plugin, hold);
+      records.engineMounts.release(id, plugin, mountId);
       if (records.engineMounts.of(id).length > 0) return;
       // Docker unmounts before its list shows the end of the container. And if counts went wrong, another container may still run: it
       // must not lose its mount.
       if (parts.references().isLive(id)) void refreshUntilEnded(id);
       else await tryUnpublish(id, call);
     },
-    changed: async (ids, scope) => {
+    handleContainerChange: async (ids, scope) => {
       const isOver = (id: VolumeId): boolean =>
         records.engineMounts.of(id).length === 0 && !parts.references().isLive(id);
-      const over = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
-      await eachBounded(over, inParallel, async (id) => {
-        using limit = clock.deadline(perVolumeMs, scope.signal);
-        const own = { ...scope, signal: limit.signal };
+      const unusedVolumes = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
+      await eachBounded(unusedVolumes, maxConcurrentVolumes, async (id) => {
+        using limit = clock.deadline(volumeTimeoutMs, scope.signal);
+        const limitedScope = { ...scope, signal: limit.signal };
         try {
-          using _ = await operations.lock([engineMountKey(id)], own.signal);
-          if (isOver(id)) await tryUnpublish(id, { ...own, requestId: `holds:${id}` });
+          using _ = await operations.lock([engineMountKey(id)], limitedScope.signal);
+          if (isOver(id)) await tryUnpublish(id, { ...limitedScope, requestId: `holds:${id}` });
         } catch (thrown) {
           log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
         }
@@ -147,10 +149,14 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       // Ask before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
       const report = await parts.references().of(volume, scope);
       using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
-      const holds = records.engineMounts.of(volume.id);
-      if (!isDeepStrictEqual(holds, before)) return;
+      const engineMounts = records.engineMounts.of(volume.id);
+      if (!isDeepStrictEqual(engineMounts, before)) return;
       // If the count is certain, the engine may be filling the volume for a container that it does not list yet.
-      if (report.references.length === 0 && enginesAnswered(holds, report) && !holds.some(idle.isCertain))
+      if (
+        report.references.length === 0 &&
+        enginesAnswered(engineMounts, report) &&
+        !engineMounts.some(idle.isCountCertain)
+      )
         await idle.drop(volume.id, 'no container names it', scope);
     },
     close: async (scope) => {
@@ -159,7 +165,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
         await parts.mounter.closeShared(parts.folder, scope);
     },
     reconcile: async (scope) => {
-      await parts.remapped.look(scope);
+      await parts.remapped.refreshAnswers(scope);
       await idle.reconcile(scope);
     },
   };

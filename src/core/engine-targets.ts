@@ -33,7 +33,7 @@ export function createEngineTargets({ records, mounts, folder, stageOf, log }: E
   async function tryUnpublish(id: VolumeId, call: Call): Promise<boolean> {
     if (pathOf(id) === undefined) return true;
     try {
-      await mounts().unpublish(targetOf(id), id, call, { force: false, unheld: true });
+      await mounts().unpublish(targetOf(id), id, call, { force: false, ignoreEngineMounts: true });
       return true;
     } catch (thrown) {
       call.signal.throwIfAborted();
@@ -47,10 +47,10 @@ export function createEngineTargets({ records, mounts, folder, stageOf, log }: E
   async function isBoundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
     const mount = records.mounts.at(targetOf(id));
     if (mount === undefined) return false;
-    const ours = new Set([stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
-    const seen = await mounts().mountsOf(mount.source, id, scope);
+    const ourPaths = new Set([stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
+    const mountPaths = await mounts().mountsOf(mount.source, id, scope);
     // Keep the mount if its source kind is unknown: no client can tell where it is bound.
-    return seen === undefined || seen.some((at) => !ours.has(at));
+    return mountPaths === undefined || mountPaths.some((at) => !ourPaths.has(at));
   }
 
   return { targetOf, pathOf, tryUnpublish, isBoundElsewhere };

@@ -14,9 +14,9 @@ import type { Stores } from './stores.ts';
 /** Destroys ephemeral volumes that were unpublished. */
 export interface EphemeralDestruction {
   /** False: it failed and is retried later. */
-  tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean>;
+  tryDestroy(record: EphemeralRecord, scope: Scope): Promise<boolean>;
   /** The volume was requested again, so a report that its store does not have it no longer counts. */
-  requested(key: string): void;
+  noteRequest(key: string): void;
 }
 
 export interface EphemeralDestructionParts {
@@ -29,52 +29,52 @@ export interface EphemeralDestructionParts {
 }
 
 /** A server may carry out a delayed request even after it has answered a later one. */
-const lateMs = 30_000;
+const maxRequestDelayMs = 30_000;
 
 export function createEphemeralDestruction(
   { records, stores, deletions, operations, clock, log }: EphemeralDestructionParts,
-  listed: EphemeralRecords,
+  ephemeralRecords: EphemeralRecords,
 ): EphemeralDestruction {
   /** Since when the store has reported that it does not have the volume, by this process's clock. */
-  const absent = new Map<string, number>();
+  const absentSince = new Map<string, number>();
 
   /** If the answer to the create was lost, the store has the volume and our records do not. Throws if the store does not answer. */
   async function findUnrecorded({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
-    const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
-    if (made?.requestId !== requestIdOf(key)) return undefined;
-    records.volumes.put(made);
-    return made;
+    const created = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
+    if (created?.requestId !== requestIdOf(key)) return undefined;
+    records.volumes.put(created);
+    return created;
   }
 
-  async function destroy(one: EphemeralRecord, scope: Scope): Promise<void> {
-    using _ = await operations.lock([ephemeralKey(one.key)], scope.signal);
-    if (listed.get(one.key)?.over !== true) return;
-    const volume = listed.volumeOf(one) ?? (await findUnrecorded(one, scope));
-    if (volume === undefined && !isAbsentForGood(one.key)) return;
+  async function destroy(record: EphemeralRecord, scope: Scope): Promise<void> {
+    using _ = await operations.lock([ephemeralKey(record.key)], scope.signal);
+    if (ephemeralRecords.get(record.key)?.over !== true) return;
+    const volume = ephemeralRecords.volumeOf(record) ?? (await findUnrecorded(record, scope));
+    if (volume === undefined && !isPermanentlyAbsent(record.key)) return;
     try {
       if (volume !== undefined)
         await deletions.delete(
           volume.id,
           undefined,
-          { ...scope, requestId: `${requestIdOf(one.key)}:end` },
+          { ...scope, requestId: `${requestIdOf(record.key)}:end` },
           { destroy: true },
         );
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
     }
-    absent.delete(one.key);
-    listed.forget(one.key);
+    absentSince.delete(record.key);
+    ephemeralRecords.forget(record.key);
   }
 
-  function isAbsentForGood(key: string): boolean {
-    const since = absent.get(key) ?? clock.elapsed();
-    absent.set(key, since);
-    return clock.elapsed() - since >= lateMs;
+  function isPermanentlyAbsent(key: string): boolean {
+    const since = absentSince.get(key) ?? clock.elapsed();
+    absentSince.set(key, since);
+    return clock.elapsed() - since >= maxRequestDelayMs;
   }
 
-  async function tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean> {
+  async function tryDestroy(record: EphemeralRecord, scope: Scope): Promise<boolean> {
     try {
-      await destroy(one, scope);
+      await destroy(record, scope);
       return true;
     } catch (thrown) {
       const { message, code } = stowageError(thrown);
@@ -84,5 +84,5 @@ export function createEphemeralDestruction(
     }
   }
 
-  return { tryDestroy, requested: (key) => void absent.delete(key) };
+  return { tryDestroy, noteRequest: (key) => void absentSince.delete(key) };
 }

@@ -21,10 +21,10 @@ export interface EphemeralRecords {
   list(): readonly EphemeralRecord[];
   get(key: string): EphemeralRecord | undefined;
   /** Durable when it returns. */
-  save(one: EphemeralRecord): void;
+  save(record: EphemeralRecord): void;
   forget(key: string): void;
   /** The record of the volume that the request for this key created. */
-  volumeOf(one: Pick<EphemeralRecord, 'key' | 'store'>): Volume | undefined;
+  volumeOf(record: Pick<EphemeralRecord, 'key' | 'store'>): Volume | undefined;
 }
 
 const settingKey = 'ephemeral.volumes';
@@ -34,12 +34,12 @@ export const requestIdOf = (key: string): string => `ephemeral:${key}`;
 
 export function createEphemeralRecords({ settings, volumes }: Pick<Records, 'settings' | 'volumes'>): EphemeralRecords {
   const list = (): readonly EphemeralRecord[] => JSON.parse(settings.get(settingKey) ?? '[]');
-  const set = (all: readonly EphemeralRecord[]): void => settings.set(settingKey, JSON.stringify(all));
+  const saveAll = (all: readonly EphemeralRecord[]): void => settings.set(settingKey, JSON.stringify(all));
   return {
     list,
-    get: (key) => list().find((one) => one.key === key),
-    save: (one) => set([...list().filter(({ key }) => key !== one.key), one]),
-    forget: (key) => set(list().filter((one) => one.key !== key)),
+    get: (key) => list().find((record) => record.key === key),
+    save: (one) => saveAll([...list().filter(({ key }) => key !== one.key), one]),
+    forget: (key) => saveAll(list().filter((one) => one.key !== key)),
     volumeOf: ({ key, store }) => volumes.byRequest(store, requestIdOf(key)),
   };
 }

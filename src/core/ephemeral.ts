@@ -26,7 +26,7 @@ import type { Volumes } from './volumes.ts';
  */
 export interface Ephemerals {
   /** The same key gives the same volume, with its current store and size. 'exists' if the request differs from the first one. */
-  publish(key: string, want: EphemeralVolumeSpec, target: string, how: PublishOptions, call: Call): Promise<void>;
+  publish(key: string, spec: EphemeralVolumeSpec, target: string, options: PublishOptions, call: Call): Promise<void>;
   /** False: no volume has this key. The volume is destroyed in the background once its store answers. */
   unpublish(key: string, target: string, call: Call): Promise<boolean>;
   /** Undefined: no volume has this key, or it is not created yet. */
@@ -55,23 +55,23 @@ export interface EphemeralParts {
 }
 
 /** The longest that an unpublish waits for the store to destroy the volume. */
-const destroyMs = 3_000;
+const destroyWaitMs = 3_000;
 /** Per volume. */
 const destroyDeadlineMs = 60_000;
 /** One at a time on each store, so that a store that does not answer gets a single call. */
-const inParallel = 1;
+const maxConcurrentPerStore = 1;
 /** If a failure takes longer than this, skip the store's other volumes in this pass. */
-const quickMs = 1_000;
+const maxFailureMs = 1_000;
 /** After a reboot, leaves users time to mount the volume again. */
-const unclaimedMs = 600_000;
+const maxUnmountedMs = 600_000;
 const unending = new AbortController().signal;
 
 export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const { records, stores, volumes, mounts, operations, clock, log } = parts;
-  const listed = createEphemeralRecords(records);
-  const destruction = createEphemeralDestruction(parts, listed);
+  const ephemeralRecords = createEphemeralRecords(records);
+  const destruction = createEphemeralDestruction(parts, ephemeralRecords);
   /** Since when each volume has had no mount, by this process's clock. */
-  const unclaimed = new Map<string, number>();
+  const unmountedSince = new Map<string, number>();
 
   async function create(
     key: string,
@@ -88,78 +88,81 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const passes = new Map<StoreName, FairPass<string>>();
 
   async function reconcileStore(store: StoreName, due: readonly EphemeralRecord[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: destroyDeadlineMs });
+    const pass =
+      passes.get(store) ??
+      createFairPass(clock, { maxConcurrent: maxConcurrentPerStore, itemTimeoutMs: destroyDeadlineMs });
     passes.set(store, pass);
     const byKey = new Map(due.map((one) => [one.key, one]));
-    const silent = new Error(`store ${store} is silent`);
-    const passing = pass(byKey.keys(), scope, async (key, own) => {
-      const one = byKey.get(key);
-      if (one === undefined) return;
+    const storeIsSilent = new Error(`store ${store} is silent`);
+    const currentPass = pass(byKey.keys(), scope, async (key, itemScope) => {
+      const record = byKey.get(key);
+      if (record === undefined) return;
       const began = clock.elapsed();
-      const isDone = await destruction.tryDestroy(one, own);
+      const isDone = await destruction.tryDestroy(record, itemScope);
       // Do not wait for a store that does not answer once per volume. The next pass begins with the remaining volumes.
-      if (!isDone && clock.elapsed() - began > quickMs) throw silent;
+      if (!isDone && clock.elapsed() - began > maxFailureMs) throw storeIsSilent;
     });
-    await passing.catch((thrown: unknown) => {
-      if (thrown !== silent) throw thrown;
+    await currentPass.catch((thrown: unknown) => {
+      if (thrown !== storeIsSilent) throw thrown;
     });
   }
 
   /** Any mount of the volume counts: the target may contain a symbolic link, and mounts are recorded under the resolved path. */
-  function isMounted(one: EphemeralRecord): boolean {
-    const volume = listed.volumeOf(one);
+  function isMounted(record: EphemeralRecord): boolean {
+    const volume = ephemeralRecords.volumeOf(record);
     return (
-      records.mounts.at(one.target) !== undefined || (volume !== undefined && records.mounts.of(volume.id).length > 0)
+      records.mounts.at(record.target) !== undefined ||
+      (volume !== undefined && records.mounts.of(volume.id).length > 0)
     );
   }
 
-  function checkUnclaimed(one: EphemeralRecord): void {
-    if (one.over || isMounted(one)) {
-      unclaimed.delete(one.key);
+  function markIfUnclaimed(record: EphemeralRecord): void {
+    if (record.over || isMounted(record)) {
+      unmountedSince.delete(record.key);
       return;
     }
-    const since = unclaimed.get(one.key) ?? clock.elapsed();
-    unclaimed.set(one.key, since);
-    if (clock.elapsed() - since < unclaimedMs) return;
-    unclaimed.delete(one.key);
-    listed.save({ ...one, over: true });
+    const since = unmountedSince.get(record.key) ?? clock.elapsed();
+    unmountedSince.set(record.key, since);
+    if (clock.elapsed() - since < maxUnmountedMs) return;
+    unmountedSince.delete(record.key);
+    ephemeralRecords.save({ ...record, over: true });
   }
 
   return {
     volume: (key) => {
-      const one = listed.get(key);
-      return one && listed.volumeOf(one);
+      const record = ephemeralRecords.get(key);
+      return record && ephemeralRecords.volumeOf(record);
     },
-    publish: async (key, want, target, how, call) => {
+    publish: async (key, spec, target, options, call) => {
       using _ = await operations.lock([ephemeralKey(key)], call.signal);
-      const before = listed.get(key);
-      const known = before && listed.volumeOf(before);
-      const store = before?.store ?? want.store;
-      const asked = { bytes: want.bytes === undefined ? null : String(want.bytes), enforce: want.enforce };
+      const before = ephemeralRecords.get(key);
+      const known = before && ephemeralRecords.volumeOf(before);
+      const store = before?.store ?? spec.store;
+      const requested = { bytes: spec.bytes === undefined ? null : String(spec.bytes), enforce: spec.enforce };
       // The inline policy applies to new volumes only; existing ones stay usable.
       if (known === undefined) refuseInline(stores.view(store));
-      else if (!isSame(before?.asked ?? asked, asked)) throw requestDiffers(known);
-      destruction.requested(key);
-      listed.save({ key, store, target, over: false, asked });
+      else if (!isSame(before?.asked ?? requested, requested)) throw requestDiffers(known);
+      destruction.noteRequest(key);
+      ephemeralRecords.save({ key, store, target, over: false, asked: requested });
       // A repeated request gets the existing volume as it is, even if the store's defaults have changed.
-      const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, want, call));
-      await mounts.publish(volume.id, target, how, call);
+      const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, spec, call));
+      await mounts.publish(volume.id, target, options, call);
     },
     unpublish: async (key, target, call) => {
-      const one = listed.get(key);
+      const one = ephemeralRecords.get(key);
       if (one === undefined) return false;
-      listed.save({ ...one, over: true });
+      ephemeralRecords.save({ ...one, over: true });
       // Force it: the data is destroyed next, and flushing it first could make the pod wait for a server that does not answer.
-      await mounts.unpublish(target, listed.volumeOf(one)?.id, call, { force: true, claimTarget: true });
-      // The destruction continues in the background after `destroyMs`.
-      await endsWithin(destruction.tryDestroy(one, { signal: unending, log }), destroyMs, clock);
+      await mounts.unpublish(target, ephemeralRecords.volumeOf(one)?.id, call, { force: true, claimTarget: true });
+      // The destruction continues in the background after `destroyWaitMs`.
+      await endsWithin(destruction.tryDestroy(one, { signal: unending, log }), destroyWaitMs, clock);
       return true;
     },
     reconcile: async (scope) => {
-      for (const one of listed.list()) checkUnclaimed(one);
+      for (const one of ephemeralRecords.list()) markIfUnclaimed(one);
       // Volumes of removed stores stay on the list: the store may be added again.
-      const asked = new Set(stores.list().map(({ config }) => config.name));
-      const due = listed.list().filter(({ over, store }) => over && asked.has(store));
+      const configured = new Set(stores.list().map(({ config }) => config.name));
+      const due = ephemeralRecords.list().filter(({ over, store }) => over && configured.has(store));
       await Promise.all(
         Array.from(
           Map.groupBy(due, ({ store }) => store),

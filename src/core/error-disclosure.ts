@@ -17,17 +17,17 @@ export interface DisclosableError {
 
 /**
  * The error as a caller without administrator rights may read it. The full text can reveal how a store is reached or what else is on the
- * machine, so such callers get a short text. `how`: how the administrator finds the full text.
+ * machine, so such callers get a short text. `whereToFind`: completes "the reason is found …".
  */
-export function redactForUser(trouble: DisclosableError, how: string): DisclosableError {
-  const { code, reason, toUsers } = trouble;
-  if (isAccessDenied(trouble)) {
-    const action = `Ask the administrator to grant Stowage access; the reason is found ${how}`;
-    return { code, reason, message: toUsers?.message ?? refusalToUsers(trouble), action };
+export function redactForUser(error: DisclosableError, whereToFind: string): DisclosableError {
+  const { code, reason, toUsers } = error;
+  if (isAccessDenied(error)) {
+    const action = `Ask the administrator to grant Stowage access; the reason is found ${whereToFind}`;
+    return { code, reason, message: toUsers?.message ?? refusalToUsers(error), action };
   }
-  if (toUsers !== undefined) return { code, reason, action: trouble.action, ...toUsers };
-  if (isForEverybody(reason)) return trouble;
-  const ask = `sk the administrator, who finds out why ${how}`;
+  if (toUsers !== undefined) return { code, reason, action: error.action, ...toUsers };
+  if (isForEverybody(reason)) return error;
+  const ask = `sk the administrator, who finds out why ${whereToFind}`;
   return {
     code,
     reason,

@@ -39,12 +39,12 @@ export class StowageError extends Error {
   readonly reason: Reason | ForeignReason;
   readonly action: string;
   readonly toUsers: Details['toUsers'];
-  constructor(message: string, about: (CodeAndReason | { code: ErrorCode; reason: ForeignReason }) & Details) {
-    super(message, { cause: about.cause });
-    this.code = about.code;
-    this.reason = about.reason;
-    this.action = about.action;
-    this.toUsers = about.toUsers;
+  constructor(message: string, details: (CodeAndReason | { code: ErrorCode; reason: ForeignReason }) & Details) {
+    super(message, { cause: details.cause });
+    this.code = details.code;
+    this.reason = details.reason;
+    this.action = details.action;
+    this.toUsers = details.toUsers;
   }
 }
 

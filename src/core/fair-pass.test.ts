@@ -15,7 +15,7 @@ const dead = (_item: string, { signal }: { readonly signal: AbortSignal }): Prom
 
 test('the next pass continues where dead items cut off the previous one', async () => {
   const clock = createFakeClock();
-  const pass = createFairPass<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const pass = createFairPass<string>(clock, { maxConcurrent: 1, itemTimeoutMs: 20_000 });
   const begun: string[] = [];
   for (let round = 0; round < 2; round++) {
     using limit = clock.deadline(30_000, new AbortController().signal);
@@ -34,7 +34,7 @@ test('the next pass continues where dead items cut off the previous one', async 
 
 test('an item that ignores its signal costs its deadline once, and is skipped until it ends', async () => {
   const clock = createFakeClock();
-  const pass = createFairPass<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const pass = createFairPass<string>(clock, { maxConcurrent: 1, itemTimeoutMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const deaf = Promise.withResolvers<void>();
   const begun: string[] = [];
@@ -58,7 +58,7 @@ test('an item that ignores its signal costs its deadline once, and is skipped un
 });
 
 test('works on at most the limit of items at once, and ends at the first failure', async () => {
-  const pass = createFairPass<string>(createFakeClock(), { inParallel: 2, itemMs: 20_000 });
+  const pass = createFairPass<string>(createFakeClock(), { maxConcurrent: 2, itemTimeoutMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));
   const begun: string[] = [];

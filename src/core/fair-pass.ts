@@ -19,26 +19,26 @@ const graceMs = 2_000;
 
 export function createFairPass<K>(
   clock: Clock,
-  limits: { readonly inParallel: number; readonly itemMs: number },
+  limits: { readonly maxConcurrent: number; readonly itemTimeoutMs: number },
 ): FairPass<K> {
-  const { inParallel, itemMs } = limits;
-  const turns = new Map<K, number>();
+  const { maxConcurrent, itemTimeoutMs } = limits;
+  const lastTurns = new Map<K, number>();
   const running = new Set<K>();
-  let turn = 0;
+  let lastTurn = 0;
 
-  async function begin(item: K, scope: Scope, work: (item: K, scope: Scope) => Promise<void>): Promise<void> {
+  async function startItem(item: K, scope: Scope, work: (item: K, scope: Scope) => Promise<void>): Promise<void> {
     if (scope.signal.aborted || running.has(item)) return;
-    turns.set(item, ++turn);
+    lastTurns.set(item, ++lastTurn);
     running.add(item);
-    using limit = clock.deadline(itemMs, scope.signal);
+    using limit = clock.deadline(itemTimeoutMs, scope.signal);
     const working = work(item, { ...scope, signal: limit.signal }).finally(() => running.delete(item));
-    if (await endsWithin(working, itemMs + graceMs, clock)) await working;
+    if (await endsWithin(working, itemTimeoutMs + graceMs, clock)) await working;
   }
 
   return async (items, scope, work) => {
     const all = new Set(items);
-    for (const item of turns.keys()) if (!all.has(item)) turns.delete(item);
-    const waitedLongestFirst = [...all].toSorted((a, b) => (turns.get(a) ?? 0) - (turns.get(b) ?? 0));
-    await eachBounded(waitedLongestFirst, inParallel, (item) => begin(item, scope, work));
+    for (const item of lastTurns.keys()) if (!all.has(item)) lastTurns.delete(item);
+    const waitedLongestFirst = [...all].toSorted((a, b) => (lastTurns.get(a) ?? 0) - (lastTurns.get(b) ?? 0));
+    await eachBounded(waitedLongestFirst, maxConcurrent, (item) => startItem(item, scope, work));
   };
 }

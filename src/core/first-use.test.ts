@@ -47,7 +47,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     const gate = kind.close('noteUse');
     const mounted = mount();
     await gate.reached;
-    expect(await server.core.mounts.staged(id, aCall())).toBe(false);
+    expect(await server.core.mounts.isStaged(id, aCall())).toBe(false);
     gate.open();
     expect(await mounted).toMatchObject({ mounted: true });
     await server.core.mounts.unpublish(at(), id, aCall());
@@ -61,7 +61,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     await gate.reached;
     ending.abort();
     await expect(mounted).rejects.toThrow();
-    expect(await server.core.mounts.staged(id, aCall())).toBe(false);
+    expect(await server.core.mounts.isStaged(id, aCall())).toBe(false);
     expect(await server.core.mounts.list(aCall())).toEqual([]);
   });
 });

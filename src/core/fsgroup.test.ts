@@ -92,7 +92,7 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
       } as unknown as Parameters<typeof createGroupRemount>[0],
       { path: (id) => `/s/${id}` },
       {
-        takeDown: async ({ target }) => {
+        unmount: async ({ target }) => {
           if (isBusy) throw new Error('busy');
           mounts.delete(target);
           done.push(`take ${target}`);

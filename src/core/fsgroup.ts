@@ -22,7 +22,7 @@ export interface GroupRemount {
    * for the new group without cached file ownership. Returns the mounts to pass to `rebind`. Call it with the stage's lock held.
    */
   unbindForGroup(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
-  rebind(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
+  rebind(unboundMounts: readonly Mount[], source: Source, scope: Scope): Promise<void>;
 }
 
 interface GroupRemountParts {
@@ -34,28 +34,28 @@ interface GroupRemountParts {
 export function createGroupRemount(
   { records, mounter, clients }: GroupRemountParts,
   staging: Pick<VolumeStaging, 'path'>,
-  binding: { takeDown(mount: Mount, scope: Scope): Promise<void> },
+  binding: { unmount(mount: Mount, scope: Scope): Promise<void> },
 ): GroupRemount {
   return {
     unbindForGroup: async (volume, wanted, scope) => {
       const mounts = records.mounts.of(volume.id);
       const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
       if (!isIdle || mounts.every(({ source }) => clients.groupOf(source) === clients.groupOf(wanted))) return [];
-      const taken: Mount[] = [];
+      const unbound: Mount[] = [];
       for (const mount of mounts) {
         try {
-          await binding.takeDown(mount, scope);
-          taken.push(mount);
+          await binding.unmount(mount, scope);
+          unbound.push(mount);
         } catch (thrown) {
           // The mount is shared as it is; the new file ownership becomes visible a little later.
           const why = stowageError(thrown).message;
           scope.log.info('a volume stays mounted for its previous group', { target: mount.target, why });
         }
       }
-      return taken;
+      return unbound;
     },
-    rebind: async (again, source, scope) => {
-      for (const mount of again) {
+    rebind: async (unboundMounts, source, scope) => {
+      for (const mount of unboundMounts) {
         // Record it before binding, so that the next start can clean up after a crash.
         records.mounts.put({ ...mount, source });
         try {

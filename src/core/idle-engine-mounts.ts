@@ -17,11 +17,11 @@ export interface IdleEngineMounts {
   /** Unpublishes the volume and forgets its engine mounts. Call it with the lock held. */
   drop(id: VolumeId, why: string, scope: Scope): Promise<void>;
   /** Neither this process nor the engine restarted since the request, so both have the same count. */
-  isCertain(hold: EngineMount): boolean;
+  isCountCertain(hold: EngineMount): boolean;
   /** An engine requests a mount of the volume. */
-  requested(id: VolumeId): void;
+  noteRequest(id: VolumeId): void;
   /** This process has seen all requests of the engine for this mount. */
-  counted(hold: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): void;
+  noteCounted(hold: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): void;
 }
 
 export interface IdleEngineMountsParts {
@@ -35,27 +35,30 @@ export interface IdleEngineMountsParts {
 }
 
 /** A stopped container may be starting: the engine mounts its volumes first, and lists it as running later. */
-const startingMs = 60_000;
+const containerStartMs = 60_000;
 /**
  * Docker mounts a new volume before it lists the container, to copy the image's files into it, which can take long. Applies only to
  * mounts that neither side can have lost in a crash.
  */
-const fillingMs = 600_000;
+const maxVolumeFillMs = 600_000;
 
 /** Per volume. A server that does not answer takes about 20 s. */
-const perVolumeMs = 60_000;
-const inParallel = 4;
+const volumeTimeoutMs = 60_000;
+const maxConcurrentVolumes = 4;
 
 export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: EngineTargets): IdleEngineMounts {
   const { records, operations, clock, log, closing } = parts;
   /** When an engine last requested a mount, and since when no running container was seen; by this process's clock. */
-  const asked = new Map<VolumeId, number>();
-  const idle = new Map<VolumeId, number>();
+  const lastRequestedAt = new Map<VolumeId, number>();
+  const idleSince = new Map<VolumeId, number>();
   /** Volumes for which the warning about an unlisted container was logged. */
-  const unlisted = new Set<VolumeId>();
-  const fairPass = createFairPass<VolumeId>(clock, { inParallel, itemMs: perVolumeMs });
+  const warnedUnlisted = new Set<VolumeId>();
+  const fairPass = createFairPass<VolumeId>(clock, {
+    maxConcurrent: maxConcurrentVolumes,
+    itemTimeoutMs: volumeTimeoutMs,
+  });
   /** When each mount was requested. Mounts of an earlier process are not in it. */
-  const since = new Map<string, number>();
+  const requestedAt = new Map<string, number>();
 
   async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
     for (const { plugin } of records.engineMounts.of(id))
@@ -63,13 +66,15 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     // Keep the record while the volume cannot be unmounted; the next pass retries.
     if (!(await targets.tryUnpublish(id, { ...scope, requestId: `holds:${id}` }))) return;
     records.engineMounts.clear(id);
-    idle.delete(id);
+    idleSince.delete(id);
   }
 
   /** Neither this process nor the engine restarted since the request, so both have the same count. */
-  function isCertain(hold: EngineMount): boolean {
-    const at = since.get(holdKey(hold));
-    return at !== undefined && at >= (parts.references().foundAt(engineKindOf(hold)) ?? Number.POSITIVE_INFINITY);
+  function isCountCertain(engineMount: EngineMount): boolean {
+    const at = requestedAt.get(engineMountIdentity(engineMount));
+    return (
+      at !== undefined && at >= (parts.references().foundAt(engineKindOf(engineMount)) ?? Number.POSITIVE_INFINITY)
+    );
   }
 
   async function dropIfUnused(id: VolumeId, scope: Scope): Promise<void> {
@@ -77,24 +82,24 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     // Ask before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
     const report = await parts.references().of(volume ?? id, scope);
     using _ = await operations.lock([engineMountKey(id)], scope.signal);
-    const holds = records.engineMounts.of(id);
+    const engineMounts = records.engineMounts.of(id);
     if (targets.pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
-    if (holds.length === 0) return await releaseOne(id, scope);
+    if (engineMounts.length === 0) return await dropIfStopped(id, scope);
     // Podman remembers what it has mounted and does not request it again.
-    if (holds.some((hold) => engineKindOf(hold) === 'podman')) return;
-    if (!enginesAnswered(holds, report) || report.references.some(({ running }) => running)) {
-      idle.delete(id);
+    if (engineMounts.some((hold) => engineKindOf(hold) === 'podman')) return;
+    if (!enginesAnswered(engineMounts, report) || report.references.some(({ running }) => running)) {
+      idleSince.delete(id);
       return;
     }
     // Another host destroyed the volume: Docker does not unmount a volume that it cannot get, and cannot be filling it.
     if (volume === undefined && report.references.length === 0)
       return await drop(id, 'it is gone, and no container names it', scope);
     const now = clock.elapsed();
-    const idleSince = idle.get(id) ?? now;
-    idle.set(id, idleSince);
-    if (report.references.length === 0 && now - idleSince >= startingMs) warnUnlisted(id, holds);
-    const waitMs = holds.some(isCertain) ? fillingMs : startingMs;
-    if (now - Math.max(idleSince, asked.get(id) ?? idleSince) < waitMs) return;
+    const since = idleSince.get(id) ?? now;
+    idleSince.set(id, since);
+    if (report.references.length === 0 && now - since >= containerStartMs) warnUnlisted(id, engineMounts);
+    const waitMs = engineMounts.some(isCountCertain) ? maxVolumeFillMs : containerStartMs;
+    if (now - Math.max(since, lastRequestedAt.get(id) ?? since) < waitMs) return;
     if (await targets.isBoundElsewhere(id, scope)) return;
     await drop(id, 'none of its containers runs', scope);
   }
@@ -106,7 +111,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
       .known(id)
       .some(({ running }) => running);
     if (runs && targets.pathOf(id) !== undefined && records.engineMounts.of(id).length > 0) {
-      idle.delete(id);
+      idleSince.delete(id);
       return;
     }
     try {
@@ -118,15 +123,15 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
   }
 
   /** For a volume that the engine released while one of its containers seemed to run. Call it with the lock held. */
-  async function releaseOne(id: VolumeId, scope: Scope): Promise<void> {
+  async function dropIfStopped(id: VolumeId, scope: Scope): Promise<void> {
     if (!parts.references().isLive(id)) await drop(id, 'none of its containers runs', scope);
   }
 
-  /** Call it after `startingMs`: a container that is being created is listed soon. */
-  function warnUnlisted(id: VolumeId, holds: readonly EngineMount[]): void {
-    if (unlisted.has(id)) return;
-    unlisted.add(id);
-    const [{ plugin } = { plugin: undefined }] = holds;
+  /** Call it after `containerStartMs`: a container that is being created is listed soon. */
+  function warnUnlisted(id: VolumeId, engineMounts: readonly EngineMount[]): void {
+    if (warnedUnlisted.has(id)) return;
+    warnedUnlisted.add(id);
+    const [{ plugin } = { plugin: undefined }] = engineMounts;
     const action =
       'It is being filled from an image, or an engine forgot it in a crash: then it is dropped by itself. Or a second engine uses Stowage, whose containers are not known here: it needs a Stowage of its own.';
     log.warn('a volume is mounted for a container that its engine does not list', { volume: id, plugin, action });
@@ -134,18 +139,19 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
 
   return {
     drop,
-    isCertain,
-    requested: (id) => {
-      asked.set(id, clock.elapsed());
-      idle.delete(id);
+    isCountCertain,
+    noteRequest: (id) => {
+      lastRequestedAt.set(id, clock.elapsed());
+      idleSince.delete(id);
     },
-    counted: (hold) => void since.set(holdKey(hold), clock.elapsed()),
+    noteCounted: (hold) => void requestedAt.set(engineMountIdentity(hold), clock.elapsed()),
     reconcile: async (scope) => {
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targets.targetOf(volumeId));
       const all = new Set([...records.engineMounts.list(), ...published].map(({ volumeId }) => volumeId));
-      for (const known of [asked, idle, unlisted]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
-      const keys = new Set(records.engineMounts.list().map(holdKey));
-      for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
+      for (const known of [lastRequestedAt, idleSince, warnedUnlisted])
+        for (const id of known.keys()) if (!all.has(id)) known.delete(id);
+      const keys = new Set(records.engineMounts.list().map(engineMountIdentity));
+      for (const key of requestedAt.keys()) if (!keys.has(key)) requestedAt.delete(key);
       // Even if nothing is mounted, to learn which volumes stopped containers reference.
       await parts.references().refreshAll(scope);
       await fairPass(all, scope, reconcileOne);
@@ -153,9 +159,12 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
   };
 }
 
-export const enginesAnswered = (holds: readonly EngineMount[], { answered }: ReferenceReport): boolean =>
-  holds.every((hold) => answered.has(engineKindOf(hold)));
+export const enginesAnswered = (engineMounts: readonly EngineMount[], { answered }: ReferenceReport): boolean =>
+  engineMounts.every((hold) => answered.has(engineKindOf(hold)));
 
 /** Identifies an engine mount. */
-export const holdKey = ({ volumeId, plugin, id }: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): string =>
-  JSON.stringify([volumeId, plugin, id]);
+export const engineMountIdentity = ({
+  volumeId,
+  plugin,
+  id,
+}: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): string => JSON.stringify([volumeId, plugin, id]);

@@ -21,30 +21,30 @@ export interface InUseCheckParts {
 export function createInUseCheck(
   { records, references, node }: InUseCheckParts,
   staging: VolumeStaging,
-  uses: Pick<UsePublisher, 'end'>,
+  uses: Pick<UsePublisher, 'removeIfUnused'>,
 ): InUseCheck {
   return {
     refuseInUse: async (volume, store, verb, scope) => {
       const recorded = (await staging.withKernelState(records.mounts.of(volume.id), scope)).filter(
         (mount) => mount.mounted,
       );
-      const ours = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
+      const ourPaths = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
       // The mount table has more than our records: bind mounts of a target, manual mounts, hidden mounts. If the data is
       // gone, the volume has no source, and no users except those on record.
       const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
-      const seen = (source && (await staging.mountsOf(source, volume.id, scope))) ?? [];
-      const others = seen.filter((at) => !ours.has(at));
+      const mountPaths = (source && (await staging.mountsOf(source, volume.id, scope))) ?? [];
+      const foreignPaths = mountPaths.filter((at) => !ourPaths.has(at));
       // Ask the engines now: stopped containers have nothing mounted, so the mount table does not show them.
       const { references: containers, silent } = await references().of(volume, scope);
-      const users = [...usersOnRecord(recorded, containers, node), ...others.map((at) => pathUser(at, node))];
+      const users = [...usersOnRecord(recorded, containers, node), ...foreignPaths.map((at) => pathUser(at, node))];
       if (users.length > 0) throw volumeInUse(volume, verb, users);
       if (silent.length > 0) throw engineNotAnswering(volume, verb, silent);
       if (source !== undefined && (await staging.isServedElsewhere(source, volume.id, scope)))
         throw stillServed(volume, verb);
       // Remove an outdated use record first, or the store would refuse the change because of this host.
-      await uses.end(volume, store, scope);
+      await uses.removeIfUnused(volume, store, scope);
     },
   };
 }
 
-const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
+const pathUser = (path: string, node: NodeName): User => ({ kind: 'path', name: path, node });

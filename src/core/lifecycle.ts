@@ -10,16 +10,16 @@ export interface CoreStart {
   /** Configures the stores. Runs after the replay of interrupted mounts. */
   configure(): Promise<void>;
   /** Receives the repair loop once it can run. */
-  repairable(repairLoop: RepairLoop): void;
+  onRepairLoop(repairLoop: RepairLoop): void;
 }
 
 /** Brings core's records and the kernel's mount table into agreement, so that core can take requests. */
-export async function openCore({ core, clock, configure, repairable }: CoreStart, scope: Scope): Promise<void> {
+export async function openCore({ core, clock, configure, onRepairLoop }: CoreStart, scope: Scope): Promise<void> {
   await core.mounts.replay(scope);
   await configure();
   await core.mounts.reconcile(scope);
   const repairLoop = createRepairLoop(core.mounts, clock, scope);
-  repairable(repairLoop);
+  onRepairLoop(repairLoop);
   // Nothing below may delay the start, since a server or a container engine may not answer.
   void repairLoop.trigger();
   core.references.follow(scope);

@@ -18,7 +18,7 @@ export interface ListedContainers {
   /** Whether the container has its volumes mounted. Undefined: this process has no list of the engine. */
   isLive(engine: string, container: string): boolean | undefined;
   /** The containers with a volume of one of these names that could not be resolved. */
-  unresolved(engine: ContainerEngine, names: readonly string[]): readonly Omit<Reference, 'volumeId'>[];
+  findUnresolved(engine: ContainerEngine, names: readonly string[]): readonly Omit<Reference, 'volumeId'>[];
 }
 
 export interface ListedContainersParts {
@@ -28,30 +28,30 @@ export interface ListedContainersParts {
 }
 
 /** A store that does not answer must not make the engine appear unresponsive. */
-const resolveMs = 1_000;
+const resolveTimeoutMs = 1_000;
 
 export function createListedContainers({ records, names, clock }: ListedContainersParts): ListedContainers {
   /** Per engine name: the ids of containers that have their volumes mounted. */
-  const live = new Map<string, ReadonlySet<string>>();
+  const liveContainers = new Map<string, ReadonlySet<string>>();
   /** Per engine name: volume names that could not be resolved, with the container that references each. */
-  const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
+  const unresolvedNames = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   const replace: ListedContainers['replace'] = async (engine, seen, scope) => {
     const found: Reference[] = [];
-    const missing: { container: SeenContainer; name: string }[] = [];
+    const unresolved: { container: SeenContainer; name: string }[] = [];
     // One deadline for all names together.
-    using limit = clock.deadline(resolveMs, scope.signal);
-    const within = { ...scope, signal: limit.signal };
+    using limit = clock.deadline(resolveTimeoutMs, scope.signal);
+    const limitedScope = { ...scope, signal: limit.signal };
     for (const container of seen) {
       for (const { plugin, name } of container.volumes) {
-        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, within);
+        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, limitedScope);
         scope.signal.throwIfAborted();
-        if (ids.length === 0) missing.push({ container, name });
+        if (ids.length === 0) unresolved.push({ container, name });
         for (const volumeId of ids) found.push({ ...referenceTo(engine, container), volumeId });
       }
     }
-    unresolved.set(engine.name, missing);
-    live.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
+    unresolvedNames.set(engine.name, unresolved);
+    liveContainers.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
     return found;
   };
 
@@ -74,9 +74,9 @@ export function createListedContainers({ records, names, clock }: ListedContaine
 
   return {
     replace,
-    isLive: (engine, container) => live.get(engine)?.has(container),
-    unresolved: (engine, wanted) =>
-      (unresolved.get(engine.name) ?? [])
+    isLive: (engine, container) => liveContainers.get(engine)?.has(container),
+    findUnresolved: (engine, wanted) =>
+      (unresolvedNames.get(engine.name) ?? [])
         .filter(({ name }) => wanted.includes(name))
         .map(({ container }) => referenceTo(engine, container)),
   };

@@ -13,7 +13,7 @@ export interface MaintenanceTask {
 }
 
 /** How long shutdown waits for running passes. */
-const stopMs = 5_000;
+const stopTimeoutMs = 5_000;
 
 /**
  * Runs each task in a loop of its own, so that no task delays another: repairing many dead mounts takes 20 s each, and other hosts consider a
@@ -27,7 +27,7 @@ export function startMaintenance(tasks: readonly MaintenanceTask[], clock: Clock
   return {
     [Symbol.asyncDispose]: async () => {
       stopping.abort();
-      await endsWithin(Promise.all(loops.map((loop) => loop.stop())), stopMs, clock);
+      await endsWithin(Promise.all(loops.map((loop) => loop.stop())), stopTimeoutMs, clock);
     },
   };
 }
@@ -40,10 +40,10 @@ interface TaskLoop {
 function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): TaskLoop {
   const { name, everyMs } = task;
   let running: Promise<void> | undefined;
-  let next: Disposable | undefined;
+  let timer: Disposable | undefined;
   let isReported = false;
 
-  function turn(): void {
+  function startPass(): void {
     if (scope.signal.aborted) return;
     schedule();
     if (running === undefined) {
@@ -58,13 +58,13 @@ function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): TaskLoop 
   }
 
   function schedule(): void {
-    next = clock.after(everyMs, turn);
+    timer = clock.after(everyMs, startPass);
   }
 
   schedule();
   return {
     stop: async () => {
-      next?.[Symbol.dispose]();
+      timer?.[Symbol.dispose]();
       await running;
     },
   };

@@ -17,14 +17,14 @@ export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageErro
   });
 }
 
-export function requireSameMount(present: Mount, volume: Volume, readOnly: boolean): void {
-  const same = present.volumeId === volume.id;
-  if (same && present.readOnly === readOnly) return;
-  const what = same ? `this volume ${present.readOnly ? 'read-only' : 'read-write'}` : 'another volume';
-  throw new StowageError(`${present.target} has ${what} mounted already`, {
+export function requireSameMount(existing: Mount, volume: Volume, readOnly: boolean): void {
+  const same = existing.volumeId === volume.id;
+  if (same && existing.readOnly === readOnly) return;
+  const description = same ? `this volume ${existing.readOnly ? 'read-only' : 'read-write'}` : 'another volume';
+  throw new StowageError(`${existing.target} has ${description} mounted already`, {
     code: 'conflict',
     reason: 'target-taken',
-    action: `Choose another path, or unmount it first: stowage unmount ${present.target}`,
+    action: `Choose another path, or unmount it first: stowage unmount ${existing.target}`,
   });
 }
 
@@ -71,8 +71,8 @@ export function heldByContainers(target: string): StowageError {
 
 export function volumeInUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
   const { store, name } = volume;
-  const shown = shortened(users.map((user) => `${titleOf(user)} on ${user.node}`));
-  const shownToUsers = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
+  const shown = joinShortened(users.map((user) => `${describeUser(user)} on ${user.node}`));
+  const shownToUsers = joinShortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
     reason: 'volume-in-use',
@@ -127,13 +127,13 @@ export function stillServed({ id, store, name }: Volume, verb: string): StowageE
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
   const { store, name } = volume;
   const hosts = (describe: (users: readonly NamedUser[]) => readonly string[]): string =>
-    shortened(
+    joinShortened(
       uses.map(({ node, host, users, stale, renewedAt }) => {
         const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
-        return `host ${node} (${[host, ...describe(users).slice(0, mostShown)].join(', ')}${silent})`;
+        return `host ${node} (${[host, ...describe(users).slice(0, maxShownUsers)].join(', ')}${silent})`;
       }),
     );
-  const shown = hosts((users) => users.map(titleOf));
+  const shown = hosts((users) => users.map(describeUser));
   const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
@@ -145,10 +145,11 @@ export function inUseElsewhere(volume: Volume, verb: string, uses: readonly Seen
 
 /** For a single-writer mount while another host has the volume mounted for writing. */
 export function writtenElsewhere(store: string, name: string, { host, node, users }: Use): StowageError {
-  const named = (names: readonly string[]): string => (names.length === 0 ? node : `${node} (${shortened(names)})`);
+  const hostWithUsers = (names: readonly string[]): string =>
+    names.length === 0 ? node : `${node} (${joinShortened(names)})`;
   // Omit kubelets: they stage the volume for the pods that are listed.
   const others = users.filter(({ kind }) => kind !== 'kubelet');
-  const [writer, writerForUsers] = [named(others.map(titleOf)), named(withoutPaths(others))];
+  const [writer, writerForUsers] = [hostWithUsers(others.map(describeUser)), hostWithUsers(withoutPaths(others))];
   return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one host may write to it`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',
@@ -162,13 +163,13 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
 type NamedUser = Pick<User, 'kind' | 'name'>;
 
 /** The most users in one message. */
-const mostShown = 5;
+const maxShownUsers = 5;
 
-const shortened = (all: readonly string[]): string =>
-  `${all.slice(0, mostShown).join(', ')}${all.length > mostShown ? ` and ${all.length - mostShown} more` : ''}`;
+const joinShortened = (all: readonly string[]): string =>
+  `${all.slice(0, maxShownUsers).join(', ')}${all.length > maxShownUsers ? ` and ${all.length - maxShownUsers} more` : ''}`;
 
 /** An engine's user name is a plugin name, not a container: a user who removed "container stowage" would remove Stowage itself. */
-const titleOf = ({ kind, name }: NamedUser): string =>
+const describeUser = ({ kind, name }: NamedUser): string =>
   isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
 const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 
@@ -176,5 +177,5 @@ const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 function withoutPaths(users: readonly NamedUser[]): readonly string[] {
   const paths = users.filter(isPath).length;
   const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;
-  return [...users.filter((user) => !isPath(user)).map(titleOf), ...(paths === 0 ? [] : [mounts])];
+  return [...users.filter((user) => !isPath(user)).map(describeUser), ...(paths === 0 ? [] : [mounts])];
 }

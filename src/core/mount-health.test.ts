@@ -10,7 +10,7 @@ import type { LiveMount, Mount, NodeName, Source, StoreName, Volume, VolumeId, V
 import { createMountHealth, type MountHealthParts } from './mount-health.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
-import { noteRepaired, repairedAt } from './repaired-mounts.ts';
+import { recordRepair, repairedAt } from './repaired-mounts.ts';
 
 let records: Records;
 let dead: Set<VolumeId>;
@@ -140,12 +140,12 @@ test('checks only the requested volume', async () => {
 test('remembers a repair for the user of the mount, but not for the next user of the target', () => {
   mounted('/a', { since: 10 });
   mounted('/b', { since: 10 });
-  noteRepaired(records, { target: '/a' }, 20);
-  noteRepaired(records, { target: '/b' }, 30);
+  recordRepair(records, { target: '/a' }, 20);
+  recordRepair(records, { target: '/b' }, 30);
   const known = () => ['/a', '/b'].map((target) => repairedAt(records, { target, since: 10 }));
   expect(known()).toEqual([20, 30]);
   expect(repairedAt(records, { target: '/a', since: 25 })).toBeUndefined();
   records.mounts.remove('/a');
-  noteRepaired(records, { target: '/b' }, 40);
+  recordRepair(records, { target: '/b' }, 40);
   expect(known()).toEqual([undefined, 40]);
 });

@@ -36,7 +36,7 @@ interface Daemon {
 
 export interface MountHealthParts {
   readonly records: Records;
-  readonly mounts: Pick<MountQueries, 'list' | 'of' | 'isDead'>;
+  readonly mounts: Pick<MountQueries, 'list' | 'ofVolume' | 'isDead'>;
   readonly clients: Clients;
   /** Where a volume is staged. */
   readonly stageOf: (id: VolumeId) => string;
@@ -46,13 +46,13 @@ export interface MountHealthParts {
 }
 
 /** The deadline of the whole check. Mounts whose state is unknown by then are reported as client-failing. */
-const lookMs = 5_000;
-const atOnce = 8;
+const checkTimeoutMs = 5_000;
+const maxConcurrentChecks = 8;
 
-const words = {
+const problemTexts = {
   unmounted: 'the volume is not mounted at its target any more: somebody unmounted it',
   dead: 'no process serves the mount; it is being remounted',
-  mute: 'the client that serves the mount does not answer',
+  unresponsive: 'the client that serves the mount does not answer',
 } as const;
 
 /** Checks the mounts of one volume, or of all volumes. */
@@ -62,13 +62,13 @@ export type CheckMountHealth = (scope: Scope, volume?: VolumeId) => Promise<read
 export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
 
-  async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
+  async function findDeadMounts(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
     const found = new Map<VolumeId, string>();
-    await eachBounded(ids, atOnce, async (id) => {
+    await eachBounded(ids, maxConcurrentChecks, async (id) => {
       try {
-        if (await mounts.isDead(id, scope)) found.set(id, words.dead);
+        if (await mounts.isDead(id, scope)) found.set(id, problemTexts.dead);
       } catch {
-        found.set(id, words.mute);
+        found.set(id, problemTexts.unresponsive);
       }
     });
     return found;
@@ -85,12 +85,15 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   }
 
   /** The problems of the processes that serve the mounts. Asks each process once. */
-  async function failures(all: readonly LiveMount[], scope: Scope): Promise<(mount: Mount) => string | undefined> {
+  async function findClientProblems(
+    all: readonly LiveMount[],
+    scope: Scope,
+  ): Promise<(mount: Mount) => string | undefined> {
     const served = all.flatMap((mount) => daemonOf(mount) ?? []);
     const byKey = new Map(served.map((daemon) => [daemon.key, daemon]));
     // Ask all processes in parallel: each one that does not answer takes its whole deadline.
     const asked = Array.from(byKey, async ([key, { trouble }]) => {
-      return [key, await trouble(scope).catch(() => words.mute)] as const;
+      return [key, await trouble(scope).catch(() => problemTexts.unresponsive)] as const;
     });
     const troubles = new Map(await Promise.all(asked));
     return (mount) => {
@@ -100,7 +103,7 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   }
 
   /** The problems of stores that cannot be used. Omits stores that are not configured. */
-  async function silences(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, string>> {
+  async function findStoreProblems(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, string>> {
     const found = new Map<string, string>();
     const open: StoreName[] = [];
     for (const name of names) {
@@ -126,24 +129,26 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   const storeOf = ({ volumeId }: LiveMount): StoreName | undefined => records.volumes.byId(volumeId)?.store;
 
   return async (scope, volume) => {
-    using limit = clock.deadline(lookMs, scope.signal);
-    const own: Scope = { ...scope, signal: limit.signal };
-    const all = volume === undefined ? await mounts.list(scope) : await mounts.of(volume, scope);
+    using limit = clock.deadline(checkTimeoutMs, scope.signal);
+    const limitedScope: Scope = { ...scope, signal: limit.signal };
+    const all = volume === undefined ? await mounts.list(scope) : await mounts.ofVolume(volume, scope);
     const [dead, failing, silent] = await Promise.all([
-      deaths(new Set(all.map(({ volumeId }) => volumeId)), own),
-      failures(all, own),
-      silences([...new Set(all.flatMap((mount) => storeOf(mount) ?? []))], scope),
+      findDeadMounts(new Set(all.map(({ volumeId }) => volumeId)), limitedScope),
+      findClientProblems(all, limitedScope),
+      findStoreProblems([...new Set(all.flatMap((mount) => storeOf(mount) ?? []))], scope),
     ]);
     scope.signal.throwIfAborted();
     const stateOf = (mount: LiveMount): Pick<MountHealth, 'state' | 'detail'> => {
-      const death = dead.get(mount.volumeId);
+      const deadProblem = dead.get(mount.volumeId);
       // A store that does not answer can cause client failures, but not these two states.
-      if (death === words.dead) return { state: 'dead', detail: death };
-      if (!mount.mounted) return { state: 'unmounted', detail: words.unmounted };
-      const failure = death ?? failing(mount);
-      if (failure !== undefined) return { state: 'client-failing', detail: failure };
-      const silence = silent.get(storeOf(mount) ?? '');
-      return silence === undefined ? { state: 'ok', detail: undefined } : { state: 'store-silent', detail: silence };
+      if (deadProblem === problemTexts.dead) return { state: 'dead', detail: deadProblem };
+      if (!mount.mounted) return { state: 'unmounted', detail: problemTexts.unmounted };
+      const clientProblem = deadProblem ?? failing(mount);
+      if (clientProblem !== undefined) return { state: 'client-failing', detail: clientProblem };
+      const storeProblem = silent.get(storeOf(mount) ?? '');
+      return storeProblem === undefined
+        ? { state: 'ok', detail: undefined }
+        : { state: 'store-silent', detail: storeProblem };
     };
     return all.map((mount) => ({
       ...mount,

@@ -8,8 +8,8 @@ import type { VolumeStaging } from './volume-staging.ts';
 /** Questions about the mounts of this node. */
 export interface MountQueries {
   list(scope: Scope): Promise<readonly LiveMount[]>;
-  of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
-  staged(volume: VolumeId, scope: Scope): Promise<boolean>;
+  ofVolume(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
+  isStaged(volume: VolumeId, scope: Scope): Promise<boolean>;
   /** Every path on this node where the volume's source, or a part of it, is mounted, by anybody, including hidden mounts. */
   mountsOf(source: Source, volume: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
   /** The volume's own file system. Undefined: it has none. */
@@ -28,11 +28,11 @@ export interface MountQueriesParts {
 export function createMountQueries({ records, clients }: MountQueriesParts, staging: VolumeStaging): MountQueries {
   return {
     list: (scope) => staging.withKernelState(records.mounts.list(), scope),
-    of: (volume, scope) => staging.withKernelState(records.mounts.of(volume), scope),
-    staged: staging.isStaged,
+    ofVolume: (volume, scope) => staging.withKernelState(records.mounts.of(volume), scope),
+    isStaged: staging.isStaged,
     mountsOf: staging.mountsOf,
     filesystemOf: clients.filesystemOf,
-    isDead: async (volume, scope) => (await staging.dead(records.mounts.of(volume), scope)).length > 0,
+    isDead: async (volume, scope) => (await staging.findDead(records.mounts.of(volume), scope)).length > 0,
     mountedOn: (store) =>
       records.mounts
         .list()

@@ -68,7 +68,7 @@ describe('mounts', () => {
     gate.open();
     expect(await grown).toMatchObject({ bytes: 50n });
     expect(await second).toMatchObject({ mounted: true });
-    expect(await server.core.mounts.of(id, aCall())).toHaveLength(2);
+    expect(await server.core.mounts.ofVolume(id, aCall())).toHaveLength(2);
   });
 
   test('mounting twice at the same target succeeds; mounting something else there fails', async () => {

@@ -3,7 +3,7 @@ import type { VolumeName } from './model.ts';
 import { isVolumeName } from './names.ts';
 
 const braces = /\{([^{}]*)\}/g;
-const known = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
+const validField = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
 
 /** A placeholder such as `{namespace}` or `{label:team}`, replaced by a value of the claim. */
 export interface TemplateField {
@@ -18,7 +18,7 @@ export interface TemplateField {
 /** True if every field is valid and every brace belongs to a field. */
 export function isNameTemplate(template: string): boolean {
   const fields = Array.from(template.matchAll(braces), ([, text = '']) => text);
-  return fields.every((text) => known.test(text)) && !/[{}]/.test(template.replaceAll(braces, ''));
+  return fields.every((text) => validField.test(text)) && !/[{}]/.test(template.replaceAll(braces, ''));
 }
 
 export interface TemplateValues {
@@ -34,9 +34,9 @@ export function nameFromTemplate(template: string, { value, missing, unfit }: Te
   const name = template.replaceAll(braces, (_, text: string) => {
     const [kind = '', ...rest] = text.split(':');
     const field = { text, kind, key: rest.join(':') };
-    const found = value(field);
-    if (found === undefined || found === '') throw missing(field);
-    return found;
+    const claimValue = value(field);
+    if (claimValue === undefined || claimValue === '') throw missing(field);
+    return claimValue;
   });
   if (isVolumeName(name)) return name;
   throw unfit(name);

@@ -6,16 +6,16 @@ const idGrammar = /^sv1-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 
 /** The pattern for schemas. `volumeName` and `storeName` check the rules that a pattern cannot express. */
 export const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$';
-const grammar = new RegExp(namePattern);
+const nameGrammar = new RegExp(namePattern);
 
-function wrongWith(name: string): string | undefined {
+function nameProblem(name: string): string | undefined {
   if (name === '') return 'it is empty';
   if (name.length > 128) return `it has ${name.length} characters, 128 is the most`;
   if (name.includes('..')) return "it contains '..'";
   if (name.endsWith('.meta')) return "names that end in '.meta' are reserved for Stowage's own records";
   if (idGrammar.test(name)) return 'it has the form of a volume id';
   if (!/^[A-Za-z0-9]/.test(name)) return 'it must begin with a letter or a digit';
-  if (!grammar.test(name)) return 'only the letters A-Z a-z, digits, and _ . - may be used';
+  if (!nameGrammar.test(name)) return 'only the letters A-Z a-z, digits, and _ . - may be used';
   return undefined;
 }
 
@@ -25,10 +25,10 @@ export function quoted(text: string): string {
   return `'${short.replace(/[^\x20-\x7e]/gu, (c) => `\\u{${c.codePointAt(0)?.toString(16)}}`)}'`;
 }
 
-function named<T extends string>(what: string, name: string): T {
-  const wrong = wrongWith(name);
-  if (wrong === undefined) return name as T;
-  throw new StowageError(`${quoted(name)} cannot be a ${what} name: ${wrong}`, {
+function validName<T extends string>(what: string, name: string): T {
+  const violation = nameProblem(name);
+  if (violation === undefined) return name as T;
+  throw new StowageError(`${quoted(name)} cannot be a ${what} name: ${violation}`, {
     code: 'invalid',
     reason: 'name-invalid',
     action: `Choose a name of 1 to 128 characters from A-Z a-z 0-9 _ . - that begins with a letter or digit.`,
@@ -36,9 +36,9 @@ function named<T extends string>(what: string, name: string): T {
 }
 
 /** Every name from outside passes through one of these. */
-export const volumeName = (name: string): VolumeName => named<VolumeName>('volume', name);
-export const storeName = (name: string): StoreName => named<StoreName>('store', name);
-export const isVolumeName = (name: string): name is VolumeName => wrongWith(name) === undefined;
+export const volumeName = (name: string): VolumeName => validName<VolumeName>('volume', name);
+export const storeName = (name: string): StoreName => validName<StoreName>('store', name);
+export const isVolumeName = (name: string): name is VolumeName => nameProblem(name) === undefined;
 
 /**
  * Derives a valid volume name from an arbitrary foreign name. Returns the foreign name itself if it is valid. Deterministic and
@@ -68,6 +68,6 @@ export function qualified(store: StoreName, name: VolumeName): string {
 /** Undefined: not a qualified name. Does not validate the parts. */
 export function partsOfQualified(ref: string): { readonly store: string; readonly name: string } | undefined {
   // Split at the last '..': a store name may end in a dot, a volume name cannot begin with one.
-  const cut = ref.lastIndexOf('..');
-  return cut === -1 ? undefined : { store: ref.slice(0, cut), name: ref.slice(cut + 2) };
+  const separator = ref.lastIndexOf('..');
+  return separator === -1 ? undefined : { store: ref.slice(0, separator), name: ref.slice(separator + 2) };
 }

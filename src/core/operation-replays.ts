@@ -26,81 +26,81 @@ export interface Replays {
 }
 
 /** How long a request waits for a replay. Queue workers wait here too, and an unreachable store must not block all of them. */
-const lockPatienceMs = 10_000;
+const lockTimeoutMs = 10_000;
 const unending = new AbortController().signal;
 
 export function createReplays(parts: {
   readonly locks: KeyedLock;
-  readonly perform: OperationRunner;
+  readonly runOperation: OperationRunner;
   readonly running: ReadonlyMap<OperationId, RunningOperation>;
   readonly records: Pick<Records, 'operations'>;
   readonly clock: Clock;
   readonly log: Log;
 }): Replays {
-  const { locks, perform, running, records, clock, log } = parts;
+  const { locks, runOperation: perform, running, records, clock, log } = parts;
   const pending = new Map<OperationId, PendingReplay>();
   const stopping = new AbortController();
-  const untilAnswered = createReplayAttempts({ records, running, clock, log, stopping: stopping.signal });
+  const runAttempts = createReplayAttempts({ records, running, clock, log, stopping: stopping.signal });
 
-  async function run(one: PendingReplay, replay: Replay, first: FirstAttempt): Promise<void> {
+  async function runReplay(pendingReplay: PendingReplay, replay: Replay, first: FirstAttempt): Promise<void> {
     using held = await locks
-      .hold(replay.keys, AbortSignal.any([stopping.signal, one.waiting.signal]))
+      .hold(replay.keys, AbortSignal.any([stopping.signal, pendingReplay.waiting.signal]))
       .catch((thrown: unknown) => {
-        if (!one.waiting.signal.aborted) throw thrown;
+        if (!pendingReplay.waiting.signal.aborted) throw thrown;
         return undefined;
       });
-    await perform(one.operation, { signal: unending, log }, undefined, async (work) => {
+    await perform(pendingReplay.operation, { signal: unending, log }, undefined, async (work) => {
       if (held === undefined) throw canceled();
-      return await untilAnswered(one, replay, work, first);
+      return await runAttempts(pendingReplay, replay, work, first);
     });
   }
 
   /** The operation that holds one of the keys; otherwise one that waits for them. */
-  function holder(keys: readonly string[]): PendingReplay | undefined {
-    const those = [...pending.values()].filter((one) => keys.some((key) => one.keys.has(key)));
-    return those.find(({ operation }) => running.has(operation.id)) ?? those[0];
+  function findHolder(keys: readonly string[]): PendingReplay | undefined {
+    const candidates = [...pending.values()].filter((one) => keys.some((key) => one.keys.has(key)));
+    return candidates.find(({ operation }) => running.has(operation.id)) ?? candidates[0];
   }
 
   return {
     resume: async (operation, scope, replay) => {
       // A store that is reopened at run time can still have a replay in progress.
       if (pending.has(operation.id) || running.has(operation.id)) return;
-      const one: PendingReplay = {
+      const pendingReplay: PendingReplay = {
         operation,
         keys: new Set(replay.keys),
-        refused: undefined,
+        lastFailure: undefined,
         wake: () => undefined,
         waiting: new AbortController(),
       };
       const isAwaited = !replay.keys.some((key) => locks.isHeld(key));
-      pending.set(operation.id, one);
-      const { promise: refused, resolve } = Promise.withResolvers<void>();
+      pending.set(operation.id, pendingReplay);
+      const { promise: refusedOnce, resolve } = Promise.withResolvers<void>();
       let isInBackground = !isAwaited;
-      const backgrounded = (): void => {
+      const continueInBackground = (): void => {
         isInBackground = true;
         resolve();
       };
-      const replaying = run(one, replay, { scope, isAwaited, refused: backgrounded })
+      const replaying = runReplay(pendingReplay, replay, { scope, isAwaited, onFailure: continueInBackground })
         .catch((thrown: unknown) => {
           if (!isInBackground) throw thrown;
           if (stopping.signal.aborted || thrown instanceof EndedOnRecord) return;
           log.warn('the interrupted operation failed', { operation: operation.id, why: stowageError(thrown).message });
         })
         .finally(() => pending.delete(operation.id));
-      if (isAwaited) await Promise.race([replaying, refused]);
+      if (isAwaited) await Promise.race([replaying, refusedOnce]);
     },
-    refusal: (id) => pending.get(id)?.refused,
+    refusal: (id) => pending.get(id)?.lastFailure,
     cancel: (id) => {
       pending.get(id)?.waiting.abort();
       return pending.has(id);
     },
     lock: async (keys, signal) => {
-      using limit = holder(keys) && clock.deadline(lockPatienceMs, signal);
+      using limit = findHolder(keys) && clock.deadline(lockTimeoutMs, signal);
       try {
         return await locks.hold(keys, limit?.signal ?? signal);
       } catch (cause) {
-        const one = holder(keys);
-        throw one !== undefined && cause instanceof DeadlineExceeded ? isPending(one) : cause;
+        const blocking = findHolder(keys);
+        throw blocking !== undefined && cause instanceof DeadlineExceeded ? operationPending(blocking) : cause;
       }
     },
     wake: (store) => {
@@ -108,20 +108,20 @@ export function createReplays(parts: {
     },
     stop: () => {
       stopping.abort(new ShuttingDown('Stowage is stopping'));
-      for (const { operation, refused } of pending.values())
-        if (refused !== undefined) running.get(operation.id)?.controller.abort(stopping.signal.reason);
+      for (const { operation, lastFailure } of pending.values())
+        if (lastFailure !== undefined) running.get(operation.id)?.controller.abort(stopping.signal.reason);
     },
   };
 }
 
-function isPending({ operation: { id, kind, subject }, refused }: PendingReplay): StowageError {
+function operationPending({ operation: { id, kind, subject }, lastFailure }: PendingReplay): StowageError {
   const message = `${kind} of ${subject} (${id}) was interrupted and is not finished yet`;
-  return new StowageError(refused === undefined ? message : `${message}: ${refused.message}`, {
+  return new StowageError(lastFailure === undefined ? message : `${message}: ${lastFailure.message}`, {
     code: 'busy',
     reason: 'operation-pending',
     action: `Retry when it is finished, or cancel it: stowage operations cancel ${id}`,
     // The store's message may name servers and paths.
     toUsers: { message },
-    cause: refused,
+    cause: lastFailure,
   });
 }

@@ -38,30 +38,30 @@ export type OperationRunner = <T>(
   limitMs: number | undefined,
   work: (scope: Work) => Promise<Outcome<T>>,
   /** Given for a new operation: records it, then calls this. */
-  begun?: () => void,
+  onRecorded?: () => void,
 ) => Promise<T>;
 
-const keptOperations = 1000;
-const progressEveryMs = 200;
-const recordAgainMs = 1_000;
+const maxEndedOperations = 1000;
+const progressIntervalMs = 200;
+const recordRetryMs = 1_000;
 
 /** Does the work of a recorded operation and records how it ended. */
 export function createOperationRunner(parts: OperationRunnerParts): OperationRunner {
   const { records, events, clock, log, running } = parts;
 
-  function tellProgress(entry: RunningOperation): (progress: Progress) => void {
-    let told = 0;
+  function createProgressReporter(entry: RunningOperation): (progress: Progress) => void {
+    let lastPublishedAt = 0;
     return (progress) => {
       entry.progress = progress;
       // Limit progress events, so that they do not push other events out of the ring buffer.
-      if (clock.now() - told < progressEveryMs) return;
-      told = clock.now();
+      if (clock.now() - lastPublishedAt < progressIntervalMs) return;
+      lastPublishedAt = clock.now();
       publishOperation(events, 'progress', entry.operation, progress);
     };
   }
 
   function failureOf(thrown: unknown, operation: Operation, { aborted, reason }: AbortSignal): StowageError {
-    if (reason instanceof ShuttingDown) throw interrupted(thrown);
+    if (reason instanceof ShuttingDown) throw interruptedByShutdown(thrown);
     if (thrown instanceof EndedOnRecord) throw thrown;
     const failure = aborted && reason instanceof Error ? stowageError(reason) : stowageError(thrown);
     if (failure.code === 'internal')
@@ -70,25 +70,25 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
   }
 
   /** While other operations run, several may begin or end at the same moment: commit them together. */
-  const written = async (write: () => void): Promise<void> => {
-    if (running.size > 1) await records.groupCommit(write);
-    else write();
+  const writeRecord = async (writeRow: () => void): Promise<void> => {
+    if (running.size > 1) await records.groupCommit(writeRow);
+    else writeRow();
   };
-  const end = createEnd(parts, written);
+  const end = createEnd(parts, writeRecord);
 
-  return async (operation, scope, limitMs, work, begun) => {
+  return async (operation, scope, limitMs, work, onRecorded) => {
     const controller = new AbortController();
     const { signal } = controller;
-    const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
+    const { promise: ended, resolve: resolveEnded } = Promise.withResolvers<void>();
     const entry: RunningOperation = { operation, controller, progress: undefined, ended };
     using _limit = limitMs === undefined ? undefined : limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
-      if (begun !== undefined) {
-        await written(() => records.operations.begin(operation));
-        begun();
+      if (onRecorded !== undefined) {
+        await writeRecord(() => records.operations.begin(operation));
+        onRecorded();
       }
-      const progress = tellProgress(entry);
+      const progress = createProgressReporter(entry);
       const outcome = await work({ signal, log: scope.log, operation: operation.id, progress }).catch(
         (thrown: unknown) => failureOf(thrown, operation, signal),
       );
@@ -97,39 +97,39 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
       return outcome.value;
     } finally {
       running.delete(operation.id);
-      ending();
+      resolveEnded();
     }
   };
 }
 
 type RecordEnd = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
 
-function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): RecordEnd {
+function createEnd(parts: OperationRunnerParts, writeRecord: (write: () => void) => Promise<void>): RecordEnd {
   const { records, events, clock, log } = parts;
   let sincePrune = 0;
 
-  function write(ended: EndedOperation, record?: () => void): void {
+  function writeEnd(ended: EndedOperation, record?: () => void): void {
     records.transaction(() => {
       record?.();
       records.operations.end(ended.id, ended.state, ended.endedAt, ended.error);
       // Prune rarely: deleting one row per operation would double the writes.
       if (++sincePrune < 100) return;
       sincePrune = 0;
-      records.operations.prune(keptOperations);
+      records.operations.prune(maxEndedOperations);
     });
   }
 
   /** Retries until the end of the operation is recorded. Until then the operation counts as running, and its volume stays locked. */
-  async function insist(signal: AbortSignal, attempt: () => Promise<void>): Promise<void> {
-    for (let told = false; ; told = true) {
+  async function retryUntilRecorded(signal: AbortSignal, attempt: () => Promise<void>): Promise<void> {
+    for (let isLogged = false; ; isLogged = true) {
       try {
         return await attempt();
       } catch (thrown) {
-        if (signal.reason instanceof ShuttingDown) throw interrupted(thrown);
+        if (signal.reason instanceof ShuttingDown) throw interruptedByShutdown(thrown);
         const { message, action } = stowageError(thrown);
-        if (!told) log.error('the end of an operation cannot be recorded; trying again', { why: message, action });
+        if (!isLogged) log.error('the end of an operation cannot be recorded; trying again', { why: message, action });
         const { promise, resolve } = Promise.withResolvers<void>();
-        clock.after(recordAgainMs, resolve);
+        clock.after(recordRetryMs, resolve);
         await promise;
       }
     }
@@ -138,9 +138,9 @@ function createEnd(parts: OperationRunnerParts, written: (write: () => void) => 
   return async (operation, signal, outcome) => {
     const [ended, { record, announce }] =
       outcome instanceof StowageError
-        ? [failed(operation, outcome, clock.now()), {}]
+        ? [failedOperation(operation, outcome, clock.now()), {}]
         : [{ ...operation, state: 'done', endedAt: clock.now() } as const, outcome];
-    await insist(signal, () => written(() => write(ended, record)));
+    await retryUntilRecorded(signal, () => writeRecord(() => writeEnd(ended, record)));
     announce?.();
     publishOperation(events, 'ended', ended);
   };
@@ -148,7 +148,7 @@ function createEnd(parts: OperationRunnerParts, written: (write: () => void) => 
 
 type EndedOperation = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
 
-function failed(operation: Operation, failure: StowageError, endedAt: number): EndedOperation {
+function failedOperation(operation: Operation, failure: StowageError, endedAt: number): EndedOperation {
   const state = failure.code === 'canceled' ? 'canceled' : 'failed';
   return { ...operation, state, endedAt, error: errorOf(failure) };
 }
@@ -170,7 +170,7 @@ export function publishOperation(
   events.publish(`operation.${type}`, operation.id, operation.store, { operation, progress });
 }
 
-function interrupted(cause?: unknown): StowageError {
+function interruptedByShutdown(cause?: unknown): StowageError {
   return new StowageError('Stowage is stopping; the operation continues at the next start', {
     code: 'unavailable',
     reason: 'stopping',
@@ -179,7 +179,7 @@ function interrupted(cause?: unknown): StowageError {
   });
 }
 
-export function refusedWhileStopping(): StowageError {
+export function refusedByShutdown(): StowageError {
   return new StowageError('Stowage is stopping and starts no new operations', {
     code: 'unavailable',
     reason: 'stopping',

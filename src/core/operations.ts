@@ -12,7 +12,7 @@ import {
   errorOf,
   publishOperation,
   type RunningOperation,
-  refusedWhileStopping,
+  refusedByShutdown,
   ShuttingDown,
 } from './operation-runner.ts';
 import type { Outcome, Progress, Work } from './operation-work.ts';
@@ -65,7 +65,7 @@ export interface Operations {
 
 const defaultDeadlineMs = 120_000;
 /** How long interrupted operations get to react to the abort. */
-const interruptedMs = 2_000;
+const abortWaitMs = 2_000;
 
 export function createOperations(parts: {
   readonly records: Records;
@@ -76,8 +76,8 @@ export function createOperations(parts: {
   const { records, events, clock } = parts;
   const locks = createKeyedLock();
   const running = new Map<OperationId, RunningOperation>();
-  const perform = createOperationRunner({ ...parts, running });
-  const replays = createReplays({ ...parts, perform, locks, running });
+  const runOperation = createOperationRunner({ ...parts, running });
+  const replays = createReplays({ ...parts, runOperation: runOperation, locks, running });
   let stopping = false;
 
   const view = (operation: Operation): OperationView => {
@@ -93,12 +93,12 @@ export function createOperations(parts: {
       const held = await replays.lock(keys, signal);
       if (!stopping) return held;
       held[Symbol.dispose]();
-      throw refusedWhileStopping();
+      throw refusedByShutdown();
     },
     run: async (intent, call, work) => {
-      if (stopping) throw refusedWhileStopping();
-      const operation = begun(intent, clock.now());
-      return await perform(operation, call, intent.deadlineMs ?? defaultDeadlineMs, work, () => {
+      if (stopping) throw refusedByShutdown();
+      const operation = newOperation(intent, clock.now());
+      return await runOperation(operation, call, intent.deadlineMs ?? defaultDeadlineMs, work, () => {
         publishOperation(events, 'started', operation);
         call.onOperation?.(operation);
       });
@@ -131,7 +131,7 @@ export function createOperations(parts: {
   };
 }
 
-function begun({ kind, store, subject, params }: OperationIntent, startedAt: number): Operation {
+function newOperation({ kind, store, subject, params }: OperationIntent, startedAt: number): Operation {
   const id = newOperationId();
   return { id, kind, store, subject, params, state: 'running', startedAt, endedAt: undefined, error: undefined };
 }
@@ -145,5 +145,5 @@ async function drain(
   await endsWithin(all(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
   // A system call on a hung disk cannot be aborted. Its operation is on record, and the next start resumes it.
-  await endsWithin(all(), interruptedMs, clock);
+  await endsWithin(all(), abortWaitMs, clock);
 }

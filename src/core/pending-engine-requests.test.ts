@@ -12,7 +12,7 @@ test('close waits until an engine with a recent request can have listed its cont
   expect(await requests.note(id, signal)).toBe('noted');
   clock.advance(400);
   let isClosed = false;
-  const closing = requests.close(id, false, signal).then((closed) => {
+  const closing = requests.block(id, false, signal).then((closed) => {
     isClosed = true;
     return closed;
   });
@@ -26,16 +26,16 @@ test('close waits until an engine with a recent request can have listed its cont
 test('close does not wait without a recent request, or if the engine itself deletes the volume', async () => {
   const clock = createFakeClock();
   const requests = createPendingEngineRequests(clock);
-  (await requests.close(id, false, signal))[Symbol.dispose]();
+  (await requests.block(id, false, signal))[Symbol.dispose]();
   await requests.note(id, signal);
-  (await requests.close(id, true, signal))[Symbol.dispose]();
+  (await requests.block(id, true, signal))[Symbol.dispose]();
   clock.advance(1_000);
-  (await requests.close(id, false, signal))[Symbol.dispose]();
+  (await requests.block(id, false, signal))[Symbol.dispose]();
 });
 
 test('a request during a deletion waits for its end, and must then look the volume up again', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
-  const closed = await requests.close(id, false, signal);
+  const closed = await requests.block(id, false, signal);
   const noted = requests.note(id, signal);
   const impatient = new AbortController();
   const given = requests.note(id, impatient.signal);
@@ -50,7 +50,7 @@ test('an aborted close does not block requests', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
   await requests.note(id, signal);
   const caller = new AbortController();
-  const closing = requests.close(id, false, caller.signal);
+  const closing = requests.block(id, false, caller.signal);
   caller.abort(new Error('enough'));
   await expect(closing).rejects.toThrow();
   expect(await requests.note(id, signal)).toBe('noted');

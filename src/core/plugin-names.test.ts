@@ -70,7 +70,7 @@ describe('the names of volumes in engines', () => {
 
   test('are forgotten when the volume is gone and no container references it', async () => {
     const all = ['a', 'local..a', 'b', 'c'];
-    const known = () => all.filter((name) => server.core.pluginNames.known('stowage-local', name) !== undefined);
+    const known = () => all.filter((name) => server.core.pluginNames.recordedId('stowage-local', name) !== undefined);
     const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
     for (const name of all) await resolve(name);
     await server.core.deletions.delete(first.id, undefined, aCall());
@@ -144,7 +144,7 @@ describe('names in both scopes, for which Docker asks both plugins in any order'
 
 describe('the store for a new volume', () => {
   const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
-    server.core.pluginNames.placeFor(plugin, name, store);
+    server.core.pluginNames.storeAndNameFor(plugin, name, store);
 
   test('is the requested store, the store in the name, or the default store', () => {
     expect(placeFor('a')).toEqual({ store: 'local', name: 'a' });

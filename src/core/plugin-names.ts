@@ -15,7 +15,7 @@ import type { Stores } from './stores.ts';
  */
 export interface PluginNames {
   /** The volume that the name refers to according to our records, even while its store does not answer. */
-  known(plugin: PluginName, name: string): VolumeId | undefined;
+  recordedId(plugin: PluginName, name: string): VolumeId | undefined;
   /** Records that the name refers to this volume. */
   remember(plugin: PluginName, name: string, id: VolumeId): void;
   /** Removes the names of a deleted volume. `list` removes the names of volumes that other hosts destroyed. */
@@ -28,7 +28,7 @@ export interface PluginNames {
   /** Lists each volume in the plugin's scope once. Stores that do not answer contribute their last known volumes. */
   list(plugin: PluginName, scope: Scope): Promise<readonly { readonly name: string; readonly volume: Volume }[]>;
   /** The store and the volume name for a create request. */
-  placeFor(
+  storeAndNameFor(
     plugin: PluginName,
     name: string,
     store: string | undefined,
@@ -45,100 +45,106 @@ const pageSize = 1_000;
 
 export function createPluginNames(parts: PluginNamesParts): PluginNames {
   const { records, stores, catalogue } = parts;
-  const isIn =
+  const isStoreOf =
     (plugin: PluginName) =>
     (store: string): boolean =>
       stores.list().some((view) => view.config.name === store && pluginOf(view.placement) === plugin);
   const storesOf = (plugin: PluginName): readonly StoreName[] =>
     stores.list().flatMap(({ config, placement }) => (pluginOf(placement) === plugin ? [config.name] : []));
 
-  async function meant(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
+  async function resolveRecorded(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
     const id = records.engineNames.get(plugin, name);
     if (id === undefined) return undefined;
     try {
-      return await catalogue.resolve(id, scope, isIn(plugin));
+      return await catalogue.resolve(id, scope, isStoreOf(plugin));
     } catch (thrown) {
       // 'not-found' means that every store answered, so the volume is gone and its name is free.
       if (stowageError(thrown).code !== 'not-found') throw thrown;
-      if (!isNamed(id)) records.engineNames.remove(plugin, name);
+      if (!isReferenced(id)) records.engineNames.remove(plugin, name);
       return undefined;
     }
   }
 
   /** A container still references the volume, or an engine has it mounted and will unmount it by this name. */
-  const isNamed = (id: VolumeId): boolean =>
+  const isReferenced = (id: VolumeId): boolean =>
     records.engineMounts.of(id).length > 0 || records.references.of(id).length > 0;
 
-  function forgetThose(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
+  function forgetWhere(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
     for (const { name, id } of records.engineNames.list(plugin))
-      if (isGone(id) && !isNamed(id)) records.engineNames.remove(plugin, name);
+      if (isGone(id) && !isReferenced(id)) records.engineNames.remove(plugin, name);
   }
 
-  function notHere(plugin: PluginName, name: string, thrown: unknown): unknown {
-    const other = otherThan(plugin);
+  function explainOtherPlugin(plugin: PluginName, name: string, thrown: unknown): unknown {
+    const other = otherPlugin(plugin);
     const bare = partsOfQualified(name)?.name ?? name;
     if (stowageError(thrown).code !== 'not-found' || !isVolumeName(bare)) return thrown;
-    const there = records.volumes.named(bare).find(({ store }) => isIn(other)(store));
-    if (there === undefined) return thrown;
+    const otherVolume = records.volumes.named(bare).find(({ store }) => isStoreOf(other)(store));
+    if (otherVolume === undefined) return thrown;
     // Still 'not-found', so that an engine can remove the volume.
-    return otherScope(`volume '${there.store}/${there.name}'`, there.store, plugin, 'not-found');
+    return otherScope(`volume '${otherVolume.store}/${otherVolume.name}'`, otherVolume.store, plugin, 'not-found');
   }
 
   /** Throws if the name refers to a volume of the other plugin on this host. */
-  async function refuseMeantElsewhere(plugin: PluginName, found: Volume, name: string, scope: Scope): Promise<void> {
-    const other = otherThan(plugin);
+  async function refuseOtherPluginsName(plugin: PluginName, found: Volume, name: string, scope: Scope): Promise<void> {
+    const other = otherPlugin(plugin);
     const id = records.engineNames.get(other, name);
     const known = id && records.volumes.byId(id);
     const isQualified = partsOfQualified(name) !== undefined;
     // A volume in the default store takes precedence unless the name was recorded before, so other stores need not be asked.
     if (known === undefined && (isQualified || found.store === stores.defaultName)) return;
-    const meant = known ?? (await catalogue.resolve(name, scope));
-    if (meant.id !== found.id && isIn(other)(meant.store))
-      throw otherScope(`by ${quoted(name)} volume '${meant.store}/${meant.name}' is meant, which`, meant.store, plugin);
+    const resolved = known ?? (await catalogue.resolve(name, scope));
+    if (resolved.id !== found.id && isStoreOf(other)(resolved.store))
+      throw otherScope(
+        `by ${quoted(name)} volume '${resolved.store}/${resolved.name}' is meant, which`,
+        resolved.store,
+        plugin,
+      );
   }
 
   return {
-    known: (plugin, name) => records.engineNames.get(plugin, name),
+    recordedId: (plugin, name) => records.engineNames.get(plugin, name),
     remember: (plugin, name, id) => records.engineNames.put(plugin, name, id),
     forget: (id) => {
-      for (const plugin of pluginNames) forgetThose(plugin, (known) => known === id);
+      for (const plugin of pluginNames) forgetWhere(plugin, (known) => known === id);
     },
     resolve: async (plugin, name, scope) => {
-      const before = await meant(plugin, name, scope);
+      const before = await resolveRecorded(plugin, name, scope);
       if (before !== undefined) return before;
-      const volume = await catalogue.resolve(name, scope, isIn(plugin)).catch((thrown: unknown) => {
-        throw notHere(plugin, name, thrown);
+      const volume = await catalogue.resolve(name, scope, isStoreOf(plugin)).catch((thrown: unknown) => {
+        throw explainOtherPlugin(plugin, name, thrown);
       });
-      await refuseMeantElsewhere(plugin, volume, name, scope);
+      await refuseOtherPluginsName(plugin, volume, name, scope);
       records.engineNames.put(plugin, name, volume.id);
       return volume;
     },
     list: async (plugin, scope) => {
       const names = storesOf(plugin);
       const all: Volume[] = [];
-      const unsaid: StoreName[] = [];
+      const unansweredStores: StoreName[] = [];
       for (let after: { store: string; name: string } | undefined; names.length > 0; ) {
         const query = { stores: names, labels: {}, contains: undefined, after, limit: pageSize };
         const { volumes, unanswered } = await catalogue.page(query, scope);
         all.push(...volumes);
-        unsaid.push(...unanswered);
+        unansweredStores.push(...unanswered);
         after = volumes.at(-1);
         if (volumes.length < pageSize) break;
       }
-      const there = new Set(all.map(({ id }) => id));
+      const listedIds = new Set(all.map(({ id }) => id));
       // If every store answered, volumes that were not listed are gone, unless they were created in the meantime.
-      if (unsaid.length === 0) forgetThose(plugin, (id) => !there.has(id) && records.volumes.byId(id) === undefined);
-      const others = new Set(records.engineNames.list(otherThan(plugin)).map(({ name }) => name));
-      const isOthers = isIn(otherThan(plugin));
-      const isElsewhere = ({ name, store }: Volume): boolean =>
-        others.has(name) ||
-        (store !== stores.defaultName && records.volumes.named(name).some((one) => isOthers(one.store)));
-      return named(all, records.engineNames.list(plugin), stores.defaultName, isElsewhere);
+      if (unansweredStores.length === 0)
+        forgetWhere(plugin, (id) => !listedIds.has(id) && records.volumes.byId(id) === undefined);
+      const otherPluginsNames = new Set(records.engineNames.list(otherPlugin(plugin)).map(({ name }) => name));
+      const isOtherPluginsStore = isStoreOf(otherPlugin(plugin));
+      const isOtherPluginsName = ({ name, store }: Volume): boolean =>
+        otherPluginsNames.has(name) ||
+        (store !== stores.defaultName && records.volumes.named(name).some((one) => isOtherPluginsStore(one.store)));
+      return nameVolumes(all, records.engineNames.list(plugin), stores.defaultName, isOtherPluginsName);
     },
-    placeFor: (plugin, name, wanted) => {
+    storeAndNameFor: (plugin, name, requestedStore) => {
       const parts = partsOfQualified(name);
-      if (parts !== undefined && wanted !== undefined && wanted !== parts.store) throw contradiction(name, wanted);
-      const store = parts?.store ?? wanted ?? usual(plugin, storesOf(plugin), stores.defaultName);
+      if (parts !== undefined && requestedStore !== undefined && requestedStore !== parts.store)
+        throw storeContradiction(name, requestedStore);
+      const store = parts?.store ?? requestedStore ?? chooseStore(plugin, storesOf(plugin), stores.defaultName);
       const view = stores.list().find(({ config }) => config.name === store);
       if (view === undefined) throw noStore(store, storesOf(plugin));
       const { config, placement } = view;
@@ -150,39 +156,39 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
 
 const pluginOf = (placement: Placement): PluginName => (isShared(placement) ? 'stowage' : 'stowage-local');
 
-const otherThan = (plugin: PluginName): PluginName => pluginNames.find((name) => name !== plugin) ?? plugin;
+const otherPlugin = (plugin: PluginName): PluginName => pluginNames.find((name) => name !== plugin) ?? plugin;
 
-function named(
+function nameVolumes(
   volumes: readonly Volume[],
-  known: readonly { readonly name: string; readonly id: string }[],
-  usual: StoreName | undefined,
-  isElsewhere: (volume: Volume) => boolean,
+  recordedNames: readonly { readonly name: string; readonly id: string }[],
+  defaultStore: StoreName | undefined,
+  isOtherPluginsName: (volume: Volume) => boolean,
 ): readonly { readonly name: string; readonly volume: Volume }[] {
-  const byId = new Map(known.map(({ name, id }) => [id, name]));
-  const taken = new Set(known.map(({ name }) => name));
+  const byId = new Map(recordedNames.map(({ name, id }) => [id, name]));
+  const taken = new Set(recordedNames.map(({ name }) => name));
   const count = new Map<string, number>();
-  const inUsual = new Set<string>();
+  const inDefaultStore = new Set<string>();
   for (const { name, store } of volumes) {
     count.set(name, (count.get(name) ?? 0) + 1);
-    if (store === usual) inUsual.add(name);
+    if (store === defaultStore) inDefaultStore.add(name);
   }
   return volumes.map((volume) => {
     const { id, name, store } = volume;
-    const leadsHere = store === usual || (!inUsual.has(name) && count.get(name) === 1);
-    const bare = leadsHere && !taken.has(name) && !isElsewhere(volume) ? name : qualified(store, name);
+    const isUnambiguous = store === defaultStore || (!inDefaultStore.has(name) && count.get(name) === 1);
+    const bare = isUnambiguous && !taken.has(name) && !isOtherPluginsName(volume) ? name : qualified(store, name);
     return { name: byId.get(id) ?? bare, volume };
   });
 }
 
-function usual(plugin: PluginName, all: readonly StoreName[], preferred: StoreName | undefined): StoreName {
+function chooseStore(plugin: PluginName, all: readonly StoreName[], preferred: StoreName | undefined): StoreName {
   const [first, ...others] = all;
   if (preferred !== undefined && all.includes(preferred)) return preferred;
   if (first !== undefined && others.length === 0) return first;
   if (first === undefined)
-    throw new StowageError(`plugin ${plugin} has no store: ${meaning[plugin]}`, {
+    throw new StowageError(`plugin ${plugin} has no store: ${pluginScopes[plugin]}`, {
       code: 'not-found',
       reason: 'plugin-without-store',
-      action: `Ask the administrator for such a store (stowage store add), or use the driver ${otherThan(plugin)}.`,
+      action: `Ask the administrator for such a store (stowage store add), or use the driver ${otherPlugin(plugin)}.`,
     });
   throw new StowageError(`no store was named, and none of those of plugin ${plugin} is the default`, {
     code: 'invalid',
@@ -191,7 +197,7 @@ function usual(plugin: PluginName, all: readonly StoreName[], preferred: StoreNa
   });
 }
 
-const meaning: Readonly<Record<PluginName, string>> = {
+const pluginScopes: Readonly<Record<PluginName, string>> = {
   stowage: 'it shows stores that other hosts share',
   'stowage-local': 'it shows stores of this machine',
 };
@@ -202,8 +208,8 @@ function otherScope(
   plugin: PluginName,
   code: 'invalid' | 'not-found' = 'invalid',
 ): StowageError {
-  const other = otherThan(plugin);
-  return new StowageError(`${what} is not for plugin ${plugin}: ${meaning[plugin]}`, {
+  const other = otherPlugin(plugin);
+  return new StowageError(`${what} is not for plugin ${plugin}: ${pluginScopes[plugin]}`, {
     code,
     reason: 'plugin-other-scope',
     action: `Use the driver ${other} for store '${store}': docker volume create -d ${other} -o store=${store} NAME`,
@@ -221,7 +227,7 @@ function noStore(name: string, others: readonly StoreName[]): StowageError {
   });
 }
 
-function contradiction(name: string, store: string): StowageError {
+function storeContradiction(name: string, store: string): StowageError {
   return new StowageError(`${quoted(name)} names another store than -o store=${store}`, {
     code: 'invalid',
     reason: 'plugin-store-contradiction',

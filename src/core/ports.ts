@@ -42,13 +42,13 @@ export interface Store {
   /** The source kinds that `source()` can return. */
   readonly sources: readonly SourceKind[];
   /** The same request id and parameters return the same volume; a taken name is 'exists'. A failure leaves nothing behind. */
-  create(want: VolumeSpec, scope: Scope): Promise<Volume>;
+  create(spec: VolumeSpec, scope: Scope): Promise<Volume>;
   /** Reads the volume from the store itself. Undefined: the store answered and has no such volume. */
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
   /** All recorded volumes, in no particular order. Omits unreadable records (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
   /** Destroys data and record. Absent is success. If the name belongs to another volume by now, leaves that alone and succeeds. */
-  delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
+  delete(volume: VolumeRef, scope: Scope, mode?: DeletionMode): Promise<void>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
   check(scope: Scope): Promise<StoreCheck>;
@@ -77,7 +77,7 @@ export interface Store {
    * Absent: 'unsupported'. Success if already renamed; 'not-found' if neither name has this id; 'exists' if the new name is
    * taken.
    */
-  rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
+  rename?(volume: VolumeRef, newName: VolumeName, scope: Scope): Promise<Volume>;
   /** The usage of the volume itself, not of the file system around it. Absent: core reports the mount's usage, or none. */
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
   /** The total and free space, with a single call to the disk or server. Absent: unknown. */
@@ -171,7 +171,7 @@ export interface Trash {
    */
   put(
     volume: VolumeRef,
-    how: { readonly deletedAt: number; readonly retention: number },
+    deletion: { readonly deletedAt: number; readonly retention: number },
     scope: Scope,
   ): Promise<number | undefined>;
   list(scope: Scope): Promise<readonly TrashEntry[]>;
@@ -285,9 +285,9 @@ export interface Client<K extends SourceKind = SourceKind> {
   /**
    * Idempotent: returns success if already done. Also completes an expansion that could not happen while the volume was unmounted.
    */
-  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: StageOptions): Promise<void>;
+  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: StageOptions): Promise<void>;
   /** Not staged is success. Forced: programs that use the volume get errors, and no server is waited for. */
-  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: UnstageOptions): Promise<void>;
+  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: UnstageOptions): Promise<void>;
   /** Every path on this node where the source, or a part of it, is mounted, by anybody, including hidden mounts. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
   /** Completes the expansion of a staged volume on the node. Present if that is needed. */
@@ -363,14 +363,14 @@ export interface Mounter {
    * Idempotent; 'conflict' if something else is mounted there. Binds a file onto a file, or a directory, always nosuid and nodev, onto
    * a directory. Pass targets as `inspectTarget` returned them; 'conflict' if a symbolic link makes one lead elsewhere by now.
    */
-  bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
+  bind(source: string, target: string, options: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
   /** Not mounted is success; in use is 'in-use'. */
-  unmount(at: string, scope: Scope): Promise<void>;
+  unmount(target: string, scope: Scope): Promise<void>;
   /**
    * Detaches lazily (MNT_DETACH), even if in use; open files keep working. `abort`: the file system behind it returns errors from
    * then on, if it supports that. Not mounted is success.
    */
-  detach(at: string, scope: Scope, how?: { readonly abort: boolean }): Promise<void>;
+  detach(target: string, scope: Scope, options?: { readonly abort: boolean }): Promise<void>;
   /**
    * Mounts a tmpfs with shared propagation at the folder. A container engine that does not see this machine's mounts then finds nothing
    * where a volume should be, instead of an empty directory to write into. Idempotent: returns success if already done.
@@ -380,7 +380,7 @@ export interface Mounter {
   closeShared(folder: string, scope: Scope): Promise<void>;
   list(scope: Scope): Promise<readonly MountPoint[]>;
   /** For staging paths: cheap if the path does not exist. */
-  isMounted(at: string, scope: Scope): Promise<boolean>;
+  isMounted(path: string, scope: Scope): Promise<boolean>;
   /** Rejects a target that would hide data or is not for mounting. Returns the path with symbolic links resolved. Creates nothing. */
   inspectTarget(
     target: string,

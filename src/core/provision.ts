@@ -31,7 +31,7 @@ export interface ProvisionParts {
 
 export function createProvision({ stores, catalogue, volumes }: ProvisionParts): Provision {
   /** The volume with this name, if another host created it for the same request and only our record is missing. */
-  async function madeElsewhere({ store, name }: NewVolume, call: Call): Promise<CreatedVolume | undefined> {
+  async function findCreatedByOtherHost({ store, name }: NewVolume, call: Call): Promise<CreatedVolume | undefined> {
     const ref = store === undefined ? name : `${store}..${name}`;
     const volume = await catalogue.resolve(ref, call).catch(() => undefined);
     if (volume === undefined || volume.requestId !== call.requestId) return undefined;
@@ -39,8 +39,8 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
     return { volume, storeIdentity: view?.store?.identity };
   }
 
-  return async ({ stores: places, want, accept, acceptData }, call) => {
-    const known = catalogue.madeBy(call.requestId, places);
+  return async ({ stores: candidateStores, want, accept, acceptData }, call) => {
+    const known = catalogue.madeBy(call.requestId, candidateStores);
     if (known !== undefined) {
       accept?.(known);
       const completed = await volumes.complete(known, call);
@@ -49,16 +49,16 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
         return completed;
       }
     }
-    const wanted = want();
+    const newVolume = want();
     try {
-      return await volumes.createWithStoreIdentity(wanted, call);
+      return await volumes.createWithStoreIdentity(newVolume, call);
     } catch (thrown) {
       if (stowageError(thrown).code !== 'exists') throw thrown;
-      const made = await madeElsewhere(wanted, call);
-      if (made === undefined) throw thrown;
-      accept?.(made.volume);
-      await acceptData?.(made.volume);
-      return made;
+      const existing = await findCreatedByOtherHost(newVolume, call);
+      if (existing === undefined) throw thrown;
+      accept?.(existing.volume);
+      await acceptData?.(existing.volume);
+      return existing;
     }
   };
 }

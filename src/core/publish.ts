@@ -35,7 +35,7 @@ export interface PublishOptions {
   readonly group?: number | undefined;
 }
 
-export type Publish = (ref: string, target: string, how: PublishOptions, call: Call) => Promise<LiveMount>;
+export type Publish = (ref: string, target: string, options: PublishOptions, call: Call) => Promise<LiveMount>;
 
 export interface PublishParts {
   readonly records: Records;
@@ -56,7 +56,7 @@ export function createPublish(
   uses: UsePublisher,
 ): Publish {
   const { records, clients, catalogue, operations, clock, mounter, node } = parts;
-  const regrouping = createGroupRemount(parts, staging, binding);
+  const groupRemount = createGroupRemount(parts, staging, binding);
 
   /** Asks the store only if the source can change while the volume is staged. */
   async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
@@ -66,81 +66,82 @@ export function createPublish(
   }
 
   /** The source to share with existing mounts of the volume. */
-  async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
-    const mounts = clients.find(found)?.sharing !== undefined ? records.mounts.of(volume.id) : [];
+  async function sourceToShare(volume: Volume, newSource: Source, scope: Scope): Promise<Source> {
+    const mounts = clients.find(newSource)?.sharing !== undefined ? records.mounts.of(volume.id) : [];
     const [first] = mounts;
-    if (first === undefined || !(await staging.isStaged(volume.id, scope))) return found;
-    const isDead = (await staging.dead(mounts, scope)).length > 0;
-    return isDead ? clients.replace(first.source, found) : clients.join(volume, found, first.source, scope.log);
+    if (first === undefined || !(await staging.isStaged(volume.id, scope))) return newSource;
+    const isDead = (await staging.findDead(mounts, scope)).length > 0;
+    return isDead ? clients.replace(first.source, newSource) : clients.join(volume, newSource, first.source, scope.log);
   }
 
-  async function perform(
+  async function mountVolume(
     mount: Mount,
     volume: Volume,
     store: Store,
-    how: PublishOptions,
-    coming: Disposable,
+    options: PublishOptions,
+    expectedUser: Disposable,
     work: Work,
   ): Promise<void> {
     try {
       await store.noteUse?.(volume, work);
-      await uses.publish(volume, store, work, how.singleNodeWriter === true ? 'writer' : 'user');
-      await chownVolumeToGroup(store, volume, mount, how.group, work);
+      await uses.publish(volume, store, work, options.singleNodeWriter === true ? 'writer' : 'user');
+      await chownVolumeToGroup(store, volume, mount, options.group, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The caller's scope may have been aborted, so undo with a deadline of its own.
       using limit = clock.deadline(mountDeadlineMs, unending);
       // Remove the pending user first, so that the undo publishes the use record without it.
-      coming[Symbol.dispose]();
+      expectedUser[Symbol.dispose]();
       await binding
         .undo(mount, { ...work, signal: limit.signal })
-        .catch((cause: unknown) => leftBehind(work.log, mount, cause));
+        .catch((cause: unknown) => logLeftover(work.log, mount, cause));
       throw thrown;
     }
   }
 
-  const publish: Publish = async (ref, wanted, how, call) => {
+  const publish: Publish = async (ref, requestedTarget, options, call) => {
     // Resolve recorded volumes only once, below with the locks held: on a shared store each lookup takes several calls.
     const recorded = isVolumeId(ref) ? records.volumes.byId(ref) : undefined;
     const before = recorded ?? (await catalogue.resolve(ref, call));
     // Report unmountable sources first: if mounting is impossible, permission to mount would not help.
     if (mounter.unable !== undefined)
-      await parts.stores().use(before.store, async (store) => staging.refuse(await store.source(before, call)));
+      await parts.stores().use(before.store, async (store) => staging.validate(await store.source(before, call)));
     requireMounting(mounter);
-    const resolved = async (): Promise<string> => (await mounter.inspectTarget(wanted, before.access, call)).target;
-    const target = how.ownTarget === true ? wanted : await resolved();
+    const resolveTarget = async (): Promise<string> =>
+      (await mounter.inspectTarget(requestedTarget, before.access, call)).target;
+    const target = options.ownTarget === true ? requestedTarget : await resolveTarget();
     const published = await parts.stores().use(before.store, async (store, config) => {
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
       using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
       const volume = await catalogue.resolve(before.id, call);
       // Another host renamed the volume, so the locks are for the wrong name: start again.
       if (volume.name !== before.name || volume.store !== before.store) return undefined;
-      const readOnly = how.readOnly || config.policy.readOnly;
-      const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isThere), call);
+      const readOnly = options.readOnly || config.policy.readOnly;
+      const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isDefined), call);
       if (present?.mounted) {
         requireSameMount(present, volume, readOnly);
         return present;
       }
       // The record is stale: the target was unmounted by somebody else, or an earlier unmount failed half-way.
-      using _present = present && setAside(parts, present, volume);
-      if (how.singlePod === true) requireNoOtherPod(volume, records.mounts.of(volume.id));
+      using _present = present && removeStaleRecord(parts, present, volume);
+      if (options.singlePod === true) requireNoOtherPod(volume, records.mounts.of(volume.id));
       // Inspect again with the lock held: a concurrent unmount may have removed the target that it created.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
-      const user = how.user ?? { kind: 'path', name: target, node };
-      const use = { readOnly, group: how.group };
-      const found = clients.withMountOptions(await sourceOf(volume, store, call), use);
-      if (!readOnly) await store.usable?.(found, call);
-      const again = await regrouping.unbindForGroup(volume, found, call);
-      const source = await shared(volume, found, call);
+      const user = options.user ?? { kind: 'path', name: target, node };
+      const use = { readOnly, group: options.group };
+      const newSource = clients.withMountOptions(await sourceOf(volume, store, call), use);
+      if (!readOnly) await store.usable?.(newSource, call);
+      const unboundMounts = await groupRemount.unbindForGroup(volume, newSource, call);
+      const source = await sourceToShare(volume, newSource, call);
       // A target that we created is still ours after somebody else unmounted it.
-      const madeTarget = !existed || how.claimTarget === true || present?.madeTarget === true;
+      const madeTarget = !existed || options.claimTarget === true || present?.madeTarget === true;
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget };
       const intent = { ...mountIntent('volume.mount', parts, mount), store: volume.store };
-      using coming = uses.expectUser(volume.id, user);
+      using expectedUser = uses.expectUser(volume.id, user);
       return await operations.run(intent, call, async (work) => {
-        await perform(mount, volume, store, how, coming, work);
-        await regrouping.rebind(again, source, work);
+        await mountVolume(mount, volume, store, options, expectedUser, work);
+        await groupRemount.rebind(unboundMounts, source, work);
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),
@@ -148,7 +149,7 @@ export function createPublish(
         };
       });
     });
-    return published ?? (await publish(before.id, wanted, how, call));
+    return published ?? (await publish(before.id, requestedTarget, options, call));
   };
   return publish;
 }
@@ -157,12 +158,12 @@ export function createPublish(
  * Removes the record of a stale mount. If something can outlive the mount, such as an attached device, disposing restores the record unless a
  * new one replaced it.
  */
-function setAside(
+function removeStaleRecord(
   { records, clients }: Pick<PublishParts, 'records' | 'clients'>,
-  present: LiveMount,
+  staleMount: LiveMount,
   volume: Volume,
 ): Disposable | undefined {
-  const { mounted: _, ...mount } = present;
+  const { mounted: _, ...mount } = staleMount;
   const outlivesMount = clients.outlivesMount(mount.source);
   if (outlivesMount && mount.volumeId !== volume.id) throw unmountUnfinished(mount.target);
   records.mounts.remove(mount.target);
@@ -174,9 +175,9 @@ function setAside(
   };
 }
 
-const isThere = <T>(value: T | undefined): value is T => value !== undefined;
+const isDefined = <T>(value: T | undefined): value is T => value !== undefined;
 
-function leftBehind(log: Log, mount: Mount, cause: unknown): void {
+function logLeftover(log: Log, mount: Mount, cause: unknown): void {
   log.warn('a failed mount is cleaned up at the next start', {
     target: mount.target,
     why: stowageError(cause).message,

@@ -8,7 +8,7 @@ import type { Mounter, Records } from './ports.ts';
 import { type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** For all volumes together. */
-const unstageMs = 10_000;
+const unstageTimeoutMs = 10_000;
 
 /** At start: makes our records match the kernel's mount table. */
 export type ReconcileMounts = (scope: Scope) => Promise<void>;
@@ -29,7 +29,7 @@ export function createReconcileMounts(parts: ReconcileMountsParts, staging: Volu
    * A device that is in use stays attached after its staged mount is gone. Keep the record then, so that a repeated unmount can detach the
    * device: `reap` removes only the staged mount.
    */
-  async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
+  async function tryUnstage(mount: Mount, scope: Scope): Promise<boolean> {
     if (!clients.outlivesMount(mount.source)) return true;
     try {
       scope.signal.throwIfAborted();
@@ -44,19 +44,19 @@ export function createReconcileMounts(parts: ReconcileMountsParts, staging: Volu
 
   return async (scope) => {
     // A disk that does not answer must not delay the start.
-    using limit = clock.deadline(unstageMs, scope.signal);
+    using limit = clock.deadline(unstageTimeoutMs, scope.signal);
     for (const mount of await staging.withKernelState(records.mounts.list(), scope)) {
       // A crash interrupted the repair of this mount; `repair` finishes it.
       if (mount.mounted || volumesUnderRepair(records).includes(mount.volumeId)) continue;
       log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
-      if (mounter.unable === undefined && !(await isDetached(mount, { ...scope, signal: limit.signal }))) continue;
+      if (mounter.unable === undefined && !(await tryUnstage(mount, { ...scope, signal: limit.signal }))) continue;
       records.mounts.remove(mount.target);
       if (mount.madeTarget && mounter.unable === undefined)
         await mounter.removeTarget(mount.target, scope).catch(() => undefined);
     }
     if (mounter.unable !== undefined) return;
     const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
-    const gone = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of gone) log.info('released a leftover mount or device', { what });
+    const released = await mounter.reap(parts.mountsFolder, known, scope);
+    for (const what of released) log.info('released a leftover mount or device', { what });
   };
 }

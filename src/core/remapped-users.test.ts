@@ -46,7 +46,11 @@ function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
   const use = async (_name: string, work: (store: never, config: never) => Promise<unknown>) =>
     await work({ source: async () => source } as never, undefined as never);
   const users = createRemappedUsers({ engines, clients, stores: () => ({ use }) as never, kinds, clock });
-  return { clock, look: () => users.look(aCall()), refuse: (id = 'a1b2') => users.refuse(volume, id, aCall()) };
+  return {
+    clock,
+    look: () => users.refreshAnswers(aCall()),
+    refuse: (id = 'a1b2') => users.refuseIfRemapped(volume, id, aCall()),
+  };
 }
 
 describe('an engine that remaps users', () => {

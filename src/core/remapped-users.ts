@@ -14,19 +14,19 @@ import type { Stores } from './stores.ts';
  */
 export interface RemappedUsers {
   /** Asks the engines whose answer is missing or outdated. */
-  look(scope: Scope): Promise<void>;
-  refuse(volume: Volume, hold: string, scope: Scope): Promise<void>;
+  refreshAnswers(scope: Scope): Promise<void>;
+  refuseIfRemapped(volume: Volume, mountId: string, scope: Scope): Promise<void>;
 }
 
 /** How long an answer is valid. The setting changes only when the engine is restarted. */
-const knownMs = 10_000;
-const silentMs = 1_000;
-const askMs = 5_000;
+const answerLifetimeMs = 10_000;
+const retryDelayMs = 1_000;
+const queryTimeoutMs = 5_000;
 /**
  * How long a mount waits for the engine's answer. Docker answers while it waits for a mount, except during its start-up. Podman does not,
  * so its answer is known only after the first mount.
  */
-const patienceMs = { docker: 1_000, podman: 200 } as const satisfies Record<EngineKind, number>;
+const mountWaitMs = { docker: 1_000, podman: 200 } as const satisfies Record<EngineKind, number>;
 const unending = new AbortController().signal;
 
 export function createRemappedUsers(parts: {
@@ -38,62 +38,62 @@ export function createRemappedUsers(parts: {
 }): RemappedUsers {
   const { clock, engines } = parts;
   /** `remaps` undefined: the engine has never answered. */
-  const known = new Map<ContainerEngine, { readonly remaps: boolean | undefined; readonly until: number }>();
-  const asking = new Map<ContainerEngine, { readonly since: number; readonly ended: Promise<void> }>();
+  const answers = new Map<ContainerEngine, { readonly remaps: boolean | undefined; readonly until: number }>();
+  const inFlight = new Map<ContainerEngine, { readonly since: number; readonly ended: Promise<void> }>();
 
-  async function ask(engine: ContainerEngine, { log }: Scope): Promise<void> {
-    using limit = clock.deadline(askMs, unending);
+  async function queryEngine(engine: ContainerEngine, { log }: Scope): Promise<void> {
+    using limit = clock.deadline(queryTimeoutMs, unending);
     try {
       const remaps = await engine.remapsUsers({ log, signal: limit.signal });
-      known.set(engine, { remaps, until: clock.elapsed() + knownMs });
+      answers.set(engine, { remaps, until: clock.elapsed() + answerLifetimeMs });
     } catch (thrown) {
       log.info('a container engine did not say whether it remaps users', { why: stowageError(thrown).message });
       // Keep the last answer, and let a later call retry soon.
-      known.set(engine, { remaps: known.get(engine)?.remaps, until: clock.elapsed() + silentMs });
+      answers.set(engine, { remaps: answers.get(engine)?.remaps, until: clock.elapsed() + retryDelayMs });
     }
   }
 
-  function begin(engine: ContainerEngine, scope: Scope): Promise<void> {
-    const { since, ended } = asking.get(engine) ?? {
+  function startQuery(engine: ContainerEngine, scope: Scope): Promise<void> {
+    const { since, ended } = inFlight.get(engine) ?? {
       since: clock.elapsed(),
-      ended: ask(engine, scope).finally(() => asking.delete(engine)),
+      ended: queryEngine(engine, scope).finally(() => inFlight.delete(engine)),
     };
-    asking.set(engine, { since, ended });
+    inFlight.set(engine, { since, ended });
     return ended;
   }
 
   /** The timeout runs from the question, so concurrent mounts all wait until the same moment. */
-  async function wait(engine: ContainerEngine): Promise<void> {
-    const asked = asking.get(engine);
-    if (asked === undefined) return;
-    const leftMs = asked.since + patienceMs[engine.kind] - clock.elapsed();
-    if (leftMs > 0) await endsWithin(asked.ended, leftMs, clock);
+  async function waitForAnswer(engine: ContainerEngine): Promise<void> {
+    const query = inFlight.get(engine);
+    if (query === undefined) return;
+    const remainingMs = query.since + mountWaitMs[engine.kind] - clock.elapsed();
+    if (remainingMs > 0) await endsWithin(query.ended, remainingMs, clock);
   }
 
-  const isDue = (engine: ContainerEngine): boolean => (known.get(engine)?.until ?? 0) <= clock.elapsed();
+  const isDue = (engine: ContainerEngine): boolean => (answers.get(engine)?.until ?? 0) <= clock.elapsed();
 
   return {
-    look: async (scope) => {
-      await Promise.all(engines.filter(isDue).map((engine) => begin(engine, scope)));
+    refreshAnswers: async (scope) => {
+      await Promise.all(engines.filter(isDue).map((engine) => startQuery(engine, scope)));
     },
-    refuse: async (volume, hold, scope) => {
-      const kind = engineKindOf({ id: hold });
+    refuseIfRemapped: async (volume, mountId, scope) => {
+      const kind = engineKindOf({ id: mountId });
       const [engine, ...others] = engines.filter((one) => one.kind === kind);
       // With several engines of one kind it is unknown which one requests the mount.
       if (engine === undefined || others.length > 0) return;
-      if (isDue(engine)) void begin(engine, scope);
-      await wait(engine);
+      if (isDue(engine)) void startQuery(engine, scope);
+      await waitForAnswer(engine);
       // Allow mounts while the answer is unknown: the engine restarts containers during its start-up, and they were allowed before.
       // That is safe, since the kernel and the server still check permissions.
-      if (known.get(engine)?.remaps !== true) return;
+      if (answers.get(engine)?.remaps !== true) return;
       const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
       if (parts.clients.isSingleUser(source)) return;
-      throw refused(volume, engine, parts.kinds);
+      throw engineRemapsUsers(volume, engine, parts.kinds);
     },
   };
 }
 
-function refused({ store, name }: Volume, engine: ContainerEngine, kinds: KindsWithOffers): StowageError {
+function engineRemapsUsers({ store, name }: Volume, engine: ContainerEngine, kinds: KindsWithOffers): StowageError {
   const instead = storesOffering('singleUser', kinds);
   return new StowageError(`volume '${store}/${name}' cannot be used by ${engine.name}, which remaps users`, {
     code: 'unsupported',

@@ -10,66 +10,67 @@ export interface RepairLoop extends Disposable {
 }
 
 /** Exponential backoff: an obstacle may be gone in a moment, or last for hours. */
-const pause = { shortest: 1_000, longest: 30_000 } as const;
+const backoffMs = { shortest: 1_000, longest: 30_000 } as const;
 
 export function createRepairLoop(
   { repair }: { readonly repair: RepairMounts },
   clock: Clock,
   scope: Scope,
 ): RepairLoop {
-  const over = new AbortController();
-  const own: Scope = { ...scope, signal: AbortSignal.any([scope.signal, over.signal]) };
+  const stopping = new AbortController();
+  const loopScope: Scope = { ...scope, signal: AbortSignal.any([scope.signal, stopping.signal]) };
   let running: Promise<void> | undefined;
-  let isDoubted = false;
-  let next: Disposable | undefined;
-  let ms: number = pause.shortest;
-  let restsUntil = 0;
+  let isTriggered = false;
+  let retryTimer: Disposable | undefined;
+  let nextBackoffMs: number = backoffMs.shortest;
+  let earliestStart = 0;
 
   /** False: some mounts are still dead, or their state is unknown. */
-  async function repaired(): Promise<boolean> {
+  async function repairOnce(): Promise<boolean> {
     try {
-      return (await repair(own)).length === 0;
+      return (await repair(loopScope)).length === 0;
     } catch (thrown) {
-      if (!own.signal.aborted) own.log.warn('mounts could not be checked', { why: stowageError(thrown).message });
+      if (!loopScope.signal.aborted)
+        loopScope.log.warn('mounts could not be checked', { why: stowageError(thrown).message });
       return false;
     }
   }
 
-  function later(): void {
-    if (next !== undefined || own.signal.aborted) return;
-    next = clock.after(ms, () => void start());
-    ms = Math.min(pause.longest, ms * 2);
+  function scheduleRetry(): void {
+    if (retryTimer !== undefined || loopScope.signal.aborted) return;
+    retryTimer = clock.after(nextBackoffMs, () => void start());
+    nextBackoffMs = Math.min(backoffMs.longest, nextBackoffMs * 2);
   }
 
-  async function round(): Promise<void> {
-    next?.[Symbol.dispose]();
-    next = undefined;
-    isDoubted = false;
-    const isDone = await repaired();
+  async function runPass(): Promise<void> {
+    retryTimer?.[Symbol.dispose]();
+    retryTimer = undefined;
+    isTriggered = false;
+    const isDone = await repairOnce();
     running = undefined;
-    restsUntil = clock.elapsed() + pause.shortest;
-    if (!isDone || isDoubted) later();
+    earliestStart = clock.elapsed() + backoffMs.shortest;
+    if (!isDone || isTriggered) scheduleRetry();
   }
 
   function start(): Promise<void> {
     // Start asynchronously: a trigger that arrives during start-up then causes another pass.
-    running = Promise.resolve().then(round);
+    running = Promise.resolve().then(runPass);
     return running;
   }
 
   return {
     trigger: async () => {
-      if (own.signal.aborted) return;
-      isDoubted = true;
+      if (loopScope.signal.aborted) return;
+      isTriggered = true;
       if (running !== undefined) return await running;
-      if (clock.elapsed() < restsUntil) return later();
+      if (clock.elapsed() < earliestStart) return scheduleRetry();
       // No retry is pending, so reset the backoff.
-      if (next === undefined) ms = pause.shortest;
+      if (retryTimer === undefined) nextBackoffMs = backoffMs.shortest;
       await start();
     },
     [Symbol.dispose]: () => {
-      over.abort();
-      next?.[Symbol.dispose]();
+      stopping.abort();
+      retryTimer?.[Symbol.dispose]();
     },
   };
 }

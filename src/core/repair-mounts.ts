@@ -10,15 +10,15 @@ import type { Mount, Source, VolumeId } from './model.ts';
 import { volumeTitle } from './mount-operations.ts';
 import type { Operations } from './operations.ts';
 import type { Mounter, Records } from './ports.ts';
-import { noteRepaired } from './repaired-mounts.ts';
+import { recordRepair } from './repaired-mounts.ts';
 import type { Stores } from './stores.ts';
 import { setUnderRepair, type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** Per volume. */
-const repairMs = 20_000;
+const volumeTimeoutMs = 20_000;
 /** How long to wait for the store's current source before using the recorded one. */
-const askMs = 3_000;
-const inParallel = 4;
+const sourceTimeoutMs = 3_000;
+const maxConcurrentVolumes = 4;
 
 /**
  * Remounts dead mounts at the same targets. Returns the volumes that could not be repaired, or whose state could not be
@@ -43,19 +43,19 @@ export interface RepairMountsParts {
  */
 export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStaging): RepairMounts {
   const { records, clients, operations, mounter, events, log, clock } = parts;
-  const pass = createFairPass<VolumeId>(clock, { inParallel, itemMs: repairMs });
-  const note = (id: VolumeId, isBeing: boolean): void => setUnderRepair(records, id, isBeing);
+  const pass = createFairPass<VolumeId>(clock, { maxConcurrent: maxConcurrentVolumes, itemTimeoutMs: volumeTimeoutMs });
+  const setRepairing = (id: VolumeId, isUnderRepair: boolean): void => setUnderRepair(records, id, isUnderRepair);
 
   /** The source with the server's current address and file handle; the known source if the store does not answer in time. */
-  async function sourceNow(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
+  async function currentSource(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
     const volume = records.volumes.byId(id);
     if (volume === undefined) return known;
-    using limit = clock.deadline(askMs, scope.signal);
+    using limit = clock.deadline(sourceTimeoutMs, scope.signal);
     try {
-      const asked = parts
+      const sourceFromStore = parts
         .stores()
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
-      return clients.replace(known, await unlessAborted(asked, limit.signal));
+      return clients.replace(known, await unlessAborted(sourceFromStore, limit.signal));
     } catch (thrown) {
       log.info('a dead mount is repaired with its recorded source', { volume: id, why: stowageError(thrown).message });
       return known;
@@ -66,50 +66,50 @@ export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStag
     using _ = await operations.lock([stageKey(id)], scope.signal);
     const mounts = records.mounts.of(id);
     const [first] = mounts;
-    if (first === undefined) return note(id, false);
-    const isDead = (await staging.dead(mounts, scope)).length > 0;
-    const source = isDead ? await sourceNow(id, first.source, scope) : first.source;
+    if (first === undefined) return setRepairing(id, false);
+    const isDead = (await staging.findDead(mounts, scope)).length > 0;
+    const source = isDead ? await currentSource(id, first.source, scope) : first.source;
     // Record the repair before unmounting anything, so that the next start can finish it after a crash.
-    note(id, true);
+    setRepairing(id, true);
     // Do not wait for a server that does not answer; programs that use the mount will wait for it.
     if (isDead) {
       await staging.stage(source, id, scope, { skipServerCheck: true });
       // Update all records of the volume, including mounts that are currently not mounted: later mounts share this source.
       for (const mount of mounts) records.mounts.put({ ...mount, source });
     }
-    const stray = new Set(await staging.staleTargets(mounts, scope));
-    for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain(mount, scope);
-    note(id, false);
+    const staleMounts = new Set(await staging.staleTargets(mounts, scope));
+    for (const mount of mounts.filter((one) => staleMounts.has(one))) await rebind(mount, scope);
+    setRepairing(id, false);
     log.warn('a dead mount was remounted', {
       volume: volumeTitle(parts, id),
-      targets: [...stray].map((one) => one.target),
+      targets: [...staleMounts].map((one) => one.target),
     });
   }
 
-  async function bindAgain(mount: Mount, scope: Scope): Promise<void> {
+  async function rebind(mount: Mount, scope: Scope): Promise<void> {
     await mounter.detach(mount.target, scope);
     await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
     const store = records.volumes.byId(mount.volumeId)?.store;
     const { user, target } = mount;
-    noteRepaired(records, mount, clock.now());
+    recordRepair(records, mount, clock.now());
     events.publish('mount.repaired', target, store, { volume: mount.volumeId, target, user });
   }
 
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
     const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
-    const stray = (await staging.staleTargets([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
-    const wanted = new Set([...stray, ...volumesUnderRepair(records)]);
+    const staleVolumes = (await staging.staleTargets([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
+    const needRepair = new Set([...staleVolumes, ...volumesUnderRepair(records)]);
     // Includes volumes that this pass does not reach, or that an earlier pass is still working on.
-    const unrepaired = new Set([...all.keys(), ...wanted]);
-    await pass([...unrepaired], scope, async (id, own) => {
+    const unrepaired = new Set([...all.keys(), ...needRepair]);
+    await pass([...unrepaired], scope, async (id, itemScope) => {
       let failure = 'whether a mount is served is not known';
       try {
         // Check each volume separately, so that a problem with one does not affect the others.
-        if (!wanted.has(id) && (await staging.dead(all.get(id) ?? [], own)).length === 0)
+        if (!needRepair.has(id) && (await staging.findDead(all.get(id) ?? [], itemScope)).length === 0)
           return void unrepaired.delete(id);
         failure = 'a dead mount could not be repaired';
-        await repairOne(id, own);
+        await repairOne(id, itemScope);
         unrepaired.delete(id);
       } catch (thrown) {
         const { message, action } = stowageError(thrown);

@@ -7,18 +7,19 @@ import type { Records } from './ports.ts';
  */
 const settingKey = 'mounts.repaired';
 
-type Noted = Readonly<Record<string, number>>;
+type RepairTimes = Readonly<Record<string, number>>;
 
-const noted = ({ settings }: Pick<Records, 'settings'>): Noted => JSON.parse(settings.get(settingKey) ?? '{}');
+const readRepairTimes = ({ settings }: Pick<Records, 'settings'>): RepairTimes =>
+  JSON.parse(settings.get(settingKey) ?? '{}');
 
-export function noteRepaired(
+export function recordRepair(
   records: Pick<Records, 'settings' | 'mounts'>,
   { target }: Pick<Mount, 'target'>,
   at: number,
 ): void {
   const mounts = records.mounts.list();
   // Also drop entries of mounts that are gone, or that were replaced by a newer mount at the same target.
-  const known = Object.entries(noted(records)).filter(([place, then]) =>
+  const known = Object.entries(readRepairTimes(records)).filter(([place, then]) =>
     mounts.some((mount) => mount.target === place && mount.since <= then),
   );
   records.settings.set(settingKey, JSON.stringify({ ...Object.fromEntries(known), [target]: at }));
@@ -29,6 +30,6 @@ export function repairedAt(
   records: Pick<Records, 'settings'>,
   { target, since }: Pick<Mount, 'target' | 'since'>,
 ): number | undefined {
-  const at = noted(records)[target];
+  const at = readRepairTimes(records)[target];
   return at === undefined || at < since ? undefined : at;
 }

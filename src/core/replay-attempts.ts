@@ -24,7 +24,7 @@ export interface Replay {
 export interface PendingReplay {
   readonly operation: Operation;
   readonly keys: ReadonlySet<string>;
-  refused: StowageError | undefined;
+  lastFailure: StowageError | undefined;
   /** Aborted if the operation is cancelled before it has its locks. */
   readonly waiting: AbortController;
   wake(): void;
@@ -35,19 +35,19 @@ export interface FirstAttempt {
   readonly scope: Scope;
   readonly isAwaited: boolean;
   /** Called when an attempt failed temporarily. */
-  readonly refused: () => void;
+  readonly onFailure: () => void;
 }
 
 /** Repeats the work of a replay until it succeeds or fails permanently. */
 export type ReplayAttempts = (
-  one: PendingReplay,
+  pendingReplay: PendingReplay,
   replay: Replay,
   work: Work,
   first: FirstAttempt,
 ) => Promise<Outcome<unknown>>;
 
-const attemptMs = 120_000;
-const [firstBackoffMs, mostBackoffMs] = [1_000, 60_000];
+const attemptTimeoutMs = 120_000;
+const [firstBackoffMs, maxBackoffMs] = [1_000, 60_000];
 const unending = new AbortController().signal;
 
 export function createReplayAttempts({
@@ -64,19 +64,19 @@ export function createReplayAttempts({
   /** Aborted when Stowage stops. */
   readonly stopping: AbortSignal;
 }): ReplayAttempts {
-  return async (one, replay, work, first) => {
-    const { id, kind, subject } = one.operation;
+  return async (pendingReplay, replay, work, first) => {
+    const { id, kind, subject } = pendingReplay.operation;
     let waitMs = firstBackoffMs;
-    for (let number = 1; ; number++) {
-      const isFirst = number === 1 && first.isAwaited;
+    for (let attemptNumber = 1; ; attemptNumber++) {
+      const isFirst = attemptNumber === 1 && first.isAwaited;
       try {
         return await attempt(replay, isFirst, work, isFirst ? first.scope : { ...work, signal: unending }, clock);
       } catch (thrown) {
         if (thrown instanceof EndedOnRecord) throw thrown;
         const failure = stowageError(thrown);
         if (replay.once === true || work.signal.aborted || !errorCodes[failure.code].retry) throw failure;
-        one.refused = failure;
-        if (number === 1)
+        pendingReplay.lastFailure = failure;
+        if (attemptNumber === 1)
           log.warn('an interrupted operation cannot be finished now and is retried', {
             operation: id,
             kind,
@@ -84,17 +84,17 @@ export function createReplayAttempts({
             why: failure.message,
             action: failure.action,
           });
-        first.refused();
+        first.onFailure();
         // Stowage is stopping, so the next attempt is after the next start.
         if (stopping.aborted) running.get(id)?.controller.abort(stopping.reason);
       }
       waitMs =
-        (await backoff(one, waitMs, work.signal, clock)) === 'woken'
+        (await backoff(pendingReplay, waitMs, work.signal, clock)) === 'woken'
           ? firstBackoffMs
-          : Math.min(waitMs * 2, mostBackoffMs);
+          : Math.min(waitMs * 2, maxBackoffMs);
       // The store was removed, or has another location now.
       if (records.operations.get(id)?.state !== 'running') throw new EndedOnRecord(id);
-      one.refused = undefined;
+      pendingReplay.lastFailure = undefined;
     }
   };
 }
@@ -106,11 +106,11 @@ async function attempt(
   scope: Scope,
   clock: Clock,
 ): Promise<Outcome<unknown>> {
-  using limit = clock.deadline(replay.deadlineMs ?? attemptMs, AbortSignal.any([work.signal, scope.signal]));
+  using limit = clock.deadline(replay.deadlineMs ?? attemptTimeoutMs, AbortSignal.any([work.signal, scope.signal]));
   const { signal } = limit;
-  const doing = (isFirst && replay.firstWork) || replay.work;
+  const attemptWork = (isFirst && replay.firstWork) || replay.work;
   try {
-    return await doing({ ...work, signal });
+    return await attemptWork({ ...work, signal });
   } catch (thrown) {
     if (thrown instanceof EndedOnRecord) throw thrown;
     throw signal.aborted && signal.reason instanceof Error ? stowageError(signal.reason) : stowageError(thrown);
@@ -118,10 +118,15 @@ async function attempt(
 }
 
 /** Ends early if the store is opened. */
-async function backoff(one: PendingReplay, ms: number, signal: AbortSignal, clock: Clock): Promise<'over' | 'woken'> {
+async function backoff(
+  pendingReplay: PendingReplay,
+  ms: number,
+  signal: AbortSignal,
+  clock: Clock,
+): Promise<'over' | 'woken'> {
   const { promise, resolve, reject } = Promise.withResolvers<'over' | 'woken'>();
   using _timer = clock.after(ms, () => resolve('over'));
-  one.wake = () => resolve('woken');
+  pendingReplay.wake = () => resolve('woken');
   using _ = onAbort(signal, () => reject(signal.reason));
   return await promise;
 }

@@ -18,13 +18,13 @@ export interface ReplayMountsParts {
   readonly log: Log;
 }
 
-const inParallel = 8;
+const maxConcurrentReplays = 8;
 
 export function createReplayMounts(parts: ReplayMountsParts, binding: TargetBinding): ReplayMounts {
   const { records, operations, log } = parts;
 
   async function replayOne(kind: string, mount: Mount, work: Work): Promise<void> {
-    if (kind === 'volume.unmount') return await binding.takeDown(mount, work);
+    if (kind === 'volume.unmount') return await binding.unmount(mount, work);
     if (records.mounts.at(mount.target) !== undefined) return;
     try {
       await binding.undo(mount, work);
@@ -52,6 +52,6 @@ export function createReplayMounts(parts: ReplayMountsParts, binding: TargetBind
 
   return async (scope) => {
     const interrupted = records.operations.unfinished().filter(({ kind }) => isMountOperation(kind));
-    await eachBounded(interrupted, inParallel, (operation) => resume(operation, scope));
+    await eachBounded(interrupted, maxConcurrentReplays, (operation) => resume(operation, scope));
   };
 }

@@ -33,16 +33,16 @@ export function createStagedVolumeChanges(
   return {
     unstageForDelete: async (volume, store, scope) => {
       if (mounter.unable !== undefined) return;
-      const recorded = records.mounts.of(volume.id).length > 0;
-      const isStaged = recorded || (await staging.isStaged(volume.id, scope));
+      const isRecorded = records.mounts.of(volume.id).length > 0;
+      const isStaged = isRecorded || (await staging.isStaged(volume.id, scope));
       // A device can be attached even if nothing is mounted or recorded.
       if (!isStaged && !store.sources.some((kind) => clients.ofKind(kind).outlivesMount)) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
       const mounts = records.mounts.of(volume.id);
-      const asked = (): Promise<Source | undefined> =>
-        isStaged ? store.source(volume, scope) : sourceLeft(volume, store, scope);
+      const readSource = (): Promise<Source | undefined> =>
+        isStaged ? store.source(volume, scope) : sourceIfReadable(volume, store, scope);
       // Prefer the recorded source: the store may no longer have the data.
-      const source = mounts[0]?.source ?? (await asked());
+      const source = mounts[0]?.source ?? (await readSource());
       if (source === undefined || (!isStaged && !clients.outlivesMount(source))) return;
       await staging.unstage(source, volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
@@ -68,7 +68,7 @@ export function createStagedVolumeChanges(
 }
 
 /** Returns undefined if the data is gone or unreadable, so that a volume on a failing disk can be deleted. */
-async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
+async function sourceIfReadable(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
   return await store.source(volume, scope).catch((thrown: unknown) => {
     scope.signal.throwIfAborted();
     const { code, message: why } = stowageError(thrown);

@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Events } from './events.ts';
 import type { StoreConfig, StoreName } from './model.ts';
 import type { Records, StoreKind } from './ports.ts';
-import { askedPatienceMs, type StoreEntries } from './store-entries.ts';
+import { requestedOpenTimeoutMs, type StoreEntries } from './store-entries.ts';
 import { cannotAdd, notRemovable, storeBeingAdded, storeExists, storeMounted, storeRemoved } from './store-errors.ts';
 import type { StoreIdentities } from './store-identity.ts';
 import type { StoreLookup } from './store-lookup.ts';
@@ -35,11 +35,7 @@ export const publishStoreEvent = (
   { name, uri }: StoreConfig,
 ): void => events.publish(`store.${type}`, name, name, { name, uri });
 
-export function createStoreChanges(
-  parts: StoreChangesParts,
-  entries: StoreEntries,
-  reading: StoreLookup,
-): StoreChanges {
+export function createStoreChanges(parts: StoreChangesParts, entries: StoreEntries, lookup: StoreLookup): StoreChanges {
   const { records, events } = parts;
   /** Adds in progress. The name is reserved, and a repeated request waits for the same result. */
   const adding = new Map<string, { readonly uri: string; readonly work: Promise<StoreView> }>();
@@ -47,9 +43,9 @@ export function createStoreChanges(
   /** Opens the store without blocking others, then checks the name and records the store in one synchronous step. */
   async function addNew(config: StoreConfig, scope: Scope): Promise<StoreView> {
     const present = entries.all.get(config.name);
-    if (present?.config.uri === config.uri && present.problem === undefined) return reading.view(present);
+    if (present?.config.uri === config.uri && present.problem === undefined) return lookup.view(present);
     if (present !== undefined) throw storeExists(present.config);
-    const entry = await entries.openUnlisted(config, scope, askedPatienceMs);
+    const entry = await entries.openUnlisted(config, scope, requestedOpenTimeoutMs);
     try {
       if (entry.problem !== undefined) throw cannotAdd(entry.problem);
       const meanwhile = entries.all.get(config.name);
@@ -57,9 +53,9 @@ export function createStoreChanges(
       entries.add(entry);
       records.stores.put(config.name, config.uri);
       publishStoreEvent(events, 'added', config);
-      return reading.view(entry);
+      return lookup.view(entry);
     } catch (cause) {
-      await entries.shut(entry);
+      await entries.close(entry);
       entries.drop(entry);
       throw cause;
     }
@@ -67,27 +63,27 @@ export function createStoreChanges(
 
   return {
     setDefault: (name) => {
-      const entry = reading.entryOf(name);
+      const entry = lookup.entryOf(name);
       records.settings.set('defaultStore', entry.config.name);
       publishStoreEvent(events, 'changed', entry.config);
-      return reading.view(entry);
+      return lookup.view(entry);
     },
     add: async (name, uri, scope) => {
       const config = parseStoreConfig(name, uri, 'api', parts.kinds);
-      const under = adding.get(config.name);
-      if (under !== undefined && under.uri !== uri) throw storeBeingAdded(config.name);
-      const work = under?.work ?? addNew(config, scope).finally(() => adding.delete(config.name));
+      const addInProgress = adding.get(config.name);
+      if (addInProgress !== undefined && addInProgress.uri !== uri) throw storeBeingAdded(config.name);
+      const work = addInProgress?.work ?? addNew(config, scope).finally(() => adding.delete(config.name));
       adding.set(config.name, { uri, work });
       return await work;
     },
     remove: async (name) => {
-      const entry = reading.entryOf(name);
+      const entry = lookup.entryOf(name);
       const { config } = entry;
       if (config.origin !== 'api') throw notRemovable(config);
       refuseWhileMounted(parts.mountedOn, config);
       // The store keeps its name until its calls end. Changes of other stores do not wait for that.
-      await entries.shut(entry);
-      const now = reading.entryOf(name);
+      await entries.close(entry);
+      const now = lookup.entryOf(name);
       // The configuration file claimed the name in the meantime.
       if (now !== entry) throw notRemovable(now.config);
       entries.drop(entry);
@@ -95,7 +91,7 @@ export function createStoreChanges(
       records.transaction(() => {
         records.stores.remove(config.name);
         records.volumes.forgetStore(config.name);
-        giveUp(parts, config.name);
+        cancelOperations(parts, config.name);
       });
       publishStoreEvent(events, 'removed', config);
     },
@@ -103,7 +99,7 @@ export function createStoreChanges(
 }
 
 /** Ends the store's interrupted operations, which can never be replayed now. */
-function giveUp({ records, clock }: Pick<StoreChangesParts, 'records' | 'clock'>, store: StoreName): void {
+function cancelOperations({ records, clock }: Pick<StoreChangesParts, 'records' | 'clock'>, store: StoreName): void {
   const { code, reason, message, action } = storeRemoved(store);
   for (const operation of records.operations.unfinished()) {
     if (operation.store !== store) continue;

@@ -23,34 +23,34 @@ export interface StoreCheckParts {
 /** A healthy disk or server answers a check within this time. */
 export const checkDeadlineMs = 15_000;
 /** Each of these checks starts a process of about 40 MB in another network. */
-const checksFromElsewhere = 3;
+const maxRemoteChecks = 3;
 
 export function createStoreChecks(
   { kinds, clock }: StoreCheckParts,
   entries: Pick<StoreEntries, 'open'>,
-  reading: Pick<StoreLookup, 'entryOf' | 'use'>,
+  lookup: Pick<StoreLookup, 'entryOf' | 'use'>,
 ): StoreChecks {
-  const elsewhere = createLimiter(checksFromElsewhere);
+  const remoteChecks = createLimiter(maxRemoteChecks);
   return {
     check: async (name, scope, from) => {
-      const known = reading.entryOf(name);
+      const known = lookup.entryOf(name);
       if (from !== undefined)
-        return await elsewhere.run(() => probeFrom(kinds, known.config, from, scope, clock), scope.signal);
-      if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
+        return await remoteChecks.run(() => probeFrom(kinds, known.config, from, scope, clock), scope.signal);
+      if (known.store !== undefined) return await checkOpen(lookup, name, scope, clock);
       const probed = await probeClosed(kinds, known.config, scope, clock);
       // If the probe failed, opening would fail too and reveal nothing more.
       if (probed?.ok === false) return probed;
       // Look it up again, since it may have been removed while this waited.
-      const found = reading.entryOf(name);
+      const found = lookup.entryOf(name);
       await entries.open(found, scope, checkDeadlineMs);
       const { store, config, problem } = found;
-      if (store === undefined) return notOpened(probed, config, problem);
-      return probed ?? (await checkOpen(reading, name, scope, clock));
+      if (store === undefined) return openFailedCheck(probed, config, problem);
+      return probed ?? (await checkOpen(lookup, name, scope, clock));
     },
   };
 }
 
-const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
+const failedCheck = (...steps: StoreCheck['steps']): StoreCheck => ({
   ok: false,
   steps,
   totalBytes: undefined,
@@ -58,14 +58,14 @@ const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
 });
 
 /** People check stores whose disk hangs, so the check itself must not hang. */
-async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
+async function withDeadline(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
   if (await endsWithin(check, checkDeadlineMs, clock)) return await check;
   const seconds = Math.round(checkDeadlineMs / 1000);
-  return failed(from === undefined ? noAnswerStep(seconds) : slowCheckStep(from, seconds));
+  return failedCheck(from === undefined ? noAnswerStep(seconds) : slowCheckStep(from, seconds));
 }
 
 const checkOpen = (stores: Pick<StoreLookup, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
-  inTime(
+  withDeadline(
     stores.use(name, (store) => store.check(scope)),
     clock,
   );
@@ -79,7 +79,7 @@ async function probeClosed(
 ): Promise<StoreCheck | undefined> {
   const kind = kinds.get(schemeOf(config.uri));
   const work = kind?.probe?.(config, config.policy, scope);
-  return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
+  return work === undefined ? undefined : await withDeadline(work, clock).catch(() => undefined);
 }
 
 /** Probes the store from another place, such as the network of a container. */
@@ -92,11 +92,15 @@ export async function probeFrom(
 ): Promise<StoreCheck> {
   const kind = kinds.get(schemeOf(config.uri));
   if (kind?.probe === undefined) throw storeNotOnNetwork(config);
-  return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
+  return await withDeadline(kind.probe(config, config.policy, scope, from), clock, from);
 }
 
 /** The steps of the probe, followed by the reason why the store is not open. */
-function notOpened(probed: StoreCheck | undefined, config: StoreConfig, problem: StowageError | undefined): StoreCheck {
+function openFailedCheck(
+  probed: StoreCheck | undefined,
+  config: StoreConfig,
+  problem: StowageError | undefined,
+): StoreCheck {
   const { message, action, reason } = storeUnavailable(config, problem);
-  return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
+  return failedCheck(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
 }

@@ -11,13 +11,13 @@ import { refusePolicy } from './store-facets.ts';
 import type { StoreLookup } from './store-lookup.ts';
 
 /** True if the configs differ at most in policies that core applies itself, so the store need not be reopened. */
-function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
-  const opened = ({ uri, options, policy }: StoreConfig): unknown[] => [
+function hasSameOpenOptions(a: StoreConfig, b: StoreConfig): boolean {
+  const openOptionsOf = ({ uri, options, policy }: StoreConfig): unknown[] => [
     uri.replace(/\?.*$/s, ''),
     policy.readOnly,
     options,
   ];
-  return isDeepStrictEqual(opened(a), opened(b));
+  return isDeepStrictEqual(openOptionsOf(a), openOptionsOf(b));
 }
 
 /** Follows changes of the configuration. */
@@ -45,14 +45,14 @@ interface ConfigChange {
 }
 
 /** True for a store that was added through the API while the file was read, or that is being removed through the API. */
-const isByHand = ({ shutting }: StoreEntry, next: StoreConfig | undefined): boolean =>
-  next === undefined || (next.origin === 'api' && shutting !== undefined);
+const isChangedByApi = ({ closeInProgress }: StoreEntry, next: StoreConfig | undefined): boolean =>
+  next === undefined || (next.origin === 'api' && closeInProgress !== undefined);
 
 interface Reopening {
   readonly entry: StoreEntry;
   readonly next: StoreConfig;
   /** The store was open before. */
-  readonly worked: boolean;
+  readonly wasOpen: boolean;
 }
 
 /** Runs `work` in parallel, writable stores first: of two stores with the same directory, the writable one owns the volumes. */
@@ -68,20 +68,20 @@ async function writableFirst<T>(
 export function createStoreConfiguration(
   { records, events, mountedOn, log }: StoreConfigurationParts,
   entries: StoreEntries,
-  reading: Pick<StoreLookup, 'prefer'>,
+  lookup: Pick<StoreLookup, 'setPreferred'>,
 ): StoreConfiguration {
-  const changing = createKeyedLock();
+  const configurationLock = createKeyedLock();
 
   /** Applies one configuration at a time. That can take long, so adding, removing or checking a single store does not wait for it. */
-  async function exclusively(scope: Scope, work: () => Promise<void>): Promise<void> {
-    using _ = await changing.hold(['configuration'], scope.signal);
+  async function runExclusively(scope: Scope, work: () => Promise<void>): Promise<void> {
+    using _ = await configurationLock.hold(['configuration'], scope.signal);
     await work();
   }
 
   /** Closes a store that must be reopened or removed. Returns the store to open in its place. */
-  async function leave({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
-    if (entry.config.origin === 'api' && isByHand(entry, next)) return undefined;
-    if (next !== undefined && opensAlike(next, entry.config) && entry.shutting === undefined) {
+  async function applyOrClose({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
+    if (entry.config.origin === 'api' && isChangedByApi(entry, next)) return undefined;
+    if (next !== undefined && hasSameOpenOptions(next, entry.config) && entry.closeInProgress === undefined) {
       const before = entry.config;
       if (entry.store !== undefined) refusePolicy(entry.store, next.policy);
       entry.config = next;
@@ -90,21 +90,21 @@ export function createStoreConfiguration(
       return undefined;
     }
     refuseWhileMounted(mountedOn, entry.config);
-    const worked = entry.store !== undefined;
-    await entries.shut(entry);
-    if (next !== undefined) return { entry, next, worked };
+    const wasOpen = entry.store !== undefined;
+    await entries.close(entry);
+    if (next !== undefined) return { entry, next, wasOpen };
     entries.drop(entry);
     publishStoreEvent(events, 'removed', entry.config);
     return undefined;
   }
 
-  /** Like `leave`, but a change that is not possible now stays pending, and every `retry` tries it again. */
-  async function leaveOrWait(change: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
+  /** Like `applyOrClose`, but a change that is not possible now stays pending, and every `retry` tries it again. */
+  async function applyOrDefer(change: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     const { entry, next } = change;
     const before = entry.pending;
     entry.pending = undefined;
     try {
-      return await leave(change, scope);
+      return await applyOrClose(change, scope);
     } catch (thrown) {
       const { message } = stowageError(thrown);
       const what = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
@@ -115,45 +115,45 @@ export function createStoreConfiguration(
   }
 
   /** Closes all stores before opening any, since a directory may move from one store to another. */
-  async function follow(changes: readonly ConfigChange[], scope: Scope): Promise<void> {
-    const left = await Promise.all(changes.map((change) => leaveOrWait(change, scope)));
-    const openings = left.filter((opening) => opening !== undefined);
+  async function applyChanges(changes: readonly ConfigChange[], scope: Scope): Promise<void> {
+    const reopenings = await Promise.all(changes.map((change) => applyOrDefer(change, scope)));
+    const openings = reopenings.filter((opening) => opening !== undefined);
     await writableFirst(
       openings,
       ({ next }) => next,
-      async ({ entry, next, worked }) => {
+      async ({ entry, next, wasOpen }) => {
         // Removed through the API meanwhile; `configure` adds a store with this name as a new one.
         if (entries.all.get(next.name) !== entry) return;
-        if (await entries.replace(entry, next, worked, scope)) publishStoreEvent(events, 'changed', next);
+        if (await entries.replace(entry, next, wasOpen, scope)) publishStoreEvent(events, 'changed', next);
       },
     );
   }
 
   /** A store that was added through the API may have been removed while this waited for its turn. */
-  const isStillThere = ({ origin, name, uri }: StoreConfig): boolean =>
+  const isStillConfigured = ({ origin, name, uri }: StoreConfig): boolean =>
     origin !== 'api' || records.stores.list().some((row) => row.name === name && row.uri === uri);
 
   return {
-    configure: (given, preferred, scope) =>
-      exclusively(scope, async () => {
-        reading.prefer(preferred);
-        const configs = given.filter(isStillThere);
+    configure: (requested, preferred, scope) =>
+      runExclusively(scope, async () => {
+        lookup.setPreferred(preferred);
+        const configs = requested.filter(isStillConfigured);
         const wanted = new Map(configs.map((config) => [config.name as string, config]));
         const present = [...entries.all.values()];
-        await follow(
+        await applyChanges(
           present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
           scope,
         );
         // Added through the API meanwhile, with a name that the file has.
-        const late = [...entries.all.values()].flatMap((entry) => {
+        const addedMeanwhile = [...entries.all.values()].flatMap((entry) => {
           const next = wanted.get(entry.config.name);
-          const isLate = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';
-          return isLate && !present.includes(entry) ? { entry, next } : [];
+          const isAddedMeanwhile = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';
+          return isAddedMeanwhile && !present.includes(entry) ? { entry, next } : [];
         });
-        await follow(late, scope);
-        const fresh = configs.filter((config) => !entries.all.has(config.name) && isStillThere(config));
+        await applyChanges(addedMeanwhile, scope);
+        const newConfigs = configs.filter((config) => !entries.all.has(config.name) && isStillConfigured(config));
         await writableFirst(
-          fresh,
+          newConfigs,
           (config) => config,
           async (config) => {
             await entries.addAndOpen(config, scope);
@@ -162,12 +162,14 @@ export function createStoreConfiguration(
         );
       }),
     retry: (scope) =>
-      exclusively(scope, async () => {
+      runExclusively(scope, async () => {
         // Skip stores that are in use: draining them at every retry would block their users again and again.
         const changes = [...entries.all.values()].flatMap((entry) =>
-          entry.pending !== undefined && entry.users <= entry.background ? { entry, next: entry.pending.config } : [],
+          entry.pending !== undefined && entry.users <= entry.backgroundUsers
+            ? { entry, next: entry.pending.config }
+            : [],
         );
-        await follow(changes, scope);
+        await applyChanges(changes, scope);
         await Promise.all([...entries.all.values()].map((entry) => entries.open(entry, scope)));
       }),
   };

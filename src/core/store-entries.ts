@@ -18,10 +18,10 @@ export interface StoreEntry {
   /** The attempt to open it that is in progress, even if nobody waits for it any more. */
   opening: Promise<void> | undefined;
   /** The close that is in progress. Concurrent callers share it. */
-  shutting: Promise<void> | undefined;
+  closeInProgress: Promise<void> | undefined;
   users: number;
   /** How many of the users stop by themselves when the store is about to close. */
-  background: number;
+  backgroundUsers: number;
   idle: PromiseWithResolvers<void> | undefined;
   /** Aborts background work, so that the store can close. */
   closing: AbortController;
@@ -39,34 +39,34 @@ export interface StoreEntryParts {
   readonly recover: RecoverStore;
 }
 
-/** The configured stores, open or with a problem. An entry that was shut is never reopened; a new entry replaces it. */
+/** The configured stores, open or with a problem. An entry that was closed is never reopened; a new entry replaces it. */
 export interface StoreEntries {
   readonly all: Map<string, StoreEntry>;
   /** Entries that are being opened and are not yet in `all`. */
   readonly unlisted: ReadonlyMap<string, StoreEntry>;
-  /** Opens the store or records the problem. Does nothing if it is open. If it takes longer than `patienceMs`, opening continues in the background. */
-  open(entry: StoreEntry, scope: Scope, patienceMs?: number): Promise<void>;
+  /** Opens the store or records the problem. Does nothing if it is open. If it takes longer than `timeoutMs`, opening continues in the background. */
+  open(entry: StoreEntry, scope: Scope, timeoutMs?: number): Promise<void>;
   /** Adds an entry and opens it. Drops any other entry with the same name. */
-  addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
+  addAndOpen(config: StoreConfig, scope: Scope, timeoutMs?: number): Promise<StoreEntry>;
   /** Opens a store without adding it to `all`. */
-  openUnlisted(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
+  openUnlisted(config: StoreConfig, scope: Scope, timeoutMs?: number): Promise<StoreEntry>;
   /** Adds an entry from `openUnlisted` to `all`. Throws if it was dropped in the meantime. */
   add(entry: StoreEntry): void;
   /** Waits until the store is unused, then closes it. Throws 'busy' if that takes too long; the store then stays open. */
-  shut(entry: StoreEntry): Promise<void>;
+  close(entry: StoreEntry): Promise<void>;
   /** Removes the entry and aborts an attempt to open it. */
   drop(entry: StoreEntry): void;
-  /** Replaces an entry that was shut. `worked`: it was open before. False: the new options do not work, so it keeps the old ones. */
-  replace(entry: StoreEntry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
+  /** Replaces an entry that was closed. `wasOpen`: it was open before. False: the new options do not work, so it keeps the old ones. */
+  replace(entry: StoreEntry, config: StoreConfig, wasOpen: boolean, scope: Scope): Promise<boolean>;
 }
 
 /**
  * How long the start waits for a store. A slow disk or server must not delay the start or other stores. Less than a second: container
  * engines wait for the plugin socket meanwhile. Requests that need this store wait longer (`use`).
  */
-const openPatienceMs = 500;
+const startOpenTimeoutMs = 500;
 /** How long a request that explicitly opens one store waits for it. */
-export const askedPatienceMs = 60_000;
+export const requestedOpenTimeoutMs = 60_000;
 const openDeadlineMs = 30_000;
 const drainDeadlineMs = 30_000;
 const closeDeadlineMs = 5_000;
@@ -78,10 +78,10 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
   /** Attempts to open dropped entries, on disks that do not answer. No other attempt starts for the same name meanwhile. */
   const abandoned = new Map<string, Promise<void>>();
 
-  async function attempt(entry: StoreEntry, scope: Scope): Promise<void> {
+  async function attemptOpen(entry: StoreEntry, scope: Scope): Promise<void> {
     const { config, closing: dropped } = entry;
     try {
-      const store = await openRecovered(parts, config, {
+      const store = await openAndRecover(parts, config, {
         ...scope,
         signal: AbortSignal.any([scope.signal, dropped.signal]),
       });
@@ -99,21 +99,21 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     }
   }
 
-  async function open(entry: StoreEntry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
+  async function open(entry: StoreEntry, scope: Scope, timeoutMs = startOpenTimeoutMs): Promise<void> {
     if (entry.store !== undefined || entry.closing.signal.aborted) return;
     if (abandoned.has(entry.config.name)) {
       entry.problem ??= storeOpening(entry.config.name);
       return;
     }
-    entry.opening ??= attempt(entry, scope);
-    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= storeOpening(entry.config.name);
+    entry.opening ??= attemptOpen(entry, scope);
+    if (!(await endsWithin(entry.opening, timeoutMs, clock))) entry.problem ??= storeOpening(entry.config.name);
   }
 
-  async function addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry> {
+  async function addAndOpen(config: StoreConfig, scope: Scope, timeoutMs?: number): Promise<StoreEntry> {
     const entry = newEntry(config);
     for (const before of [all.get(config.name), unlisted.get(config.name)]) if (before !== undefined) drop(before);
     all.set(config.name, entry);
-    await open(entry, scope, patienceMs);
+    await open(entry, scope, timeoutMs);
     return entry;
   }
 
@@ -122,15 +122,15 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     for (const map of [all, unlisted]) if (map.get(name) === entry) map.delete(name);
     entry.closing.abort(storeClosing(name));
     if (entry.opening === undefined) return;
-    const left = entry.opening.finally(() => abandoned.delete(name));
-    abandoned.set(name, left);
+    const abandonedOpening = entry.opening.finally(() => abandoned.delete(name));
+    abandoned.set(name, abandonedOpening);
   }
 
-  function shut(entry: StoreEntry): Promise<void> {
-    entry.shutting ??= drainAndClose(entry).finally(() => {
-      entry.shutting = undefined;
+  function close(entry: StoreEntry): Promise<void> {
+    entry.closeInProgress ??= drainAndClose(entry).finally(() => {
+      entry.closeInProgress = undefined;
     });
-    return entry.shutting;
+    return entry.closeInProgress;
   }
 
   async function drainAndClose(entry: StoreEntry): Promise<void> {
@@ -139,7 +139,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     entry.store = undefined;
     entry.problem = storeClosing(entry.config.name);
     entry.closing.abort(entry.problem);
-    if (await isIdle(entry, clock)) {
+    if (await waitUntilIdle(entry, clock)) {
       // Closing can hang on a disk that does not answer, so do not wait forever.
       if (!(await endsWithin(store.close(), closeDeadlineMs, clock)))
         log.warn('store is still being closed', { store: entry.config.name });
@@ -155,12 +155,12 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     unlisted,
     open,
     addAndOpen,
-    shut,
+    close,
     drop,
-    openUnlisted: async (config, scope, patienceMs) => {
+    openUnlisted: async (config, scope, timeoutMs) => {
       const entry = newEntry(config);
       unlisted.set(config.name, entry);
-      await open(entry, scope, patienceMs);
+      await open(entry, scope, timeoutMs);
       return entry;
     },
     add: (entry) => {
@@ -168,10 +168,10 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
       if (!unlisted.delete(name) || entry.closing.signal.aborted) throw storeClosing(name);
       all.set(name, entry);
     },
-    replace: async (entry, config, worked, scope) => {
-      const added = await addAndOpen(config, scope, askedPatienceMs);
+    replace: async (entry, config, wasOpen, scope) => {
+      const added = await addAndOpen(config, scope, requestedOpenTimeoutMs);
       const { problem } = added;
-      if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
+      if (problem === undefined || problem.reason === 'store-opening' || !wasOpen) return true;
       // Removed through the API in the meantime.
       if (all.get(config.name) !== added) return true;
       const { message, action } = problem;
@@ -188,25 +188,25 @@ function newEntry(config: StoreConfig): StoreEntry {
     store: undefined,
     problem: undefined,
     opening: undefined,
-    shutting: undefined,
+    closeInProgress: undefined,
     pending: undefined,
     users: 0,
-    background: 0,
+    backgroundUsers: 0,
     idle: undefined,
     closing: new AbortController(),
   };
 }
 
-async function isIdle(entry: StoreEntry, clock: Clock): Promise<boolean> {
+async function waitUntilIdle(entry: StoreEntry, clock: Clock): Promise<boolean> {
   if (entry.users === 0) return true;
   entry.idle = Promise.withResolvers();
-  using _late = clock.after(drainDeadlineMs, entry.idle.resolve);
+  using _deadline = clock.after(drainDeadlineMs, entry.idle.resolve);
   await entry.idle.promise;
   entry.idle = undefined;
   return entry.users === 0;
 }
 
-async function openRecovered(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
+async function openAndRecover(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
   const scheme = schemeOf(config.uri);
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);

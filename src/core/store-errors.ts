@@ -89,7 +89,7 @@ export function notAnswering(name: string, refusal: StowageError | undefined): S
 }
 
 /** A store that could not be searched. `isOpen`: its server does not answer; otherwise it could not be opened. */
-export interface Unsearched {
+export interface UnsearchedStore {
   readonly name: string;
   readonly isOpen: boolean;
   /** Only if it denies access. */
@@ -97,19 +97,19 @@ export interface Unsearched {
 }
 
 /** Why a search over these stores is incomplete, and what to do if access is denied. Safe to show to users. */
-export function unsearched(stores: readonly Unsearched[]): {
-  readonly down: string;
+export function describeUnsearched(stores: readonly UnsearchedStore[]): {
+  readonly summary: string;
   readonly action: string | undefined;
 } {
   const silent = stores.filter(({ refusal, isOpen }) => refusal === undefined && isOpen);
   const closed = stores.filter(({ refusal, isOpen }) => refusal === undefined && !isOpen);
   const denied = stores.flatMap(({ name, refusal }) => (refusal === undefined ? [] : notAnswering(name, refusal)));
-  const named = (some: readonly Unsearched[], what: string): string[] =>
+  const describe = (some: readonly UnsearchedStore[], what: string): string[] =>
     some.length === 0 ? [] : [`store ${some.map(({ name }) => quoted(name)).join(', ')} ${what}`];
   return {
-    down: [
-      ...named(silent, 'does not answer'),
-      ...named(closed, 'cannot be used now'),
+    summary: [
+      ...describe(silent, 'does not answer'),
+      ...describe(closed, 'cannot be used now'),
       ...denied.map(({ message }) => message),
     ].join('; '),
     action: denied[0]?.action,

@@ -4,7 +4,7 @@ import type { OnDelete, StoreName, StorePolicy, VolumeName } from './model.ts';
 import type { Store } from './ports.ts';
 
 /** The errors for facets that a store lacks. */
-const errors = {
+const errorByFacet = {
   adoption: (store: StoreName) =>
     new StowageError(`store '${store}' cannot adopt volumes`, {
       code: 'unsupported',
@@ -38,18 +38,23 @@ const errors = {
 };
 
 /** Throws 'unsupported' if the store lacks the facet. */
-export function facetOf<F extends keyof typeof errors>(store: Store, facet: F): NonNullable<Store[F]> {
+export function facetOf<F extends keyof typeof errorByFacet>(store: Store, facet: F): NonNullable<Store[F]> {
   const found = store[facet];
-  if (found === undefined) throw errors[facet](store.name);
+  if (found === undefined) throw errorByFacet[facet](store.name);
   return found;
 }
 
-const neededFor = { retain: 'adoption', archive: 'trash' } as const satisfies Partial<Record<OnDelete, keyof Store>>;
-type NeededFor = typeof neededFor;
+const facetByPolicy = { retain: 'adoption', archive: 'trash' } as const satisfies Partial<
+  Record<OnDelete, keyof Store>
+>;
+type FacetByPolicy = typeof facetByPolicy;
 
 /** The facet that core deletes volumes with under this policy. Throws 'invalid' if the store lacks it. */
-export function facetFor<P extends keyof NeededFor>(onDelete: P, store: Store): NonNullable<Store[NeededFor[P]]> {
-  const found = store[neededFor[onDelete]];
+export function facetFor<P extends keyof FacetByPolicy>(
+  onDelete: P,
+  store: Store,
+): NonNullable<Store[FacetByPolicy[P]]> {
+  const found = store[facetByPolicy[onDelete]];
   if (found === undefined) throw policyUnsupported(store.name, onDelete);
   return found;
 }

@@ -19,7 +19,7 @@ let identities: StoreIdentities;
 
 /** As when it was opened there, and said who it is. */
 function opened(uri: string): void {
-  identities.forgetOtherPlace(at(uri));
+  identities.forgetOtherLocation(at(uri));
   identities.remember(at(uri), { identity: 'it' } as Store);
 }
 
@@ -42,7 +42,7 @@ test.each([
   'nfs://10.0.0.3,10.0.0.1:2050/export/a',
   'nfs://Filer:2050/export/a',
 ])('the same server with URI %s is the same location', (uri) => {
-  expect(identities.known(at(uri))).toBe('it');
+  expect(identities.identityOf(at(uri))).toBe('it');
   opened(uri);
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
 });
@@ -50,11 +50,11 @@ test.each([
 test('addresses can be replaced one by one', () => {
   for (const hosts of ['filer,10.0.0.3', '10.0.0.3', '10.0.0.3,[fd00::1]', '[fd00::1]']) {
     const uri = `nfs://${hosts}:2050/export/a`;
-    expect(identities.known(at(uri))).toBe('it');
+    expect(identities.identityOf(at(uri))).toBe('it');
     opened(uri);
   }
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
-  expect(identities.known(at('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
+  expect(identities.identityOf(at('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
 });
 
 test.each([
@@ -64,13 +64,13 @@ test.each([
   'nfs://10.0.0.1/export/a',
   'local:///export/a',
 ])('%s is another location', (uri) => {
-  expect(identities.known(at(uri))).toBeUndefined();
-  identities.forgetOtherPlace(at(uri));
+  expect(identities.identityOf(at(uri))).toBeUndefined();
+  identities.forgetOtherLocation(at(uri));
   expect(records.volumes.byId(id)).toBeUndefined();
 });
 
 test('without a host, only the same path is the same location', () => {
   opened('local:///srv/a');
-  expect(identities.known(at('local:///srv/a?onDelete=retain'))).toBe('it');
-  expect(identities.known(at('local:///srv/b'))).toBeUndefined();
+  expect(identities.identityOf(at('local:///srv/a?onDelete=retain'))).toBe('it');
+  expect(identities.identityOf(at('local:///srv/b'))).toBeUndefined();
 });

@@ -27,15 +27,15 @@ interface Reservation {
 }
 
 export function createStoreLimits(records: Records): StoreLimits {
-  const places = new Map<StoreName, Set<Reservation>>();
+  const reservations = new Map<StoreName, Set<Reservation>>();
 
   /** Sums the reservations, minus what is already on record and counted there. */
   function pending(store: StoreName): { volumes: number; bytes: bigint } {
     let [volumes, bytes] = [0, 0n];
-    for (const place of places.get(store) ?? []) {
-      const recorded = records.volumes.byId(place.id);
+    for (const reservation of reservations.get(store) ?? []) {
+      const recorded = records.volumes.byId(reservation.id);
       if (recorded === undefined) volumes++;
-      const more = place.bytes - (recorded?.bytes ?? 0n);
+      const more = reservation.bytes - (recorded?.bytes ?? 0n);
       if (more > 0n) bytes += more;
     }
     return { volumes, bytes };
@@ -45,17 +45,17 @@ export function createStoreLimits(records: Records): StoreLimits {
     const { maxVolumes, maxBytes } = config.policy;
     if (maxVolumes === undefined && maxBytes === undefined) return;
     const now = records.volumes.totals(config.name);
-    const soon = pending(config.name);
+    const reserved = pending(config.name);
     const recorded = records.volumes.byId(id);
-    if (maxVolumes !== undefined && recorded === undefined && now.volumes + soon.volumes >= maxVolumes) {
-      throw full(config.name, `is full: it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
+    if (maxVolumes !== undefined && recorded === undefined && now.volumes + reserved.volumes >= maxVolumes) {
+      throw limitExceeded(config.name, `is full: it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
     }
-    const left = (maxBytes ?? 0n) - now.bytes - soon.bytes;
+    const left = (maxBytes ?? 0n) - now.bytes - reserved.bytes;
     const more = bytes - (recorded?.bytes ?? 0n);
     if (maxBytes !== undefined && more > 0n && more > left) {
       const room = formatSize(left > 0n ? left : 0n);
       const wanted = formatSize(more);
-      throw full(
+      throw limitExceeded(
         config.name,
         `has no room for ${wanted}: of ${formatSize(maxBytes)} in all, ${room} are left`,
         'store-bytes-limit',
@@ -66,15 +66,15 @@ export function createStoreLimits(records: Records): StoreLimits {
   return {
     reserve: (config, id, bytes) => {
       check(config, id, bytes);
-      const place: Reservation = { id, bytes };
-      const mine = places.get(config.name) ?? new Set();
-      places.set(config.name, mine.add(place));
-      return { [Symbol.dispose]: () => mine.delete(place) };
+      const reservation: Reservation = { id, bytes };
+      const storeReservations = reservations.get(config.name) ?? new Set();
+      reservations.set(config.name, storeReservations.add(reservation));
+      return { [Symbol.dispose]: () => storeReservations.delete(reservation) };
     },
   };
 }
 
-function full(store: StoreName, why: string, reason: ReasonWith<'exhausted'>): StowageError {
+function limitExceeded(store: StoreName, why: string, reason: ReasonWith<'exhausted'>): StowageError {
   return new StowageError(`store '${store}' ${why}`, {
     code: 'exhausted',
     reason,

@@ -29,63 +29,64 @@ export interface StoreLiveness {
 }
 
 /** A name to look up; such a volume need not exist. */
-const anyName = volumeName('access');
+const probeName = volumeName('access');
 
 export function createStoreLiveness(parts: {
   readonly clock: Clock;
   readonly stores: () => Pick<Stores, 'list' | 'view' | 'use'>;
 }): StoreLiveness {
   const { stores } = parts;
-  const { answers, pings, late, refusals } = createStoreQuestions(parts);
+  const questions = createStoreQuestions(parts);
+  const { late, refusals } = questions;
 
   /** Repeats a denied question, which the store may allow by now. */
-  async function asksAgain(name: StoreName, scope: Scope): Promise<void> {
+  async function repeatDenied(name: StoreName, scope: Scope): Promise<void> {
     const question = refusals.questionOf(name);
     if (question === 'list' && !late.isLate(name, 'list'))
-      await answers('list', name, scope, async (open) => void (await namesOf(open, scope)));
+      await questions.ask('list', name, scope, async (open) => void (await namesOf(open, scope)));
     if (question === 'look' && !late.isLate(name, 'look'))
-      await answers('look', name, scope, async (open) => void (await open.get(anyName, scope)));
+      await questions.ask('look', name, scope, async (open) => void (await open.get(probeName, scope)));
   }
 
   async function isSilent(name: StoreName, scope: Scope): Promise<boolean> {
     const { store } = stores().view(name);
     if (store?.ping === undefined) return store !== undefined && late.isLate(name, 'list', 'look');
-    if (!(await pings(name, scope))) return true;
-    await asksAgain(name, scope);
+    if (!(await questions.ping(name, scope))) return true;
+    await repeatDenied(name, scope);
     return false;
   }
 
   async function roomOf(name: StoreName, scope: Scope): Promise<Room | undefined> {
     if (stores().view(name).store?.room === undefined || late.isLate(name, 'ping', 'room')) return undefined;
     let room: Room | undefined;
-    const isAnswered = await answers('room', name, scope, async (open) => {
+    const isAnswered = await questions.ask('room', name, scope, async (open) => {
       room = await open.room?.(scope);
     });
     return isAnswered ? room : undefined;
   }
 
   /** True if a lookup is worth trying. If other answers are late, pings the server first. */
-  async function isThere(name: StoreName, { ping }: Store, scope: Scope): Promise<boolean> {
+  async function isWorthAsking(name: StoreName, { ping }: Store, scope: Scope): Promise<boolean> {
     if (ping === undefined) return !late.isLate(name, 'look');
     if (late.isLate(name, 'ping')) return false;
-    return !late.isLate(name, 'list', 'look') || (await pings(name, scope));
+    return !late.isLate(name, 'list', 'look') || (await questions.ping(name, scope));
   }
 
   return {
     list: async (name, scope, ask) => {
       const { store } = stores().view(name);
       if (store?.changedByOthers === undefined) return store !== undefined;
-      return !late.isLate(name, 'list', 'ping') && (await answers('list', name, scope, ask));
+      return !late.isLate(name, 'list', 'ping') && (await questions.ask('list', name, scope, ask));
     },
     look: async (name, scope, ask) => {
       const { store } = stores().view(name);
       if (store?.changedByOthers === undefined) return store !== undefined;
-      return (await isThere(name, store, scope)) && (await answers('look', name, scope, ask));
+      return (await isWorthAsking(name, store, scope)) && (await questions.ask('look', name, scope, ask));
     },
     late: (names) => names.filter((name) => late.isLate(name, 'list', 'ping')),
     silent: async (names, scope) => {
-      const asked = await Promise.all(names.map((name) => isSilent(name, scope)));
-      return new Set(names.filter((_name, index) => asked[index]));
+      const silentFlags = await Promise.all(names.map((name) => isSilent(name, scope)));
+      return new Set(names.filter((_name, index) => silentFlags[index]));
     },
     rooms: async (names, scope) => {
       const asked = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));

@@ -7,7 +7,7 @@ import { storeUnavailable, unknownStore } from './store-errors.ts';
 import { schemeOf } from './store-scheme.ts';
 import type { UsableStoreView } from './store-view.ts';
 
-const usePatienceMs = 5_000;
+const openingWaitMs = 5_000;
 
 /** Finds configured stores by name and runs work with them while they stay open. */
 export interface StoreLookup {
@@ -16,7 +16,7 @@ export interface StoreLookup {
   view(entry: StoreEntry): UsableStoreView;
   defaultName(): StoreName | undefined;
   /** The default store of the configuration. The one that was set through the API takes precedence. */
-  prefer(name: string | undefined): void;
+  setPreferred(name: string | undefined): void;
   /**
    * Runs `work` with the store, which stays open until it ends. Throws 'not-found', or 'unavailable' with the reason why
    * the store is not open.
@@ -65,7 +65,7 @@ export function createStoreLookup(
   const use: StoreLookup['use'] = async (name, work) => {
     const entry = entryOf(name);
     // The store may still be opening just after the start. Wait a bounded time, since its disk may hang.
-    if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
+    if (entry.opening !== undefined) await endsWithin(entry.opening, openingWaitMs, clock);
     const { store } = entry;
     if (store === undefined) throw storeUnavailable(entry.config, entry.problem);
     entry.users++;
@@ -81,17 +81,17 @@ export function createStoreLookup(
     entryOf,
     view,
     defaultName,
-    prefer: (name) => {
+    setPreferred: (name) => {
       preferred = name;
     },
     use,
     useInBackground: async (name, work) => {
       const entry = entryOf(name);
-      entry.background++;
+      entry.backgroundUsers++;
       try {
         return await use(name, (store) => work(store, entry.closing.signal));
       } finally {
-        entry.background--;
+        entry.backgroundUsers--;
       }
     },
   };

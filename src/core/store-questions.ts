@@ -12,19 +12,19 @@ import type { Stores } from './stores.ts';
 type Question = 'list' | 'look' | 'ping' | 'room';
 
 /** A healthy store lists its names within this time. */
-const patienceMs = 3_000;
+const listTimeoutMs = 3_000;
 /** The timeout of a ping and of the free space, which take a single call. */
-const onePatienceMs = 2_000;
-/** A store that takes longer than `quickMs` to fail is not asked again for `restMs`. */
-const quickMs = 1_000;
-const restMs = 10_000;
+const pingTimeoutMs = 2_000;
+/** A store that takes longer than `maxQuickFailureMs` to fail is not asked again for `slowFailurePauseMs`. */
+const maxQuickFailureMs = 1_000;
+const slowFailurePauseMs = 10_000;
 
 /** Asks stores questions, and remembers which of them are late or were denied. */
 export interface StoreQuestions {
   /** Asks and waits a bounded time; false if the store did not answer. */
-  answers(question: Question, name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
+  ask(question: Question, name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
   /** Does not ping again while an earlier ping is unanswered. */
-  pings(name: StoreName, scope: Scope): Promise<boolean>;
+  ping(name: StoreName, scope: Scope): Promise<boolean>;
   readonly late: Pick<LateQuestions, 'isLate'>;
   readonly refusals: Pick<Refusals, 'of' | 'questionOf'>;
 }
@@ -43,45 +43,45 @@ export function createStoreQuestions({
   const late = createLateQuestions(clock);
   const refusals = createRefusals();
 
-  async function answers(
+  async function ask(
     question: Question,
     name: StoreName,
     scope: Scope,
-    ask: (open: Store) => Promise<void>,
+    callStore: (open: Store) => Promise<void>,
   ): Promise<boolean> {
     const since = clock.elapsed();
     /** A quick failure is cheap, so the store is asked again the next time. */
-    const failed = (thrown: unknown): StowageError => {
-      if (clock.elapsed() - since > quickMs) late.rest(question, name);
-      else late.answered(question, name);
+    const handleFailure = (thrown: unknown): StowageError => {
+      if (clock.elapsed() - since > maxQuickFailureMs) late.pause(question, name);
+      else late.markAnswered(question, name);
       const failure = stowageError(thrown);
-      if (!scope.signal.aborted) refusals.keep(question, name, failure);
+      if (!scope.signal.aborted) refusals.record(question, name, failure);
       return failure;
     };
-    const succeeded = (): void => {
-      late.answered(question, name);
-      refusals.keep(question, name, undefined);
+    const handleSuccess = (): void => {
+      late.markAnswered(question, name);
+      refusals.record(question, name, undefined);
     };
-    const asked = stores().use(name, ask);
+    const call = stores().use(name, callStore);
     const isOneCall = question === 'ping' || question === 'room';
-    if (!(await endsWithin(asked, isOneCall ? onePatienceMs : patienceMs, clock))) {
-      late.unanswered(question, name);
+    if (!(await endsWithin(call, isOneCall ? pingTimeoutMs : listTimeoutMs, clock))) {
+      late.markUnanswered(question, name);
       if (question === 'ping') refusals.forget(name);
-      asked.then(succeeded, failed);
+      call.then(handleSuccess, handleFailure);
       // The server may close every connection at once, which this call may learn much later than a ping.
-      if (!isOneCall) await pings(name, scope);
+      if (!isOneCall) await ping(name, scope);
       return false;
     }
     try {
-      await asked;
-      succeeded();
+      await call;
+      handleSuccess();
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
       const hadRefusal = refusals.of(name) !== undefined;
-      const failure = failed(thrown);
+      const failure = handleFailure(thrown);
       // Only a ping can tell whether the server is down now or still closes every connection.
-      if (hadRefusal && isUncertain(question, failure)) await pings(name, scope);
+      if (hadRefusal && isUncertain(question, failure)) await ping(name, scope);
       if (question === 'room')
         scope.log.debug('free space of a store is unknown', { store: name, why: failure.message });
       else scope.log.warn('store did not answer', { store: name, question, why: failure.message });
@@ -89,43 +89,44 @@ export function createStoreQuestions({
     }
   }
 
-  const pings = async (name: StoreName, scope: Scope): Promise<boolean> =>
-    !late.isUnanswered('ping', name) && (await answers('ping', name, scope, async (open) => await open.ping?.(scope)));
+  const ping = async (name: StoreName, scope: Scope): Promise<boolean> =>
+    !late.isUnanswered('ping', name) && (await ask('ping', name, scope, async (open) => await open.ping?.(scope)));
 
-  return { answers, pings, late, refusals };
+  return { ask, ping, late, refusals };
 }
 
 export interface LateQuestions {
   /** True if one of these questions is late. */
   isLate(name: StoreName, ...questions: Question[]): boolean;
-  /** Nobody waits for this question for `restMs`. */
-  rest(question: Question, name: StoreName): void;
+  /** Nobody waits for this question for `slowFailurePauseMs`. */
+  pause(question: Question, name: StoreName): void;
   /** Nobody waits for this question until it is answered. */
-  unanswered(question: Question, name: StoreName): void;
+  markUnanswered(question: Question, name: StoreName): void;
   isUnanswered(question: Question, name: StoreName): boolean;
-  answered(question: Question, name: StoreName): void;
+  markAnswered(question: Question, name: StoreName): void;
 }
 
 /** Which questions to which stores are late, and until when nobody waits for them. */
 function createLateQuestions(clock: Clock): LateQuestions {
-  const until = {
+  const lateUntil = {
     list: new Map<StoreName, number>(),
     look: new Map<StoreName, number>(),
     ping: new Map<StoreName, number>(),
     room: new Map<StoreName, number>(),
   };
   return {
-    isLate: (name, ...questions) => questions.some((question) => (until[question].get(name) ?? 0) > clock.elapsed()),
-    rest: (question, name) => void until[question].set(name, clock.elapsed() + restMs),
-    unanswered: (question, name) => void until[question].set(name, Number.POSITIVE_INFINITY),
-    isUnanswered: (question, name) => until[question].get(name) === Number.POSITIVE_INFINITY,
-    answered: (question, name) => void until[question].delete(name),
+    isLate: (name, ...questions) =>
+      questions.some((question) => (lateUntil[question].get(name) ?? 0) > clock.elapsed()),
+    pause: (question, name) => void lateUntil[question].set(name, clock.elapsed() + slowFailurePauseMs),
+    markUnanswered: (question, name) => void lateUntil[question].set(name, Number.POSITIVE_INFINITY),
+    isUnanswered: (question, name) => lateUntil[question].get(name) === Number.POSITIVE_INFINITY,
+    markAnswered: (question, name) => void lateUntil[question].delete(name),
   };
 }
 
 export interface Refusals {
   /** Records the answer to a question. `failure` undefined: the store answered it. */
-  keep(question: Question, name: StoreName, failure: StowageError | undefined): void;
+  record(question: Question, name: StoreName, failure: StowageError | undefined): void;
   of(name: StoreName): StowageError | undefined;
   questionOf(name: StoreName): Question | undefined;
   forget(name: StoreName): void;
@@ -140,7 +141,7 @@ function createRefusals(): Refusals {
     ['ping', question].includes(refusals.get(name)?.question ?? 'ping') || question === 'list';
 
   return {
-    keep: (question, name, failure) => {
+    record: (question, name, failure) => {
       // Ignore free space: some servers report it to everybody, others to nobody, so it says nothing about access.
       if (question === 'room') return;
       if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, { question, failure });

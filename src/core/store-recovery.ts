@@ -15,7 +15,7 @@ import type { StoreIdentities } from './store-identity.ts';
 import type { Stores } from './stores.ts';
 import type { Step } from './volume-steps.ts';
 
-const inParallel = 8;
+const maxConcurrentReplays = 8;
 const unending = new AbortController().signal;
 /** These operations can take hours and do their own locking, so the store is usable meanwhile. */
 const longDeadlineMs: Readonly<Record<string, number>> = { 'store.adopt': adoptDeadlineMs };
@@ -35,7 +35,7 @@ export function createStoreRecovery(parts: {
   const { records, operations, catalogue, steps, stores, log, identities, boot } = parts;
 
   /** One retry on the open store. Stops when the store is about to close, and is then repeated. */
-  async function retried({ id, store = '', kind, params }: Operation, work: Work): Promise<Outcome<unknown>> {
+  async function retryOnOpenStore({ id, store = '', kind, params }: Operation, work: Work): Promise<Outcome<unknown>> {
     // While the store is not configured, the operation waits: the administrator may configure it again.
     configOf(store);
     return await stores().useInBackground(store, (open, closing) => {
@@ -68,7 +68,7 @@ export function createStoreRecovery(parts: {
     try {
       await operations.resume(operation, scope, {
         keys: operationKeys(operation),
-        work: (work) => retried(operation, work),
+        work: (work) => retryOnOpenStore(operation, work),
         ...(firstWork && { firstWork }),
         ...(deadlineMs !== undefined && { deadlineMs }),
       });
@@ -79,26 +79,26 @@ export function createStoreRecovery(parts: {
   }
 
   return async (store, config, scope) => {
-    identities.forgetOtherPlace(config);
+    identities.forgetOtherLocation(config);
     // Skip the backoff of pending operations; their next attempt waits until this store is open.
     operations.wake(store.name);
-    const mine = records.operations
+    const unfinished = records.operations
       .unfinished()
       .filter((operation) => operation.store === store.name && operation.kind in steps);
     const [short, long] = [
-      mine.filter(({ kind }) => !(kind in longDeadlineMs)),
-      mine.filter(({ kind }) => kind in longDeadlineMs),
+      unfinished.filter(({ kind }) => !(kind in longDeadlineMs)),
+      unfinished.filter(({ kind }) => kind in longDeadlineMs),
     ];
-    await eachBounded(short, inParallel, (operation) =>
+    await eachBounded(short, maxConcurrentReplays, (operation) =>
       replay(operation, scope, (work) => stepOf(operation.kind)(store, config, operation.params, work)),
     );
     await store.housekeeping?.sweep(scope);
     scope.signal.throwIfAborted();
     identities.remember(config, store);
     // Only a power cut can lose volume records, so compare thoroughly once per boot.
-    const compared = `compared ${store.name}`;
-    await catalogue.refresh(store, scope, boot === undefined || records.settings.get(compared) !== boot);
-    if (boot !== undefined && records.settings.get(compared) !== boot) records.settings.set(compared, boot);
+    const comparedKey = `compared ${store.name}`;
+    await catalogue.refresh(store, scope, boot === undefined || records.settings.get(comparedKey) !== boot);
+    if (boot !== undefined && records.settings.get(comparedKey) !== boot) records.settings.set(comparedKey, boot);
     for (const operation of long) void replay(operation, { log, signal: unending });
   };
 }

@@ -17,11 +17,11 @@ export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
     'whether pods may bring volumes of their own, made and destroyed with them: true or false; default: on stores of a machine only',
 };
 
-const week = 7 * 86_400_000;
+const defaultRetentionMs = 7 * 86_400_000;
 /** Longer durations would exceed the range of dates. */
-const longestMs = 1000 * 365 * 86_400_000;
+const maxRetentionMs = 1000 * 365 * 86_400_000;
 
-function refuse(message: string, action: string, reason: ReasonWith<'invalid'> = 'store-uri-invalid'): StowageError {
+function uriError(message: string, action: string, reason: ReasonWith<'invalid'> = 'store-uri-invalid'): StowageError {
   return new StowageError(message, { code: 'invalid', reason, action });
 }
 
@@ -31,22 +31,26 @@ export function parseStoreConfig(
   origin: StoreConfig['origin'],
   kinds: ReadonlyMap<string, StoreKind>,
 ): StoreConfig {
-  const checked = storeName(name);
+  const checkedName = storeName(name);
   const scheme = /^([a-z][a-z0-9+-]*):\/\//.exec(uri)?.[1];
-  const known = [...kinds.keys()].map((kind) => `${kind}://`).join(', ');
+  const knownSchemes = [...kinds.keys()].map((kind) => `${kind}://`).join(', ');
   if (scheme === undefined)
-    throw refuse(`${quoted(uri)} is not a store URI`, `Write it as in local:///srv/data. Known: ${known}`);
+    throw uriError(`${quoted(uri)} is not a store URI`, `Write it as in local:///srv/data. Known: ${knownSchemes}`);
   const kind = kinds.get(scheme);
   if (kind === undefined)
-    throw refuse(`no store is known for ${scheme}://`, `Use one of ${known}`, 'store-kind-unknown');
+    throw uriError(`no store is known for ${scheme}://`, `Use one of ${knownSchemes}`, 'store-kind-unknown');
   const [, authority = ''] = /^[^:]*:\/\/([^/?#]*)/.exec(uri) ?? [];
   // URL does not accept several hosts in an authority. The store kind validates them.
-  const plain = uri.replace(authority, authority === '' ? '' : 'host');
-  if (!URL.canParse(plain))
-    throw refuse(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');
-  const url = new URL(plain);
+  const parsableUri = uri.replace(authority, authority === '' ? '' : 'host');
+  if (!URL.canParse(parsableUri))
+    throw uriError(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');
+  const url = new URL(parsableUri);
   if (authority.includes('@')) {
-    throw refuse('a store URI must not carry a user or password', 'Remove the part before the @.', 'store-uri-secret');
+    throw uriError(
+      'a store URI must not carry a user or password',
+      'Remove the part before the @.',
+      'store-uri-secret',
+    );
   }
   const options: Record<string, string> = {};
   const policy: Partial<Record<keyof StorePolicy, string>> = {};
@@ -55,50 +59,50 @@ export function parseStoreConfig(
     else if (Object.hasOwn(kind.options, key)) options[key] = value;
     else {
       const allowed = [...Object.keys(policyOptions), ...Object.keys(kind.options)].sort().join(', ');
-      throw refuse(
+      throw uriError(
         `store '${name}' has the unknown option ${quoted(key)}`,
         `Allowed are: ${allowed}`,
         'store-option-unknown',
       );
     }
   }
-  const config: StoreConfig = { name: checked, uri, origin, policy: parsePolicy(name, policy), options };
+  const config: StoreConfig = { name: checkedName, uri, origin, policy: parsePolicy(name, policy), options };
   kind.refuse?.(config);
   return config;
 }
 
 function parsePolicy(name: string, given: Partial<Record<keyof StorePolicy, string>>): StorePolicy {
-  const bad = (key: keyof StorePolicy): StowageError =>
-    refuse(
+  const invalidValue = (key: keyof StorePolicy): StowageError =>
+    uriError(
       `store '${name}': ${quoted(given[key] ?? '')} is not a value for ${key}`,
       `${key}: ${policyOptions[key]}`,
       'store-option-invalid',
     );
-  const size = (key: 'maxBytes' | 'defaultSize'): bigint | undefined => {
+  const sizeOption = (key: 'maxBytes' | 'defaultSize'): bigint | undefined => {
     const text = given[key];
     if (text === undefined) return undefined;
     const bytes = parseSize(text);
-    if (bytes === undefined || bytes === 0n) throw bad(key);
+    if (bytes === undefined || bytes === 0n) throw invalidValue(key);
     return bytes;
   };
-  const decision = (key: 'readOnly' | 'inline'): boolean | undefined => {
+  const booleanOption = (key: 'readOnly' | 'inline'): boolean | undefined => {
     const text = given[key];
-    if (text !== undefined && text !== 'true' && text !== 'false') throw bad(key);
+    if (text !== undefined && text !== 'true' && text !== 'false') throw invalidValue(key);
     return text === undefined ? undefined : text === 'true';
   };
   const onDelete = given.onDelete ?? 'delete';
-  if (!isOnDelete(onDelete)) throw bad('onDelete');
-  const retention = parseDuration(given.retention ?? formatDuration(week));
-  if (retention === undefined || retention > longestMs) throw bad('retention');
-  if (given.maxVolumes !== undefined && !/^[0-9]{1,9}$/.test(given.maxVolumes)) throw bad('maxVolumes');
+  if (!isOnDelete(onDelete)) throw invalidValue('onDelete');
+  const retention = parseDuration(given.retention ?? formatDuration(defaultRetentionMs));
+  if (retention === undefined || retention > maxRetentionMs) throw invalidValue('retention');
+  if (given.maxVolumes !== undefined && !/^[0-9]{1,9}$/.test(given.maxVolumes)) throw invalidValue('maxVolumes');
   return {
     onDelete,
     retention,
-    readOnly: decision('readOnly') ?? false,
+    readOnly: booleanOption('readOnly') ?? false,
     maxVolumes: given.maxVolumes === undefined ? undefined : Number(given.maxVolumes),
-    maxBytes: size('maxBytes'),
-    defaultSize: size('defaultSize'),
-    inline: decision('inline'),
+    maxBytes: sizeOption('maxBytes'),
+    defaultSize: sizeOption('defaultSize'),
+    inline: booleanOption('inline'),
   };
 }
 

@@ -13,7 +13,7 @@ import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Mount, NodeName, Operation, StoreName, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
-import { noteRepaired, repairedAt } from './repaired-mounts.ts';
+import { recordRepair, repairedAt } from './repaired-mounts.ts';
 import { ownSource, setUnderRepair, volumesUnderRepair } from './volume-staging.ts';
 
 /**
@@ -269,7 +269,7 @@ describe('mounts that 0.1 left', () => {
     expect(settings.get('mounts.repairing')).toBe(`["${id}"]`);
     expect(volumesUnderRepair({ settings })).toEqual([id]);
     mounts.put(mount);
-    noteRepaired({ settings, mounts }, mount, 7);
+    recordRepair({ settings, mounts }, mount, 7);
     expect(settings.get('mounts.repaired')).toBe('{"/mnt/a":7}');
     expect(repairedAt({ settings }, mount)).toBe(7);
   });

@@ -4,7 +4,7 @@ import type { StoreName } from './model.ts';
 import { createStoreChanges, refuseWhileMounted, type StoreChanges, type StoreChangesParts } from './store-changes.ts';
 import { createStoreChecks, type StoreChecks } from './store-check.ts';
 import { createStoreConfiguration, type StoreConfiguration } from './store-configuration.ts';
-import { askedPatienceMs, createStoreEntries, type StoreEntryParts } from './store-entries.ts';
+import { createStoreEntries, requestedOpenTimeoutMs, type StoreEntryParts } from './store-entries.ts';
 import type { StoreIdentities } from './store-identity.ts';
 import { createStoreLookup, type StoreLookup } from './store-lookup.ts';
 import type { StoreView, UsableStoreView } from './store-view.ts';
@@ -33,27 +33,27 @@ const closeDeadlineMs = 5_000;
 
 export function createStores(parts: StoresParts): Stores {
   const { clock, identities, mountedOn } = parts;
-  const entries = createStoreEntries({ ...parts, identityOf: identities.known });
-  const reading = createStoreLookup(parts, entries);
+  const entries = createStoreEntries({ ...parts, identityOf: identities.identityOf });
+  const lookup = createStoreLookup(parts, entries);
   return {
-    list: reading.list,
-    view: (name) => reading.view(reading.entryOf(name)),
-    use: reading.use,
-    useInBackground: reading.useInBackground,
+    list: lookup.list,
+    view: (name) => lookup.view(lookup.entryOf(name)),
+    use: lookup.use,
+    useInBackground: lookup.useInBackground,
     get defaultName() {
-      return reading.defaultName();
+      return lookup.defaultName();
     },
-    ...createStoreChanges(parts, entries, reading),
-    ...createStoreConfiguration(parts, entries, reading),
-    ...createStoreChecks(parts, entries, reading),
+    ...createStoreChanges(parts, entries, lookup),
+    ...createStoreConfiguration(parts, entries, lookup),
+    ...createStoreChecks(parts, entries, lookup),
     accept: async (name, scope) => {
-      const entry = reading.entryOf(name);
+      const entry = lookup.entryOf(name);
       if (entry.problem?.reason !== 'store-identity') return;
       refuseWhileMounted(mountedOn, entry.config);
       // The running attempt still expects the old identity.
-      if (entry.opening !== undefined) await endsWithin(entry.opening, askedPatienceMs, clock);
+      if (entry.opening !== undefined) await endsWithin(entry.opening, requestedOpenTimeoutMs, clock);
       identities.forget(name);
-      await entries.open(entry, scope, askedPatienceMs);
+      await entries.open(entry, scope, requestedOpenTimeoutMs);
     },
     close: async () => {
       const all = [...entries.all.values(), ...entries.unlisted.values()];

@@ -11,7 +11,7 @@ export interface TargetBinding {
   bind(mount: Mount, volume: Volume, scope: Scope): Promise<void>;
   /** Undoes whatever an interrupted `bind` did, and nothing else. */
   undo(mount: Mount, scope: Scope): Promise<void>;
-  takeDown(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
+  unmount(mount: Mount, scope: Scope, options?: UnstageOptions): Promise<void>;
 }
 
 export interface TargetBindingParts {
@@ -25,22 +25,22 @@ export function createTargetBinding(
   staging: VolumeStaging,
   uses: Pick<UsePublisher, 'update'>,
 ): TargetBinding {
-  async function unmountOurs(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void> {
+  async function unmountIfOurs(mount: Mount, scope: Scope, options?: UnstageOptions): Promise<void> {
     const table = await mounter.list(scope);
     const ours = isOurMount(table, staging.path(mount.volumeId), mount);
-    if (ours && how?.force === true) await mounter.detach(mount.target, scope);
+    if (ours && options?.force === true) await mounter.detach(mount.target, scope);
     else if (ours) await mounter.unmount(mount.target, scope);
     else if (table.some((point) => point.at === mount.target))
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
 
   /** With force, a device that is still in use stays attached. The next start, or deleting the volume, detaches it. */
-  async function unstageOf(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void> {
+  async function unstageMount(mount: Mount, scope: Scope, options?: UnstageOptions): Promise<void> {
     try {
-      await staging.unstageIfIdle(mount, scope, how);
+      await staging.unstageIfIdle(mount, scope, options);
     } catch (thrown) {
       const { code, message: why } = stowageError(thrown);
-      if (how?.force !== true || code !== 'in-use') throw thrown;
+      if (options?.force !== true || code !== 'in-use') throw thrown;
       scope.log.warn('a volume that was unmounted by force stays attached', { target: mount.target, why });
     }
   }
@@ -52,22 +52,22 @@ export function createTargetBinding(
       await mounter.bind(staging.path(volume.id), mount.target, { readOnly: mount.readOnly }, scope);
     },
     undo: async (mount, scope) => {
-      await unmountOurs(mount, scope);
+      await unmountIfOurs(mount, scope);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       await staging.unstageIfIdle(mount, scope);
       if (!clients.isNodeLocal(mount.source)) await uses.update(mount.volumeId, scope);
     },
-    takeDown: async (mount, scope, how) => {
+    unmount: async (mount, scope, options) => {
       const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
       // Flush before unmounting anything, so that a failed call can be repeated.
-      if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
-      await unmountOurs(mount, scope, how);
+      if (isLast && options?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
+      await unmountIfOurs(mount, scope, options);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       // If something can outlive the mount, such as a device, keep the record until it is gone, so that a repeated call can continue. The next
       // start unstages other volumes without a record.
       if (!clients.outlivesMount(mount.source)) records.mounts.remove(mount.target);
       try {
-        await unstageOf(mount, scope, how);
+        await unstageMount(mount, scope, options);
         records.mounts.remove(mount.target);
       } finally {
         if (!clients.isNodeLocal(mount.source)) await uses.update(mount.volumeId, scope);

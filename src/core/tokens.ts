@@ -19,7 +19,7 @@ export interface Tokens {
    * Returns the secret once; only its hash is kept. A repeated request returns the same token with a new secret and revokes
    * the previous secret: a caller that repeats the request did not receive it, and nobody else should have it.
    */
-  create(want: NewToken, requestId?: string): { readonly token: Token; readonly secret: string };
+  create(newToken: NewToken, requestId?: string): { readonly token: Token; readonly secret: string };
   list(): readonly Token[];
   revoke(id: string): void;
   /** Undefined: unknown, revoked or expired. */
@@ -27,7 +27,7 @@ export interface Tokens {
 }
 
 /** Longer durations would exceed the range of dates. */
-const longestMs = 1000 * 365 * 86_400_000;
+const maxLifetimeMs = 1000 * 365 * 86_400_000;
 
 // 256 random bits cannot be guessed, so a fast hash suffices.
 const hash = (secret: string): string => createHash('sha256').update(secret).digest('hex');
@@ -35,18 +35,18 @@ const idOf = (requestId: string): string => `tk1-${hash(requestId).slice(0, 16)}
 
 export function createTokens(records: Records, clock: Clock): Tokens {
   return {
-    create: (want, requestId = randomUUID()) => {
-      const life = lifeOf(want.expiresIn);
+    create: (newToken, requestId = randomUUID()) => {
+      const lifetimeMs = lifetimeOf(newToken.expiresIn);
       const now = clock.now();
       const token: Token = {
         id: idOf(requestId),
-        name: want.name,
-        role: want.role,
-        stores: want.stores.map(storeName),
+        name: newToken.name,
+        role: newToken.role,
+        stores: newToken.stores.map(storeName),
         createdAt: now,
-        expiresAt: life === undefined ? undefined : now + life,
+        expiresAt: lifetimeMs === undefined ? undefined : now + lifetimeMs,
       };
-      requireSame(
+      requireSameRequest(
         records.tokens.list().find(({ id }) => id === token.id),
         token,
       );
@@ -71,10 +71,10 @@ export function createTokens(records: Records, clock: Clock): Tokens {
   };
 }
 
-function lifeOf(expiresIn: string | undefined): number | undefined {
+function lifetimeOf(expiresIn: string | undefined): number | undefined {
   if (expiresIn === undefined) return undefined;
-  const life = parseDuration(expiresIn);
-  if (life !== undefined && life > 0 && life <= longestMs) return life;
+  const lifetimeMs = parseDuration(expiresIn);
+  if (lifetimeMs !== undefined && lifetimeMs > 0 && lifetimeMs <= maxLifetimeMs) return lifetimeMs;
   throw new StowageError(`${quoted(expiresIn)} is not a usable duration`, {
     code: 'invalid',
     reason: 'duration-invalid',
@@ -82,14 +82,14 @@ function lifeOf(expiresIn: string | undefined): number | undefined {
   });
 }
 
-function requireSame(present: Token | undefined, want: Token): void {
-  const asked = ({ name, role, stores, createdAt, expiresAt }: Token): unknown[] => [
+function requireSameRequest(present: Token | undefined, newToken: Token): void {
+  const requestedFields = ({ name, role, stores, createdAt, expiresAt }: Token): unknown[] => [
     name,
     role,
     stores,
     expiresAt === undefined ? undefined : expiresAt - createdAt,
   ];
-  if (present === undefined || isDeepStrictEqual(asked(present), asked(want))) return;
+  if (present === undefined || isDeepStrictEqual(requestedFields(present), requestedFields(newToken))) return;
   throw new StowageError(`token ${quoted(present.id)} was made by the same request with other parameters`, {
     code: 'exists',
     reason: 'request-differs',

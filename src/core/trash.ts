@@ -10,7 +10,7 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records } from './ports.ts';
-import { notAnswering, unsearched } from './store-errors.ts';
+import { describeUnsearched, notAnswering } from './store-errors.ts';
 import type { StoreLimits } from './store-limits.ts';
 import type { StoreLiveness } from './store-liveness.ts';
 import { isWritable, type StoreView } from './store-view.ts';
@@ -27,21 +27,21 @@ export interface TrashList {
 export interface TrashFinder {
   list(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** The trash of one store, newest first. Throws if the store does not answer. */
-  of(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
+  listStore(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
   /** Throws 'not-found' only if every store answered. */
-  find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<TrashEntry>;
+  find(id: string, isAllowed: (store: string) => boolean, scope: Scope): Promise<TrashEntry>;
 }
 
 /** Restores under the old name, or under `name`. */
 export type RestoreVolume = (
   id: string,
   name: string | undefined,
-  allowed: (store: string) => boolean,
+  isAllowed: (store: string) => boolean,
   call: Call,
 ) => Promise<Volume>;
 
 export interface TrashPurge {
-  purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
+  purge(id: string, isAllowed: (store: string) => boolean, call: Call): Promise<void>;
   /** Purges entries whose retention has expired. */
   expire(scope: Scope): Promise<void>;
   /** Cancels the work that `expire` started. */
@@ -57,10 +57,10 @@ export interface TrashParts {
   readonly clock: Clock;
 }
 
-const listPatienceMs = 10_000;
-const expirePatienceMs = 20_000;
+const listTimeoutMs = 10_000;
+const expireWaitMs = 20_000;
 const expireDeadlineMs = 600_000;
-const purgeMs = 60_000;
+const purgeTimeoutMs = 60_000;
 
 export function createTrashFinder({
   stores,
@@ -68,11 +68,11 @@ export function createTrashFinder({
   clock,
 }: Pick<TrashParts, 'stores' | 'liveness' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
-    const asked = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
-    if (await endsWithin(asked, listPatienceMs, clock)) return await asked;
+    const listing = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
+    if (await endsWithin(listing, listTimeoutMs, clock)) return await listing;
     await liveness.silent([storeName(name)], scope);
     const refusal = liveness.refusal(storeName(name));
-    throw refusal === undefined ? silent(name) : notAnswering(name, refusal);
+    throw refusal === undefined ? trashNotAnswering(name) : notAnswering(name, refusal);
   }
 
   /** Undefined: the store did not answer. The other stores are listed anyway. */
@@ -87,7 +87,7 @@ export function createTrashFinder({
   }
 
   return {
-    of: async (name, scope) => newestFirst(await listOne(name, scope)),
+    listStore: async (name, scope) => newestFirst(await listOne(name, scope)),
     list: async (names, scope) => {
       // Ask all stores at once, so that removing a store waits for its listing.
       const found = await Promise.all(names.map((name) => listIfAnswering(name, scope)));
@@ -96,16 +96,16 @@ export function createTrashFinder({
         unanswered: names.filter((_name, index) => found[index] === undefined),
       };
     },
-    find: async (id, allowed, scope) => {
-      if (!isVolumeId(id)) throw notThere(id);
-      const isIt = (one: TrashEntry): boolean => one.volume.id === id;
-      const visible = stores.list().filter((view) => allowed(view.config.name));
+    find: async (id, isAllowed, scope) => {
+      if (!isVolumeId(id)) throw notInTrash(id);
+      const matches = (entry: TrashEntry): boolean => entry.volume.id === id;
+      const visible = stores.list().filter((view) => isAllowed(view.config.name));
       const answering = visible.filter(isWritable).map((view) => view.config.name);
-      const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(isIt)));
+      const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(matches)));
       if (entry !== undefined) return entry;
       const down = visible.find((view) => view.store === undefined);
-      if (down !== undefined) throw unsure(id, down);
-      throw notThere(id);
+      if (down !== undefined) throw lookupIncomplete(id, down);
+      throw notInTrash(id);
     },
   };
 }
@@ -115,12 +115,12 @@ const newestFirst = (entries: readonly TrashEntry[]): readonly TrashEntry[] =>
 
 /** The first result, without waiting for stores that do not answer. */
 async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<T | undefined> {
-  const nothing = Symbol('nothing');
-  const found = searches.map(async (search) => (await search) ?? Promise.reject(nothing));
+  const notFound = Symbol('nothing');
+  const found = searches.map(async (search) => (await search) ?? Promise.reject(notFound));
   try {
     return await Promise.any(found);
   } catch (thrown) {
-    const failure = (thrown as AggregateError).errors.find((cause) => cause !== nothing);
+    const failure = (thrown as AggregateError).errors.find((cause) => cause !== notFound);
     if (failure !== undefined) throw failure;
     return undefined;
   }
@@ -128,14 +128,19 @@ async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<
 
 export function createRestore(parts: TrashParts, finder: TrashFinder, steps: DeletionSteps): RestoreVolume {
   const { records, stores, operations, limits } = parts;
-  return async (id, wanted, allowed, call) => {
+  return async (id, requestedName, isAllowed, call) => {
     if (isVolumeId(id)) {
       // A repeated request, after its first answer was lost.
-      const back = records.volumes.byId(id);
-      if (back !== undefined && allowed(back.store) && (wanted === undefined || wanted === back.name)) return back;
+      const restored = records.volumes.byId(id);
+      if (
+        restored !== undefined &&
+        isAllowed(restored.store) &&
+        (requestedName === undefined || requestedName === restored.name)
+      )
+        return restored;
     }
-    const { volume } = await finder.find(id, allowed, call);
-    const name = volumeName(wanted ?? volume.name);
+    const { volume } = await finder.find(id, isAllowed, call);
+    const name = volumeName(requestedName ?? volume.name);
     return await stores.use(volume.store, async (store, config) => {
       using _ = await operations.lock([nameKey(store.name, name), volumeKey(volume.id)], call.signal);
       const present = records.volumes.byName(store.name, name);
@@ -157,11 +162,11 @@ export function createPurge(
   const { stores, operations, clock } = parts;
 
   /** `expired`: purge only if the entry is still expired once the volume is locked, also in a replay after a crash. */
-  const purgeEntry = (entry: TrashEntry, call: Call, only: { readonly expired: boolean }): Promise<void> =>
+  const purgeEntry = (entry: TrashEntry, call: Call, mode: { readonly expired: boolean }): Promise<void> =>
     stores.use(entry.volume.store, async (store, config) => {
       const { id, name } = entry.volume;
       using _ = await operations.lock([volumeKey(id)], call.signal);
-      const params = { id, name, ...(only.expired ? { expired: true } : { deletedAt: entry.deletedAt }) };
+      const params = { id, name, ...(mode.expired ? { expired: true } : { deletedAt: entry.deletedAt }) };
       const intent = { kind: 'trash.purge', store: store.name, subject: `${store.name}/${name}`, params };
       await operations.run(intent, call, (work) => steps['trash.purge'](store, config, params, work));
     });
@@ -179,7 +184,7 @@ export function createPurge(
   }
 
   /** Can outlive the pass that started it, so that a hung store does not block later passes over other stores. */
-  async function expireIn(store: string, { log }: Scope): Promise<void> {
+  async function expireStore(store: string, { log }: Scope): Promise<void> {
     using limit = clock.deadline(expireDeadlineMs, stopping.signal);
     const scope = { signal: limit.signal, log };
     try {
@@ -188,9 +193,9 @@ export function createPurge(
         async ({ trash }, { policy }) => (await trash?.expired(policy.retention, scope)) ?? [],
       );
       const byId = new Map(expired.map((entry) => [entry.volume.id, entry]));
-      await passOf(store)(byId.keys(), scope, async (id, own) => {
+      await passOf(store)(byId.keys(), scope, async (id, itemScope) => {
         const entry = byId.get(id);
-        if (entry !== undefined) await purgeExpired(entry, own);
+        if (entry !== undefined) await purgeExpired(entry, itemScope);
       });
     } catch (thrown) {
       scope.log.warn('trash could not be emptied', { store, why: stowageError(thrown).message });
@@ -202,7 +207,7 @@ export function createPurge(
   const passes = new Map<string, FairPass<VolumeId>>();
   /** Each pass starts with the entries that the previous pass did not reach. */
   function passOf(store: string): FairPass<VolumeId> {
-    const pass = passes.get(store) ?? createFairPass(clock, { inParallel: 1, itemMs: purgeMs });
+    const pass = passes.get(store) ?? createFairPass(clock, { maxConcurrent: 1, itemTimeoutMs: purgeTimeoutMs });
     passes.set(store, pass);
     return pass;
   }
@@ -212,13 +217,13 @@ export function createPurge(
   const stopping = new AbortController();
   return {
     stop: () => stopping.abort(),
-    purge: async (id, allowed, call) =>
-      await purgeEntry(await finder.find(id, allowed, call), call, { expired: false }),
+    purge: async (id, isAllowed, call) =>
+      await purgeEntry(await finder.find(id, isAllowed, call), call, { expired: false }),
     expire: async (scope) => {
       for (const { config } of stores.list().filter(isWritable)) {
-        if (!expiring.has(config.name)) expiring.set(config.name, expireIn(config.name, scope));
+        if (!expiring.has(config.name)) expiring.set(config.name, expireStore(config.name, scope));
       }
-      await endsWithin(Promise.all(expiring.values()), expirePatienceMs, clock);
+      await endsWithin(Promise.all(expiring.values()), expireWaitMs, clock);
     },
   };
 }
@@ -232,7 +237,7 @@ function nameTaken(present: Volume): StowageError {
   });
 }
 
-function notThere(id: string): StowageError {
+function notInTrash(id: string): StowageError {
   return new StowageError(`there is no volume ${quoted(id)} in the trash`, {
     code: 'not-found',
     reason: 'trash-unknown',
@@ -240,7 +245,7 @@ function notThere(id: string): StowageError {
   });
 }
 
-function silent(store: string): StowageError {
+function trashNotAnswering(store: string): StowageError {
   return new StowageError(`the trash of store '${store}' cannot be read: it does not answer`, {
     code: 'unavailable',
     reason: 'store-silent',
@@ -248,10 +253,10 @@ function silent(store: string): StowageError {
   });
 }
 
-function unsure(id: string, { config: { name }, problem }: StoreView): StowageError {
+function lookupIncomplete(id: string, { config: { name }, problem }: StoreView): StowageError {
   const refusal = problem !== undefined && isAccessDenied(problem) ? problem : undefined;
-  const { down, action } = unsearched([{ name, isOpen: false, refusal }]);
-  return new StowageError(`the trash cannot be searched for ${quoted(id)}: ${down}`, {
+  const { summary, action } = describeUnsearched([{ name, isOpen: false, refusal }]);
+  return new StowageError(`the trash cannot be searched for ${quoted(id)}: ${summary}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
     action: action ?? `Try again when it is back: stowage store check ${name}`,

@@ -20,7 +20,7 @@ export interface UnmountIdleParts {
 
 export function createUnmountIdle(
   { records, mounter, engineMounts, log }: UnmountIdleParts,
-  binding: Pick<TargetBinding, 'takeDown'>,
+  binding: Pick<TargetBinding, 'unmount'>,
 ): UnmountIdle {
   return async (scope) => {
     const busy: { mount: Mount; why: string }[] = [];
@@ -37,7 +37,7 @@ export function createUnmountIdle(
         continue;
       }
       try {
-        await binding.takeDown(mount, scope);
+        await binding.unmount(mount, scope);
         unmounted++;
       } catch (thrown) {
         const why = stowageError(thrown).message;

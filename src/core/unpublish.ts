@@ -12,7 +12,7 @@ import type { TargetBinding } from './target-binding.ts';
 
 export interface UnpublishOptions extends UnstageOptions {
   /** The caller knows that no container engine needs the mount any more. */
-  readonly unheld?: boolean;
+  readonly ignoreEngineMounts?: boolean;
   /** As in PublishOptions: also removes an empty target that has no record, such as after a power cut. */
   readonly claimTarget?: boolean;
 }
@@ -22,7 +22,7 @@ export type Unpublish = (
   target: string,
   volume: VolumeId | undefined,
   call: Call,
-  how?: UnpublishOptions,
+  options?: UnpublishOptions,
 ) => Promise<void>;
 
 export interface UnpublishParts {
@@ -33,39 +33,39 @@ export interface UnpublishParts {
   readonly engineMounts: () => EngineHolds;
 }
 
-export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBinding, 'takeDown'>): Unpublish {
+export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBinding, 'unmount'>): Unpublish {
   const { records, operations, mounter } = parts;
-  const locate = createMountPathResolver(parts);
-  const clear = createClearTarget(parts);
+  const resolvePath = createMountPathResolver(parts);
+  const clearTarget = createClearTarget(parts);
   /** The volume at the target, after waiting for a mount that is in progress. */
   async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
     return records.mounts.at(target)?.volumeId;
   }
 
-  return async (path, wanted, call, how) => {
-    const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
+  return async (path, expectedVolume, call, options) => {
+    const trimmedPath = path.length > 1 ? path.replace(/\/+$/, '') : path;
     const isRecorded = (at: string): boolean => {
-      const there = records.mounts.at(at)?.volumeId;
-      return there !== undefined && (wanted === undefined || there === wanted);
+      const mountedVolume = records.mounts.at(at)?.volumeId;
+      return mountedVolume !== undefined && (expectedVolume === undefined || mountedVolume === expectedVolume);
     };
-    const target = isRecorded(given) ? given : await locate(given, call);
-    const volume = wanted ?? (await volumeAt(target, call));
+    const target = isRecorded(trimmedPath) ? trimmedPath : await resolvePath(trimmedPath, call);
+    const volume = expectedVolume ?? (await volumeAt(target, call));
     // Lock before checking: a mount in progress must not appear after we reported that nothing is mounted.
     const stage = volume === undefined ? [] : [stageKey(volume)];
     using _ = await operations.lock([...stage, targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
-    if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
+    if (mount === undefined) return options?.claimTarget === true ? await clearTarget(target, call) : undefined;
     // Mounted after volumeAt found nothing.
     if (volume === undefined) return;
-    if (mount.volumeId !== volume) throw otherVolumeMounted(given);
-    if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target))
+    if (mount.volumeId !== volume) throw otherVolumeMounted(trimmedPath);
+    if (options?.ignoreEngineMounts !== true && options?.force !== true && parts.engineMounts().isHeld(volume, target))
       throw heldByContainers(target);
     requireMounting(mounter);
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...mountIntent('volume.unmount', parts, mount), ...(store && { store }) };
     await operations.run(intent, call, async (work) => {
-      await binding.takeDown(mount, work, how);
+      await binding.unmount(mount, work, options);
       return { value: undefined, announce: () => publishMountEvent(parts, 'unmounted', mount) };
     });
   };

@@ -40,7 +40,7 @@ export function createUseAdmin({
         using _ = await operations.lock([volumeKey(before.id)], call.signal);
         const volume = await catalogue.resolve(before.id, call);
         const uses = await facetOf(store, 'uses').list(volume.id, call);
-        if (!uses.some((use) => use.host === host)) throw unused(volume, host);
+        if (!uses.some((use) => use.host === host)) throw useUnknown(volume, host);
         const params = { id: volume.id, name: volume.name, host };
         const intent = { kind: 'volume.release', store: store.name, subject: `${store.name}/${volume.name}`, params };
         await operations.run(intent, call, (work) => release(store, config, params, work));
@@ -50,7 +50,7 @@ export function createUseAdmin({
   };
 }
 
-function unused({ store, name }: Volume, host: string): StowageError {
+function useUnknown({ store, name }: Volume, host: string): StowageError {
   return new StowageError(`host ${quoted(host)} has no record of using volume '${store}/${name}'`, {
     code: 'not-found',
     reason: 'use-unknown',

@@ -195,10 +195,10 @@ test('does not wait for a hung server, whose late answer does not undo later upd
 test('before a deletion, calls the store only if an update is pending', async () => {
   const own = started();
   isDown = true;
-  await own.end(volume, store, scope);
+  await own.removeIfUnused(volume, store, scope);
   isDown = false;
   await begin(own, '/a');
-  await own.end(volume, store, scope);
+  await own.removeIfUnused(volume, store, scope);
   expect(said.size).toBe(0);
 });
 

@@ -18,13 +18,13 @@ import { usersOnRecord } from './volume-users.ts';
  */
 export interface UsePublisher {
   /** Counts a user whose mount is in progress. Dispose when the mount is recorded or has failed. */
-  expectUser(id: VolumeId, by: User): Disposable;
+  expectUser(id: VolumeId, user: User): Disposable;
   /** Publishes the use before a mount, or throws. `writer`: also makes this host the single writer until nothing here uses the volume. */
   publish(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
   /** Updates the record after an unmount. Never throws. */
   update(id: VolumeId, scope: Scope): Promise<void>;
   /** Removes an outdated record before the volume is deleted or renamed, when nothing here uses it. */
-  end(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
+  removeIfUnused(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
   /** Called every half minute: renews all records, since other hosts consider a silent host gone, and retries failed updates. */
   renew(scope: Scope): Promise<void>;
 }
@@ -50,9 +50,9 @@ interface PublishedUse {
 const settingKey = 'uses.unsaid';
 const noUsers = JSON.stringify([]);
 /** The longest that an unmount waits for the store. */
-const settleMs = 3_000;
-const renewMs = 20_000;
-const inParallel = 8;
+const updateWaitMs = 3_000;
+const renewTimeoutMs = 20_000;
+const maxConcurrentRenewals = 8;
 const unending = new AbortController().signal;
 
 export function createUsePublisher({
@@ -69,25 +69,25 @@ export function createUsePublisher({
   const expected = createExpectedUsers();
 
   /** Serializes updates per volume: an update that timed out may still be in progress and must not overtake a later one. */
-  const turns = createKeyedLock();
+  const updateLocks = createKeyedLock();
 
   /** The current users. Call it only while holding the volume's turn. */
   const usersOf = (id: VolumeId): readonly User[] => {
-    const mounted = [...mounts.of(id), ...expected.of(id).map((user) => ({ user }))];
+    const mounted = [...mounts.of(id), ...expected.usersOf(id).map((user) => ({ user }))];
     return usersOnRecord(mounted, references.of(id), node);
   };
 
-  /** `again`: publish even if unchanged, since others may have removed the record. */
-  async function publishUse(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
-    using _ = await turns.hold([ref.id], scope.signal);
+  /** `force`: publish even if unchanged, since others may have removed the record. */
+  async function publishUse(ref: VolumeRef, store: Store, scope: Scope, force: boolean): Promise<void> {
+    using _ = await updateLocks.hold([ref.id], scope.signal);
     const users = usersOf(ref.id).map(({ kind, name }) => ({ kind, name }));
     const usersJson = JSON.stringify(users);
     // Engines report every change of a container, and most of them do not change the users.
-    if (!again && uses.published(ref.id) === usersJson) return;
+    if (!force && uses.lastPublished(ref.id) === usersJson) return;
     uses.remember({ id: ref.id, name: ref.name, store: store.name });
     if (users.length > 0) await store.uses?.put(ref, { host: instance, node, users }, scope);
     else await store.uses?.remove(ref.id, instance, scope);
-    uses.note(ref.id, usersJson);
+    uses.setLastPublished(ref.id, usersJson);
   }
 
   /** The view of the store. Undefined: it is not configured. */
@@ -97,13 +97,13 @@ export function createUsePublisher({
       .find(({ config }) => config.name === name);
 
   /** For stopped containers, which have no mount that would show where the volume is. */
-  const isOnShared = ({ volumeId }: { readonly volumeId: VolumeId }): boolean => {
+  const isOnSharedStore = ({ volumeId }: { readonly volumeId: VolumeId }): boolean => {
     const view = viewOf(records.volumes.byId(volumeId)?.store);
     return view !== undefined && isShared(view.placement);
   };
 
-  async function publishTo(use: PublishedUse, scope: Scope, again: boolean): Promise<void> {
-    await stores().use(use.store, (store) => publishUse(use, store, scope, again));
+  async function publishTo(use: PublishedUse, scope: Scope, force: boolean): Promise<void> {
+    await stores().use(use.store, (store) => publishUse(use, store, scope, force));
   }
 
   function logFailure(use: PublishedUse, thrown: unknown): void {
@@ -114,14 +114,16 @@ export function createUsePublisher({
   /** One pass per store, so that a store that does not answer does not delay the others. */
   const passes = new Map<StoreName, FairPass<VolumeId>>();
 
-  async function renewOn(store: StoreName, volumes: readonly PublishedUse[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: renewMs });
+  async function renewStore(store: StoreName, volumes: readonly PublishedUse[], scope: Scope): Promise<void> {
+    const pass =
+      passes.get(store) ??
+      createFairPass(clock, { maxConcurrent: maxConcurrentRenewals, itemTimeoutMs: renewTimeoutMs });
     passes.set(store, pass);
     const byId = new Map(volumes.map((one) => [one.id, one]));
-    using limit = clock.deadline(renewMs, scope.signal);
-    await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, own) => {
+    using limit = clock.deadline(renewTimeoutMs, scope.signal);
+    await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, itemScope) => {
       const one = byId.get(id);
-      if (one !== undefined) await publishTo(one, own, true).catch((thrown: unknown) => logFailure(one, thrown));
+      if (one !== undefined) await publishTo(one, itemScope, true).catch((thrown: unknown) => logFailure(one, thrown));
     });
   }
 
@@ -143,21 +145,21 @@ export function createUsePublisher({
       if (use === undefined) return;
       // An older version may have published a record without adding it to the list.
       if (!uses.all().has(id)) uses.remember(use);
-      // The update continues in the background after `settleMs`; calls to a server have their own deadlines.
+      // The update continues in the background after `updateWaitMs`; calls to a server have their own deadlines.
       const updating = publishTo(use, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
         logFailure(use, thrown),
       );
-      await endsWithin(updating, settleMs, clock);
+      await endsWithin(updating, updateWaitMs, clock);
     },
-    end: async (ref, store, scope) => {
+    removeIfUnused: async (ref, store, scope) => {
       if (store.uses === undefined || !uses.all().has(ref.id)) return;
       await publishUse(ref, store, scope, false);
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => !clients.isNodeLocal(source));
-      const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
+      const ids = new Set([...shared, ...references.list().filter(isOnSharedStore)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
-      const isOver = (id: VolumeId): boolean => uses.published(id) === noUsers && usersOf(id).length === 0;
+      const isOver = (id: VolumeId): boolean => uses.lastPublished(id) === noUsers && usersOf(id).length === 0;
       uses.forget(new Set([...uses.all().keys()].filter(isOver)));
       const all = new Map([...used, ...uses.all().values()].map((one) => [one.id, one]));
       const isGone = ({ store }: PublishedUse): boolean => viewOf(store) === undefined;
@@ -167,26 +169,26 @@ export function createUsePublisher({
         [...all.values()].filter((one) => !isGone(one)),
         ({ store }) => store,
       );
-      await Promise.all(Array.from(byStore, ([store, volumes]) => renewOn(store, volumes, scope)));
+      await Promise.all(Array.from(byStore, ([store, volumes]) => renewStore(store, volumes, scope)));
     },
   };
 }
 
 /** The users whose mounts are in progress. */
-function createExpectedUsers(): { add: UsePublisher['expectUser']; of(id: VolumeId): readonly User[] } {
+function createExpectedUsers(): { add: UsePublisher['expectUser']; usersOf(id: VolumeId): readonly User[] } {
   const expected = new Map<VolumeId, Set<User>>();
   return {
-    add: (id, by) => {
+    add: (id, user) => {
       const all = expected.get(id) ?? new Set();
-      expected.set(id, all.add(by));
+      expected.set(id, all.add(user));
       return {
         [Symbol.dispose]: () => {
-          all.delete(by);
+          all.delete(user);
           if (all.size === 0) expected.delete(id);
         },
       };
     },
-    of: (id) => [...(expected.get(id) ?? [])],
+    usersOf: (id) => [...(expected.get(id) ?? [])],
   };
 }
 
@@ -200,8 +202,8 @@ interface PublishedUses {
   remember(use: PublishedUse): void;
   forget(ids: ReadonlySet<VolumeId>): void;
   /** The users, as JSON, that this process last published successfully. */
-  published(id: VolumeId): string | undefined;
-  note(id: VolumeId, usersJson: string): void;
+  lastPublished(id: VolumeId): string | undefined;
+  setLastPublished(id: VolumeId, usersJson: string): void;
 }
 
 function createPublishedUses(settings: Records['settings']): PublishedUses {
@@ -228,7 +230,7 @@ function createPublishedUses(settings: Records['settings']): PublishedUses {
       const left = [...all().values()].filter(({ id }) => !ids.has(id));
       if (left.length < all().size) save(left);
     },
-    published: (id) => published.get(id),
-    note: (id, usersJson) => void published.set(id, usersJson),
+    lastPublished: (id) => published.get(id),
+    setLastPublished: (id, usersJson) => void published.set(id, usersJson),
   };
 }

@@ -13,20 +13,23 @@ export function unknownVolume(ref: string): StowageError {
   });
 }
 
-export function checkRevision(volume: Volume, expected: number | undefined): void {
-  if (expected === undefined || expected === volume.revision) return;
-  throw new StowageError(`volume '${volume.store}/${volume.name}' is at revision ${volume.revision}, not ${expected}`, {
-    code: 'stale',
-    reason: 'revision-differs',
-    action: 'Read it again, and repeat the change if it still makes sense.',
-  });
+export function checkRevision(volume: Volume, expectedRevision: number | undefined): void {
+  if (expectedRevision === undefined || expectedRevision === volume.revision) return;
+  throw new StowageError(
+    `volume '${volume.store}/${volume.name}' is at revision ${volume.revision}, not ${expectedRevision}`,
+    {
+      code: 'stale',
+      reason: 'revision-differs',
+      action: 'Read it again, and repeat the change if it still makes sense.',
+    },
+  );
 }
 
 /** Larger than any real volume, and small enough that sums of sizes stay far below 2^63. */
-const mostBytes = 1n << 60n;
+const maxVolumeBytes = 1n << 60n;
 
 export function checkSize(bytes: bigint): void {
-  if (bytes > 0n && bytes <= mostBytes) return;
+  if (bytes > 0n && bytes <= maxVolumeBytes) return;
   throw new StowageError(`a volume cannot have ${bytes} bytes`, {
     code: 'out-of-range',
     reason: 'size-out-of-range',

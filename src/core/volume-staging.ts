@@ -15,11 +15,11 @@ export interface VolumeStagingParts {
 export interface VolumeStaging {
   path(id: VolumeId): string;
   /** Throws for a source that not even a privileged process could stage. */
-  refuse(source: Source): void;
-  stage(source: Source, id: VolumeId, scope: Scope, how?: StageOptions): Promise<void>;
-  unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void>;
+  validate(source: Source): void;
+  stage(source: Source, id: VolumeId, scope: Scope, options?: StageOptions): Promise<void>;
+  unstage(source: Source, id: VolumeId, scope: Scope, options?: UnstageOptions): Promise<void>;
   /** Unstages if no other target is on record. Call it with the stage's lock held. */
-  unstageIfIdle(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
+  unstageIfIdle(mount: Mount, scope: Scope, options?: UnstageOptions): Promise<void>;
   /** Writes acknowledged data to the store, or throws. Call it before the last target is unmounted. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   /** Grows the file system after the store enlarged the volume. */
@@ -27,7 +27,7 @@ export interface VolumeStaging {
   /** True if a mount of the volume in another mount namespace is still served. False if the client can't tell. */
   isServedElsewhere(source: Source, id: VolumeId, scope: Scope): Promise<boolean>;
   /** The volumes whose staged mount is dead: in the mount table, but no process serves it. Throws if the client cannot tell. */
-  dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
+  findDead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   /** Mounts whose target still shows an earlier staged mount, or nothing although the volume is being repaired. */
   staleTargets(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
@@ -37,35 +37,35 @@ export interface VolumeStaging {
   withKernelState(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
 }
 
-const repairingKey = 'mounts.repairing';
+const underRepairKey = 'mounts.repairing';
 
 /** Volumes whose repair has begun. After a crash in the middle, their targets must not look as if somebody unmounted them. */
 export function volumesUnderRepair({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
-  return JSON.parse(settings.get(repairingKey) ?? '[]');
+  return JSON.parse(settings.get(underRepairKey) ?? '[]');
 }
 
-export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
+export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId, isUnderRepair: boolean): void {
   const before = volumesUnderRepair(records);
-  if (before.includes(id) === isBeing) return;
+  if (before.includes(id) === isUnderRepair) return;
   const others = before.filter((one) => one !== id);
-  records.settings.set(repairingKey, JSON.stringify(isBeing ? [...others, id] : others));
+  records.settings.set(underRepairKey, JSON.stringify(isUnderRepair ? [...others, id] : others));
 }
 
-const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
+const mountPointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
   table.findLast((point) => point.at === path);
 
-/** The source field of our file systems in the mount table. `end` distinguishes successive mounts. */
-export const ownSource = (id: VolumeId, end = ''): string => `stowage:${id}.${end}`;
+/** The source field of our file systems in the mount table. `suffix` distinguishes successive mounts. */
+export const ownSource = (id: VolumeId, suffix = ''): string => `stowage:${id}.${suffix}`;
 
 /**
  * True if the target shows the volume's current staged mount or an earlier one. Anything else at the target was mounted by
  * somebody else.
  */
 export function isOurMount(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
-  const staged = pointAt(table, stage);
-  const there = pointAt(table, target);
-  if (there?.source.startsWith(ownSource(volumeId)) === true) return true;
-  return staged !== undefined && there?.device === staged.device && there.root === staged.root;
+  const staged = mountPointAt(table, stage);
+  const atTarget = mountPointAt(table, target);
+  if (atTarget?.source.startsWith(ownSource(volumeId)) === true) return true;
+  return staged !== undefined && atTarget?.device === staged.device && atTarget.root === staged.root;
 }
 
 export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
@@ -74,27 +74,27 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
 
   const targetOf = (id: VolumeId): StagingTarget => ({ volumeId: id, path: path(id) });
 
-  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void> {
-    await clients.find(source)?.unstage(source, targetOf(id), scope, how);
+  async function unstage(source: Source, id: VolumeId, scope: Scope, options?: UnstageOptions): Promise<void> {
+    await clients.find(source)?.unstage(source, targetOf(id), scope, options);
   }
 
   /** The volumes with dead staged mounts. All mounts must belong to this client. */
-  async function deadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
+  async function findDeadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
     const staged = new Map(mounts.map(({ volumeId: id, source }) => [path(id), { id, source }]));
-    const asked = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));
-    const dead = (await client.dead?.(asked, scope)) ?? [];
+    const stagedMounts = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));
+    const dead = (await client.dead?.(stagedMounts, scope)) ?? [];
     return dead.flatMap((at) => staged.get(at)?.id ?? []);
   }
 
   return {
     path,
-    refuse: (source) => clients.find(source)?.refuse?.(source),
-    stage: async (source, id, scope, how) => {
-      await clients.find(source)?.stage(source, targetOf(id), scope, how);
+    validate: (source) => clients.find(source)?.refuse?.(source),
+    stage: async (source, id, scope, options) => {
+      await clients.find(source)?.stage(source, targetOf(id), scope, options);
     },
     unstage,
-    unstageIfIdle: async ({ source, volumeId: id, target }, scope, how) => {
-      if (records.mounts.of(id).every((mount) => mount.target === target)) await unstage(source, id, scope, how);
+    unstageIfIdle: async ({ source, volumeId: id, target }, scope, options) => {
+      if (records.mounts.of(id).every((mount) => mount.target === target)) await unstage(source, id, scope, options);
     },
     flush: async (source, id, scope) => {
       await clients.find(source)?.flush?.(source, targetOf(id), scope);
@@ -107,16 +107,16 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
     staleTargets: async (mounts, scope) => {
       const served = mounts.filter(({ source }) => clients.find(source)?.dead !== undefined);
       if (served.length === 0) return [];
-      const [table, half] = [await mounter.list(scope), volumesUnderRepair(records)];
+      const [table, underRepair] = [await mounter.list(scope), volumesUnderRepair(records)];
       return served.filter(({ volumeId: id, target }) => {
-        const [staged, there] = [pointAt(table, path(id)), pointAt(table, target)];
-        if (staged === undefined || there?.device === staged.device) return false;
-        return there === undefined ? half.includes(id) : there.source.startsWith(ownSource(id));
+        const [staged, atTarget] = [mountPointAt(table, path(id)), mountPointAt(table, target)];
+        if (staged === undefined || atTarget?.device === staged.device) return false;
+        return atTarget === undefined ? underRepair.includes(id) : atTarget.source.startsWith(ownSource(id));
       });
     },
-    dead: async (mounts, scope) => {
+    findDead: async (mounts, scope) => {
       const found: VolumeId[] = [];
-      for (const [client, own] of clients.byClient(mounts)) found.push(...(await deadOf(client, own, scope)));
+      for (const [client, own] of clients.byClient(mounts)) found.push(...(await findDeadOf(client, own, scope)));
       return found;
     },
     mountsOf: async (source, id, scope) => {

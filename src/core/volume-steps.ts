@@ -34,7 +34,7 @@ export function createVolumeSteps(parts: {
 }): VolumeSteps {
   const { records, kinds, events, mounts } = parts;
 
-  const kept = (volume: Volume, type: 'created' | 'changed') => ({
+  const changedOutcome = (volume: Volume, type: 'created' | 'changed') => ({
     value: volume,
     record: () => records.volumes.put(volume),
     announce: () => events.publish(`volume.${type}`, volume.id, volume.store, { volume }),
@@ -43,12 +43,12 @@ export function createVolumeSteps(parts: {
   return {
     'volume.create': async (store, _config, params, work) => {
       const volume = await store.create(specFrom(params), work);
-      return kept(volume, 'created');
+      return changedOutcome(volume, 'created');
     },
     'volume.expand': async (store, _config, params, work) => {
       const volume = await facetOf(store, 'expand')(refFrom(params), BigInt(String(params['bytes'])), work);
       // Record the new size now, since the store has enlarged the volume even if growing the file system fails.
-      const outcome = kept(volume, 'changed');
+      const outcome = changedOutcome(volume, 'changed');
       outcome.record();
       outcome.announce();
       await mounts.grow(volume, store, work);
@@ -57,15 +57,15 @@ export function createVolumeSteps(parts: {
     'volume.enforce': async (store, _config, params, work) => {
       if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name, kinds);
       const volume = await store.enforcement.enforce(refFrom(params), work);
-      return kept(volume, 'changed');
+      return changedOutcome(volume, 'changed');
     },
     'volume.rename': async (store, _config, params, work) => {
       const volume = await facetOf(store, 'rename')(refFrom(params), volumeName(String(params['to'])), work);
-      return kept(volume, 'changed');
+      return changedOutcome(volume, 'changed');
     },
     'volume.label': async (store, _config, params, work) => {
       const volume = await store.label(refFrom(params), params['labels'] as Labels, work);
-      return kept(volume, 'changed');
+      return changedOutcome(volume, 'changed');
     },
   };
 }

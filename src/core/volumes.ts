@@ -5,7 +5,7 @@ import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { InUseCheck } from './in-use-check.ts';
-import { checkLabels, mergeLabels, withOwn } from './labels.ts';
+import { checkLabels, mergeLabels, withOwnLabels } from './labels.ts';
 import { nameKey, volumeKey } from './lock-keys.ts';
 import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
 import type { MountQueries } from './mount-queries.ts';
@@ -40,7 +40,7 @@ export interface VolumeParts {
   readonly stores: Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
-  readonly mounts: Pick<MountQueries, 'staged' | 'filesystemOf'> & InUseCheck & StagedVolumeChanges;
+  readonly mounts: Pick<MountQueries, 'isStaged' | 'filesystemOf'> & InUseCheck & StagedVolumeChanges;
   readonly engineMounts: Pick<EngineMounts, 'dropStale'>;
   readonly limits: StoreLimits;
   readonly events: Events;
@@ -68,9 +68,9 @@ export interface CreatedVolume {
 }
 
 export interface Volumes {
-  create(want: NewVolume, call: Call): Promise<Volume>;
+  create(newVolume: NewVolume, call: Call): Promise<Volume>;
   /** Like `create`, for callers that need the identity of the store. */
-  createWithStoreIdentity(want: NewVolume, call: Call): Promise<CreatedVolume>;
+  createWithStoreIdentity(newVolume: NewVolume, call: Call): Promise<CreatedVolume>;
   /**
    * Repeats the create with the volume's current properties, since a power cut or a kill may have left a record without data. Undefined:
    * the volume no longer exists.
@@ -84,14 +84,14 @@ export interface Volumes {
   filesystemOf(volume: Volume, scope: Scope): Promise<string | undefined>;
   /** Grows the file system to the size of the volume, if it is staged on this node. */
   growStaged(volume: Volume, scope: Scope): Promise<void>;
-  expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
+  expand(ref: string, bytes: bigint, expectedRevision: number | undefined, call: Call): Promise<Volume>;
   /** Enforces the volume's size from now on. Cannot be switched off. */
-  enforce(ref: string, on: boolean, expected: number | undefined, call: Call): Promise<Volume>;
-  rename(ref: string, name: string, expected: number | undefined, call: Call): Promise<Volume>;
+  enforce(ref: string, isEnforced: boolean, expectedRevision: number | undefined, call: Call): Promise<Volume>;
+  rename(ref: string, name: string, expectedRevision: number | undefined, call: Call): Promise<Volume>;
   label(
     ref: string,
     change: Readonly<Record<string, string | null>>,
-    expected: number | undefined,
+    expectedRevision: number | undefined,
     call: Call,
     /** As in NewVolume. */
     ownLabels?: Labels,
@@ -106,7 +106,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
   const createWithStoreIdentity = createCreate(parts, steps);
 
   return {
-    create: async (want, call) => (await createWithStoreIdentity(want, call)).volume,
+    create: async (newVolume, call) => (await createWithStoreIdentity(newVolume, call)).volume,
     createWithStoreIdentity,
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
@@ -126,25 +126,25 @@ export function createVolumes(parts: VolumeParts): Volumes {
     filesystemOf: async (volume, scope) =>
       mounts.filesystemOf(await stores.use(volume.store, (store) => store.source(volume, scope))),
     growStaged: (volume, scope) => stores.use(volume.store, (store) => mounts.grow(volume, store, scope)),
-    expand: (ref, bytes, expected, call) =>
-      change(ref, expected, call, async (volume, store) => {
+    expand: (ref, bytes, expectedRevision, call) =>
+      change(ref, expectedRevision, call, async (volume, store) => {
         checkSize(bytes);
         if (volume.bytes !== undefined && bytes < volume.bytes) throw cannotShrink(volume, bytes);
         // A staged volume may have the new size on the store and a file system that still has to grow.
         const isGrown = async (): Promise<boolean> =>
-          store.expand === undefined || !(await mounts.staged(volume.id, call));
+          store.expand === undefined || !(await mounts.isStaged(volume.id, call));
         if (volume.bytes === bytes && (await isGrown())) return undefined;
         facetOf(store, 'expand');
         return { kind: 'volume.expand', params: { bytes: String(bytes) }, bytes };
       }),
-    enforce: (ref, on, expected, call) =>
-      change(ref, expected, call, async (volume, store) => {
-        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
-        if (!on) return undefined;
-        refuseEnforcing(parts, store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
+    enforce: (ref, isEnforced, expectedRevision, call) =>
+      change(ref, expectedRevision, call, async (volume, store) => {
+        if (!isEnforced && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
+        if (!isEnforced) return undefined;
+        requireEnforceable(parts, store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
       }),
-    rename: async (ref, to, expected, call) => {
+    rename: async (ref, to, expectedRevision, call) => {
       const name = volumeName(to);
       const plan = async (volume: Volume, store: Store): Promise<PlannedChange | undefined> => {
         if (name === volume.name) return undefined;
@@ -155,10 +155,10 @@ export function createVolumes(parts: VolumeParts): Volumes {
         await mounts.finishUnmounts(volume.id, call);
         return { kind: 'volume.rename', params: { to: name } };
       };
-      return await change(ref, expected, call, plan, name);
+      return await change(ref, expectedRevision, call, plan, name);
     },
-    label: (ref, labels, expected, call, ownLabels) =>
-      change(ref, expected, call, async (volume) => ({
+    label: (ref, labels, expectedRevision, call, ownLabels) =>
+      change(ref, expectedRevision, call, async (volume) => ({
         kind: 'volume.label',
         params: { labels: mergeLabels(volume.labels, labels, ownLabels) },
       })),
@@ -168,58 +168,60 @@ export function createVolumes(parts: VolumeParts): Volumes {
 
 function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWithStoreIdentity'] {
   const { records, stores, operations, limits, clock, instance } = parts;
-  return async (want, call) => {
-    const name = volumeName(want.name);
-    const labels = withOwn(checkLabels(want.labels), want.ownLabels ?? {});
-    const chosen = want.store ?? stores.defaultName;
-    if (chosen === undefined) throw noDefaultStore();
-    return await stores.use(chosen, async (store, config) => {
-      const created = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
+  return async (newVolume, call) => {
+    const name = volumeName(newVolume.name);
+    const labels = withOwnLabels(checkLabels(newVolume.labels), newVolume.ownLabels ?? {});
+    const chosenStore = newVolume.store ?? stores.defaultName;
+    if (chosenStore === undefined) throw noDefaultStore();
+    return await stores.use(chosenStore, async (store, config) => {
+      const toCreated = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
       if (config.policy.readOnly) throw storeReadOnly(store.name);
-      const access = want.access ?? 'filesystem';
+      const access = newVolume.access ?? 'filesystem';
       if (!store.access.includes(access)) throw accessUnsupported(store, access, parts.kinds);
-      const bytes = sizeFor(store, config, want.bytes);
-      const enforce = want.enforce ?? false;
-      if (enforce) refuseEnforcing(parts, store, bytes, `volume '${store.name}/${name}'`);
+      const bytes = sizeFor(store, config, newVolume.bytes);
+      const enforce = newVolume.enforce ?? false;
+      if (enforce) requireEnforceable(parts, store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
         // Repeat the create: a power cut may have left a record without data.
-        return created(
+        return toCreated(
           await store.create(requireSameRequest(present, { bytes, enforce, access, labels, requestId }), call),
         );
       }
       // The volume was renamed before the request was repeated: do not create a second one.
       const renamed = records.volumes.byRequest(store.name, requestId);
-      if (renamed !== undefined) return created(renamed);
+      if (renamed !== undefined) return toCreated(renamed);
       const createdAt = clock.now();
       const properties = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
       const spec: VolumeSpec = { id: newVolumeId(), ...properties };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
-      return created(await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work)));
+      return toCreated(
+        await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work)),
+      );
     });
   };
 }
 
 function createComplete({ stores, catalogue, operations }: VolumeParts): Volumes['complete'] {
-  return async ({ id, store: place, name }, call) =>
-    await stores.use(place, async (store) => {
-      using _ = await operations.lock([volumeKey(id), nameKey(place, name)], call.signal);
+  return async ({ id, store: storeName, name }, call) =>
+    await stores.use(storeName, async (store) => {
+      using _ = await operations.lock([volumeKey(id), nameKey(storeName, name)], call.signal);
       // Read the current properties: another host may have changed them, and the store rejects a create that differs from its record.
       const volume = await unlessUnknown(catalogue.resolve(id, call));
       if (volume === undefined) return undefined;
       // If it was renamed in the meantime, it exists, so there is nothing to complete.
-      const isThere = volume.store === place && volume.name === name;
-      return { volume: isThere ? await store.create(volume, call) : volume, storeIdentity: store.identity };
+      const isUnchanged = volume.store === storeName && volume.name === name;
+      return { volume: isUnchanged ? await store.create(volume, call) : volume, storeIdentity: store.identity };
     });
 }
 
-async function unlessUnknown(looking: Promise<Volume>): Promise<Volume | undefined> {
+async function unlessUnknown(lookup: Promise<Volume>): Promise<Volume | undefined> {
   try {
-    return await looking;
+    return await lookup;
   } catch (thrown) {
     if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
     return undefined;
@@ -236,7 +238,7 @@ interface PlannedChange {
 
 type Change = (
   ref: string,
-  expected: number | undefined,
+  expectedRevision: number | undefined,
   call: Call,
   plan: (volume: Volume, store: Store) => Promise<PlannedChange | undefined>,
   newName?: string,
@@ -244,7 +246,7 @@ type Change = (
 
 function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   const { stores, catalogue, operations, limits } = parts;
-  return async (ref, expected, call, plan, newName) => {
+  return async (ref, expectedRevision, call, plan, newName) => {
     const before = await catalogue.resolve(ref, call);
     return await stores.use(before.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
@@ -253,7 +255,7 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
       const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
-      checkRevision(volume, expected);
+      checkRevision(volume, expectedRevision);
       const planned = await plan(volume, store);
       if (planned === undefined) return volume;
       using _place = planned.bytes === undefined ? undefined : limits.reserve(config, volume.id, planned.bytes);
@@ -271,7 +273,7 @@ function sizeFor(store: Store, config: StoreConfig, bytes: bigint | undefined): 
   return size;
 }
 
-function refuseEnforcing(
+function requireEnforceable(
   { kinds }: Pick<VolumeParts, 'kinds'>,
   store: Store,
   bytes: bigint | undefined,
@@ -283,14 +285,14 @@ function refuseEnforcing(
 
 function requireSameRequest(
   present: Volume,
-  want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>,
+  request: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>,
 ): Volume {
-  if (present.requestId !== want.requestId) throw volumeExists(present);
-  const equal =
-    present.bytes === want.bytes &&
-    present.enforce === want.enforce &&
-    present.access === want.access &&
-    JSON.stringify(present.labels) === JSON.stringify(want.labels);
-  if (equal) return present;
+  if (present.requestId !== request.requestId) throw volumeExists(present);
+  const isSame =
+    present.bytes === request.bytes &&
+    present.enforce === request.enforce &&
+    present.access === request.access &&
+    JSON.stringify(present.labels) === JSON.stringify(request.labels);
+  if (isSame) return present;
   throw requestDiffers(present);
 }

@@ -1,10 +1,10 @@
 import type { ContainerRecords } from '#core/containers.ts';
 import type { Database } from './database.ts';
-import { toEngineName, toHold, toReference } from './rows.ts';
+import { toEngineMount, toEngineName, toReference } from './rows.ts';
 
 /** Records about container engines: names, requested mounts, containers that reference volumes. */
 export function createContainerRecords(db: Database): ContainerRecords {
-  return { engineNames: createEngineNames(db), engineMounts: createHolds(db), references: createReferences(db) };
+  return { engineNames: createEngineNames(db), engineMounts: createEngineMounts(db), references: createReferences(db) };
 }
 
 function createEngineNames(db: Database): ContainerRecords['engineNames'] {
@@ -27,11 +27,11 @@ function createEngineNames(db: Database): ContainerRecords['engineNames'] {
   };
 }
 
-function createHolds(db: Database): ContainerRecords['engineMounts'] {
+function createEngineMounts(db: Database): ContainerRecords['engineMounts'] {
   const put = db.prepare(
     'INSERT INTO holds VALUES (?, ?, ?, 1, ?) ON CONFLICT (volume_id, plugin, id) DO UPDATE SET count = count + 1',
   );
-  const less = db.prepare(
+  const decrement = db.prepare(
     'UPDATE holds SET count = count - 1 WHERE volume_id = ? AND plugin = ? AND id = ? AND count > 1',
   );
   const remove = db.prepare('DELETE FROM holds WHERE volume_id = ? AND plugin = ? AND id = ?');
@@ -43,13 +43,13 @@ function createHolds(db: Database): ContainerRecords['engineMounts'] {
       put.run(volumeId, plugin, id, since);
     },
     release: (volume, plugin, id) => {
-      if (less.run(volume, plugin, id) === 0) remove.run(volume, plugin, id);
+      if (decrement.run(volume, plugin, id) === 0) remove.run(volume, plugin, id);
     },
     clear: (volume) => {
       clear.run(volume);
     },
-    of: (volume) => of.all(volume).map(toHold),
-    list: () => list.all().map(toHold),
+    of: (volume) => of.all(volume).map(toEngineMount),
+    list: () => list.all().map(toEngineMount),
   };
 }
 

@@ -45,19 +45,19 @@ const pragmas = `
 const inMemory = ':memory:';
 
 export function openDatabase(path: string): Database {
-  const translated = <T>(work: () => T): T => {
+  const translateErrors = <T>(work: () => T): T => {
     try {
       return work();
     } catch (cause) {
       throw stateError(cause, path);
     }
   };
-  const db = translated(() => openFile(path));
+  const db = translateErrors(() => openFile(path));
   let unsynced = false;
-  const transactions = createTransactions(db, translated);
-  const committed: Database['transaction'] = (work) => {
+  const inTransaction = createTransactions(db, translateErrors);
+  const runTransaction: Database['transaction'] = (work) => {
     try {
-      return transactions(work);
+      return inTransaction(work);
     } catch (cause) {
       // Rolled-back writes need no sync.
       if (!db.isTransaction) unsynced = false;
@@ -65,11 +65,11 @@ export function openDatabase(path: string): Database {
     }
   };
   const transaction: Database['transaction'] = (work) => {
-    const result = committed(work);
+    const result = runTransaction(work);
     if (unsynced && !db.isTransaction) {
       unsynced = false;
       // A checkpoint first syncs the log, and so everything committed so far.
-      translated(() => db.exec('PRAGMA wal_checkpoint(PASSIVE)'));
+      translateErrors(() => db.exec('PRAGMA wal_checkpoint(PASSIVE)'));
     }
     return result;
   };
@@ -77,15 +77,15 @@ export function openDatabase(path: string): Database {
     prepare: (sql) => {
       const statement = db.prepare(sql);
       return {
-        run: (...values) => translated(() => Number(statement.run(...values).changes)),
-        get: (...values) => translated(() => statement.get(...values)),
-        all: (...values) => translated(() => statement.all(...values)),
+        run: (...values) => translateErrors(() => Number(statement.run(...values).changes)),
+        get: (...values) => translateErrors(() => statement.get(...values)),
+        all: (...values) => translateErrors(() => statement.all(...values)),
       };
     },
     transaction,
     isTransaction: () => db.isTransaction,
     // Without the checkpoint of `transaction`, which can fail: a successful commit must not be reported as failed.
-    groupCommit: createGroupCommit(transactions, () => db.isTransaction),
+    groupCommit: createGroupCommit(inTransaction, () => db.isTransaction),
     durably: (work) =>
       transaction(() => {
         unsynced = true;
@@ -95,8 +95,8 @@ export function openDatabase(path: string): Database {
       if (!db.isOpen) return;
       try {
         // Remove it before releasing the lock; afterwards it could be the next holder's file.
-        if (path !== inMemory) translated(() => rmSync(holderFile(path), { force: true }));
-        translated(() => db.exec('PRAGMA wal_checkpoint(TRUNCATE)'));
+        if (path !== inMemory) translateErrors(() => rmSync(holderFile(path), { force: true }));
+        translateErrors(() => db.exec('PRAGMA wal_checkpoint(TRUNCATE)'));
       } finally {
         db.close();
       }
@@ -113,7 +113,7 @@ function openFile(path: string): DatabaseSync {
     const damage = db.prepare('PRAGMA quick_check(1)').get()?.['quick_check'];
     if (damage !== 'ok') throw corruptError(path, new Error(String(damage)));
     migrate(db, path);
-    if (path !== inMemory) noteHolder(holderFile(path));
+    if (path !== inMemory) writeHolderFile(holderFile(path));
   } catch (cause) {
     db.close();
     throw cause;
@@ -121,7 +121,7 @@ function openFile(path: string): DatabaseSync {
   return db;
 }
 
-function noteHolder(file: string): void {
+function writeHolderFile(file: string): void {
   writeFileSync(
     `${file}.new`,
     `${JSON.stringify({ version: 1, pid: process.pid, since: new Date().toISOString() })}\n`,
@@ -144,7 +144,7 @@ function makePrivate(path: string): void {
  * The outermost call begins and commits. A nested call is a savepoint: if it throws and the caller catches the error, only
  * its own changes are rolled back.
  */
-function createTransactions(db: DatabaseSync, translated: <T>(work: () => T) => T): <T>(work: () => T) => T {
+function createTransactions(db: DatabaseSync, translateErrors: <T>(work: () => T) => T): <T>(work: () => T) => T {
   // Prepared statements, since parsing takes SQLite longer than executing.
   const outer = { begin: db.prepare('BEGIN IMMEDIATE'), commit: db.prepare('COMMIT'), rollback: 'ROLLBACK' };
   const inner = {
@@ -153,16 +153,16 @@ function createTransactions(db: DatabaseSync, translated: <T>(work: () => T) => 
     rollback: 'ROLLBACK TO joined; RELEASE joined',
   };
   return (work) => {
-    const words = db.isTransaction ? inner : outer;
-    translated(() => words.begin.run());
+    const statements = db.isTransaction ? inner : outer;
+    translateErrors(() => statements.begin.run());
     try {
       const result = work();
       if (result instanceof Promise) throw new TypeError('a transaction cannot wait: its work must not be async');
-      translated(() => words.commit.run());
+      translateErrors(() => statements.commit.run());
       return result;
     } catch (cause) {
       // A full disk can make SQLite roll everything back by itself.
-      if (db.isTransaction) db.exec(words.rollback);
+      if (db.isTransaction) db.exec(statements.rollback);
       throw cause;
     }
   };

@@ -7,7 +7,7 @@ import { StowageError } from '#core/errors.ts';
 export const holderFile = (database: string): string => join(dirname(database), 'holder.json');
 
 /** SQLite's primary result codes (the low byte of the extended ones), and errnos of system calls before SQLite opens the file. */
-const kinds: Readonly<Record<string | number, 'locked' | 'denied' | 'read-only' | 'full' | 'corrupt' | 'io'>> = {
+const kindByCode: Readonly<Record<string | number, 'locked' | 'denied' | 'read-only' | 'full' | 'corrupt' | 'io'>> = {
   3: 'denied',
   5: 'locked',
   8: 'read-only',
@@ -28,10 +28,10 @@ const kinds: Readonly<Record<string | number, 'locked' | 'denied' | 'read-only' 
   EIO: 'io',
 };
 
-function kindOf(cause: unknown): (typeof kinds)[string] | undefined {
+function kindOf(cause: unknown): (typeof kindByCode)[string] | undefined {
   if (!(cause instanceof Error)) return undefined;
-  if ('errcode' in cause && typeof cause.errcode === 'number') return kinds[cause.errcode & 0xff];
-  return kinds[errnoOf(cause) ?? ''];
+  if ('errcode' in cause && typeof cause.errcode === 'number') return kindByCode[cause.errcode & 0xff];
+  return kindByCode[errnoOf(cause) ?? ''];
 }
 
 /** The only place that translates SQLite's errors. Errors that do not concern the file are bugs, and are returned unchanged. */
@@ -99,7 +99,7 @@ export function newerError(database: string, found: number, known: number): Stow
 
 function lockedError(database: string, cause: unknown): StowageError {
   const folder = dirname(database);
-  const pid = holder(database);
+  const pid = readHolderPid(database);
   return new StowageError(
     `the state folder ${folder} is in use by another Stowage${pid === undefined ? '' : ` (process ${pid})`}`,
     {
@@ -111,11 +111,11 @@ function lockedError(database: string, cause: unknown): StowageError {
   );
 }
 
-function holder(database: string): number | undefined {
+function readHolderPid(database: string): number | undefined {
   try {
-    const said: unknown = JSON.parse(readFileSync(holderFile(database), 'utf8'));
-    if (typeof said === 'object' && said !== null && 'pid' in said && Number.isSafeInteger(said.pid))
-      return Number(said.pid);
+    const parsed: unknown = JSON.parse(readFileSync(holderFile(database), 'utf8'));
+    if (typeof parsed === 'object' && parsed !== null && 'pid' in parsed && Number.isSafeInteger(parsed.pid))
+      return Number(parsed.pid);
   } catch {
     // Only a hint for people: the holder may not have written it yet, and older versions never do.
   }

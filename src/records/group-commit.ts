@@ -11,10 +11,10 @@ export function createGroupCommit(
   transaction: <T>(work: () => T) => T,
   isInTransaction: () => boolean,
 ): Records['groupCommit'] {
-  let waiting: PendingWrite[] = [];
+  let pendingWrites: PendingWrite[] = [];
 
   /** Runs one write. Returns the function to call after the commit. */
-  function tell({ work, resolve, reject }: PendingWrite): () => void {
+  function runWrite({ work, resolve, reject }: PendingWrite): () => void {
     try {
       transaction(work);
       return resolve;
@@ -25,11 +25,11 @@ export function createGroupCommit(
     }
   }
 
-  function write(): void {
-    const all = waiting;
-    waiting = [];
+  function commitPending(): void {
+    const all = pendingWrites;
+    pendingWrites = [];
     try {
-      for (const told of transaction(() => all.map(tell))) told();
+      for (const settle of transaction(() => all.map(runWrite))) settle();
     } catch (cause) {
       for (const { reject } of all) reject(cause);
     }
@@ -37,8 +37,8 @@ export function createGroupCommit(
 
   return async (work) => {
     const { promise, resolve, reject } = Promise.withResolvers<void>();
-    if (waiting.length === 0) setImmediate(write);
-    waiting.push({ work, resolve, reject });
+    if (pendingWrites.length === 0) setImmediate(commitPending);
+    pendingWrites.push({ work, resolve, reject });
     await promise;
   };
 }

@@ -109,10 +109,10 @@ const format1 = `
   CREATE INDEX answers_by_age ON answers (at);
 `;
 
-const tables0 = ['settings', 'stores', 'volumes', 'operations', 'mounts', 'tokens'] as const;
+const format0Tables = ['settings', 'stores', 'volumes', 'operations', 'mounts', 'tokens'] as const;
 
 /** Format 0 had no labels, revisions, instances, made targets or token scopes, and stored bytes as text. */
-const copy0 = `
+const copyFromFormat0 = `
   INSERT INTO settings SELECT key, value FROM old_settings;
   INSERT INTO stores SELECT name, uri FROM old_stores;
   INSERT INTO volumes
@@ -127,13 +127,13 @@ const copy0 = `
 
 /** New files and files of format 0 take the same path, so both end up with the same tables. */
 function toFormat1(db: DatabaseSync): void {
-  const old =
+  const isFormat0 =
     db.prepare("SELECT count(*) AS n FROM sqlite_schema WHERE type = 'table' AND name = 'volumes'").get()?.['n'] === 1;
-  if (old) for (const table of tables0) db.exec(`ALTER TABLE ${table} RENAME TO old_${table}`);
+  if (isFormat0) for (const table of format0Tables) db.exec(`ALTER TABLE ${table} RENAME TO old_${table}`);
   db.exec(format1);
-  if (!old) return;
-  db.exec(copy0);
-  for (const table of tables0) db.exec(`DROP TABLE old_${table}`);
+  if (!isFormat0) return;
+  db.exec(copyFromFormat0);
+  for (const table of format0Tables) db.exec(`DROP TABLE old_${table}`);
 }
 
 /** Format 2: whether a volume's size is enforced. */

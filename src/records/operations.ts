@@ -33,9 +33,9 @@ export function createOperations(db: Database): Records['operations'] {
       return row === undefined ? undefined : toOperation(row);
     },
     page: ({ stores, after, limit }) => {
-      const within = stores === undefined ? null : JSON.stringify(stores);
+      const storesJson = stores === undefined ? null : JSON.stringify(stores);
       // Read one more row to see whether there is a next page.
-      const rows = page.all(after ?? Number.MAX_SAFE_INTEGER, within, within, limit + 1);
+      const rows = page.all(after ?? Number.MAX_SAFE_INTEGER, storesJson, storesJson, limit + 1);
       const shown = rows.slice(0, limit);
       const last = shown.at(-1);
       const next = rows.length > limit && last !== undefined ? sequenceOf(last) : undefined;

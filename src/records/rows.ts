@@ -76,15 +76,15 @@ export function fromVolume(volume: Volume): SQLInputValue[] {
   ];
 }
 
-const mostBytes = 2n ** 63n - 1n;
+const maxBytes = 2n ** 63n - 1n;
 
 function storableBytes({ bytes, store, name }: Volume): bigint | null {
   if (bytes === undefined) return null;
-  if (bytes >= 0n && bytes <= mostBytes) return bytes;
+  if (bytes >= 0n && bytes <= maxBytes) return bytes;
   throw new StowageError(`the size of volume ${store}/${name}, ${bytes} bytes, cannot be recorded`, {
     code: 'out-of-range',
     reason: 'size-out-of-range',
-    action: `Choose a size from 0 to ${mostBytes} bytes.`,
+    action: `Choose a size from 0 to ${maxBytes} bytes.`,
   });
 }
 
@@ -211,7 +211,7 @@ export const toEngineName = (row: Row): { readonly name: string; readonly id: Vo
   id: text(row, 'volume_id') as VolumeId,
 });
 
-export const toHold = (row: Row): EngineMount => ({
+export const toEngineMount = (row: Row): EngineMount => ({
   volumeId: text(row, 'volume_id') as VolumeId,
   plugin: text(row, 'plugin') as PluginName,
   id: text(row, 'id'),

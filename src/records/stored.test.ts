@@ -22,7 +22,7 @@ beforeEach(() => {
 afterEach(() => rmSync(folder, { recursive: true }));
 
 test('the tables and rows of state.db are byte for byte those of 0.1', () => {
-  expect(stored.written(), promise).toBe(sql);
+  expect(stored.dumpOfCurrentVersion(), promise).toBe(sql);
 });
 
 describe('a state.db that 0.1 wrote', () => {

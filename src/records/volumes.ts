@@ -6,10 +6,10 @@ import { fromVolume, labelTexts, toTotals, toVolume, toVolumeName, volumeColumns
 
 type Volumes = Records['volumes'];
 
-const mostPerPage = 10_000;
-const mostRecent = 128;
+const maxPageSize = 10_000;
+const maxCachedVolumes = 128;
 /** SQLite joins at most 64 tables. */
-const mostLabels = 32;
+const maxLabelFilters = 32;
 const volumeFrom = (row: Row | undefined): Volume | undefined => (row === undefined ? undefined : toVolume(row));
 
 export function createVolumes(db: Database): Volumes {
@@ -21,13 +21,13 @@ export function createVolumes(db: Database): Volumes {
     SELECT ${volumeColumns} FROM store_totals s CROSS JOIN volumes v ON v.store = s.store AND v.name = ? ORDER BY s.store`);
   const names = db.prepare('SELECT id, name FROM volumes WHERE store = ? ORDER BY name');
   const totals = db.prepare('SELECT volumes, bytes_high, bytes_low FROM store_totals WHERE store = ?');
-  const forgets = ['volumes', 'volume_labels', 'store_totals'].map((t) =>
+  const storeDeletes = ['volumes', 'volume_labels', 'store_totals'].map((t) =>
     db.prepare(`DELETE FROM ${t} WHERE store = ?`),
   );
-  const recent = createRecent(db, byId);
+  const cache = createVolumeCache(db, byId);
   return {
-    ...createWriting(db, byId, byName, recent),
-    byId: recent.get,
+    ...createWrites(db, byId, byName, cache),
+    byId: cache.get,
     byName: (store, name) => volumeFrom(byName.get(store, name)),
     named: (name) => named.all(name).map(toVolume),
     byRequest: (store, requestId) => volumeFrom(byRequest.get(requestId, store)),
@@ -36,19 +36,19 @@ export function createVolumes(db: Database): Volumes {
     totals: (store) => toTotals(totals.get(store)),
     forgetStore: (store) =>
       db.transaction(() => {
-        recent.clear();
-        for (const forget of forgets) forget.run(store);
+        cache.clear();
+        for (const forget of storeDeletes) forget.run(store);
       }),
   };
 }
 
 /** A cache of volumes by id: a mount reads its volume about ten times. */
-interface Recent {
+interface VolumeCache {
   get(id: VolumeId): Volume | undefined;
   clear(): void;
 }
 
-function createRecent(db: Database, byId: Statement): Recent {
+function createVolumeCache(db: Database, byId: Statement): VolumeCache {
   const volumes = new Map<VolumeId, Volume>();
   return {
     get: (id) => {
@@ -57,7 +57,7 @@ function createRecent(db: Database, byId: Statement): Recent {
       if (known !== undefined) return known;
       const found = volumeFrom(byId.get(id));
       if (found === undefined || db.isTransaction()) return found;
-      if (volumes.size === mostRecent) volumes.clear();
+      if (volumes.size === maxCachedVolumes) volumes.clear();
       volumes.set(id, found);
       return found;
     },
@@ -65,11 +65,11 @@ function createRecent(db: Database, byId: Statement): Recent {
   };
 }
 
-function createWriting(
+function createWrites(
   db: Database,
   byId: Statement,
   byName: Statement,
-  recent: Recent,
+  cache: VolumeCache,
 ): Pick<Volumes, 'put' | 'remove'> {
   const upsert = db.prepare(`
     INSERT INTO volumes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -90,7 +90,7 @@ function createWriting(
   return {
     put: (volume) =>
       db.transaction(() => {
-        recent.clear();
+        cache.clear();
         const before = volumeFrom(byId.get(volume.id));
         if (before !== undefined) unlabel(before);
         // The store decides which volume has the name, so a record of another id with this name is stale.
@@ -101,7 +101,7 @@ function createWriting(
       }),
     remove: (id) =>
       db.transaction(() => {
-        recent.clear();
+        cache.clear();
         const volume = volumeFrom(byId.get(id));
         if (volume !== undefined) removeVolume(volume);
       }),
@@ -118,16 +118,16 @@ function createPaging(db: Database): Volumes['page'] {
   const forLabels = (count: number): Statement => {
     const known = statements.get(count);
     if (known !== undefined) return known;
-    const made = db.prepare(pageSql(count));
-    statements.set(count, made);
-    return made;
+    const prepared = db.prepare(pageSql(count));
+    statements.set(count, prepared);
+    return prepared;
   };
 
   return (query) => {
     checkLimit(query.limit);
     const { after, contains = null } = query;
     const labels = labelTexts(query.labels);
-    if (labels.length > mostLabels) throw tooManyLabels(labels.length);
+    if (labels.length > maxLabelFilters) throw tooManyLabels(labels.length);
     const statement = forLabels(labels.length);
     const page: Volume[] = [];
     for (const store of [...new Set<string>(query.stores)].sort()) {
@@ -156,11 +156,11 @@ function pageSql(labels: number): string {
 }
 
 function checkLimit(limit: VolumeQuery['limit']): void {
-  if (Number.isInteger(limit) && limit >= 1 && limit <= mostPerPage) return;
+  if (Number.isInteger(limit) && limit >= 1 && limit <= maxPageSize) return;
   throw new StowageError(`a page cannot hold ${limit} volumes`, {
     code: 'out-of-range',
     reason: 'page-limit',
-    action: `Ask for 1 to ${mostPerPage} at a time, and go on after the last one.`,
+    action: `Ask for 1 to ${maxPageSize} at a time, and go on after the last one.`,
   });
 }
 
@@ -168,6 +168,6 @@ function tooManyLabels(count: number): StowageError {
   return new StowageError(`volumes cannot be looked for by ${count} labels at once`, {
     code: 'out-of-range',
     reason: 'label-filters',
-    action: `Give at most ${mostLabels} labels.`,
+    action: `Give at most ${maxLabelFilters} labels.`,
   });
 }

@@ -114,7 +114,7 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
       ending.abort();
     }
   };
-  await openCore({ core, clock, configure, repairable }, scope);
+  await openCore({ core, clock, configure, onRepairLoop: repairable }, scope);
   // A start waits half a second for stores. On a busy machine they may take longer.
   while (isOpening(core)) await core.stores.retry(scope);
   const resources = undo.move();

@@ -2,7 +2,7 @@ import type { Log } from '#base/log.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { redactForUser } from '#core/error-disclosure.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { refusedWhileStopping } from '#core/operation-runner.ts';
+import { refusedByShutdown } from '#core/operation-runner.ts';
 import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 
 const inLog = "in the log of Stowage's server";
@@ -32,7 +32,7 @@ export const cancellationErrors = {
       reason: 'caller-gone',
       action: 'Repeat the call; repeating is safe.',
     }),
-  serverStopping: refusedWhileStopping,
+  serverStopping: refusedByShutdown,
 };
 
 /** Converts errors to statuses and logs them. Never logs the request: it may contain secrets. */

@@ -154,7 +154,7 @@ const volumeIdIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref
 async function unstage(ctx: DriverContext, ref: string, folder: string, call: Call): Promise<void> {
   const id = volumeIdIn(ref);
   const targets = (['block', 'filesystem'] as const).map((access) => stagingTarget(folder, { access }));
-  const mounts = id === undefined ? [] : await ctx.core.mounts.of(id, call);
+  const mounts = id === undefined ? [] : await ctx.core.mounts.ofVolume(id, call);
   const staged = await findMountAt(ctx, mounts, folder, isStagingTarget, call);
   // Without a recorded mount, unpublish both possible targets: a mount in flight must not appear after this has returned. The kubelet
   // removes the folder next, which fails unless the folder is empty.
@@ -189,7 +189,7 @@ async function requireMountAt(
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await resolveAnyVolume(ctx, ref, call);
   // A mount that somebody unmounted is still on record. Its target now shows another file system.
-  const mounts = (await ctx.core.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
+  const mounts = (await ctx.core.mounts.ofVolume(volume.id, call)).filter(({ mounted }) => mounted);
   const isThere = (at: string, path: string): boolean => at === path || isStagingTarget(at, path);
   const mount = await findMountAt(ctx, mounts, target, isThere, call);
   if (mount !== undefined) return { volume, mount };

@@ -21,7 +21,7 @@ export async function createVolume(
   call: Call,
 ): Promise<void> {
   const { pluginNames, volumes, catalogue } = core;
-  const known = pluginNames.known(plugin, name);
+  const known = pluginNames.recordedId(plugin, name);
   // A known name keeps its volume, even if the default store has changed.
   const before = known === undefined ? undefined : await resolveIfPresent(core, plugin, name, call);
   if (before !== undefined) return requireSameOptions(before, name, wanted);
@@ -62,9 +62,9 @@ async function placeForNewVolume(
   name: string,
   wanted: CreateOptions,
   call: Call,
-): Promise<ReturnType<Core['pluginNames']['placeFor']> | Volume> {
+): Promise<ReturnType<Core['pluginNames']['storeAndNameFor']> | Volume> {
   try {
-    return pluginNames.placeFor(plugin, name, wanted.store);
+    return pluginNames.storeAndNameFor(plugin, name, wanted.store);
   } catch (thrown) {
     if (stowageError(thrown).reason !== 'plugin-store-unnamed') throw thrown;
     return await pluginNames.resolve(plugin, name, call).catch((cause: unknown) => {

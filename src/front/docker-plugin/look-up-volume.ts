@@ -25,7 +25,7 @@ export async function lookUpVolume(
   call: Call,
   deletionWaitMs?: number,
 ): Promise<LookedUpVolume> {
-  const id = core.pluginNames.known(plugin, name);
+  const id = core.pluginNames.recordedId(plugin, name);
   const store = id && core.catalogue.recorded(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(core, store, call));
   const volume = await core.pluginNames.resolve(plugin, name, call);

@@ -64,7 +64,7 @@ describe('a plugin', () => {
     const call = await it.start();
     await call('VolumeDriver.Create', { Name: 'a' });
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
-    expect(it.server.core.pluginNames.known('stowage-local', 'a')).toBeUndefined();
+    expect(it.server.core.pluginNames.recordedId('stowage-local', 'a')).toBeUndefined();
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toEqual({
       status: 404,

@@ -48,7 +48,7 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
       const name = requiredText(message, 'Name');
       await createVolume(core, plugin, name, parseCreateOptions(textMap(message, 'Opts'), isStoreOption), call);
       // Docker may have created it for a container that it has not listed yet.
-      const id = core.pluginNames.known(plugin, name);
+      const id = core.pluginNames.recordedId(plugin, name);
       if (id !== undefined) await core.engineRequests.note(id, call.signal);
       return {};
     },
@@ -78,7 +78,8 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
     handle: async (ctx, message, call) => {
       const { core, plugin } = ctx;
       const id =
-        core.pluginNames.known(plugin, requiredText(message, 'Name')) ?? (await resolveNamed(ctx, message, call)).id;
+        core.pluginNames.recordedId(plugin, requiredText(message, 'Name')) ??
+        (await resolveNamed(ctx, message, call)).id;
       return { Mountpoint: core.engineMounts.pathOf(id) ?? '' };
     },
   },
@@ -99,7 +100,7 @@ export const methods: Readonly<Record<string, PluginMethod>> = {
     handle: async ({ core, plugin }, message, call) => {
       const [name, id] = [requiredText(message, 'Name'), requiredText(message, 'ID')];
       // Uses only local records: a container must be able to stop while the store is down. An unknown name was never mounted.
-      const volume = core.pluginNames.known(plugin, name);
+      const volume = core.pluginNames.recordedId(plugin, name);
       if (volume !== undefined) await core.engineMounts.unmount(volume, plugin, id, call);
       return {};
     },

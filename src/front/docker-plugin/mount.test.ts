@@ -122,7 +122,7 @@ describe.skipIf(needs('mount'))('a volume that engines mount', () => {
     socket.destroy();
     await vi.waitFor(async () => expect(await connections()).toBe(others));
     gate.open();
-    const id = server.core.pluginNames.known(plugin, 'photos');
+    const id = server.core.pluginNames.recordedId(plugin, 'photos');
     await vi.waitFor(() => expect(id && server.core.engineMounts.pathOf(id)).toBeDefined());
     expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
     // Both calls shared one mount.

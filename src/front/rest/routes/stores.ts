@@ -1,6 +1,6 @@
 import { type Static, Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
-import { podIn } from '#core/check-places.ts';
+import { parsePodPlace } from '#core/check-places.ts';
 import type { Core } from '#core/core.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/store-view.ts';
@@ -154,7 +154,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
     handle: async ({ core, principal, params: p, body, call, nodes, permit }) => {
       requireStore(principal, p.store);
-      const pod = podIn(body?.from);
+      const pod = parsePodPlace(body?.from);
       if (pod === undefined && nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
       // Throws if the store does not exist, before an agent is asked.
       core.stores.view(p.store);

@@ -74,7 +74,7 @@ export const volumeRoutes: readonly Route[] = [
       const volume = await resolvePermitted(core, principal, p.volume, call);
       const [found, mounts, uses, onNodes] = await Promise.all([
         core.volumes.inspect(volume.id, call),
-        core.mounts.of(volume.id, call),
+        core.mounts.ofVolume(volume.id, call),
         core.uses.of(volume, call),
         nodes?.mountsOf(volume.id, call),
       ]);
