@@ -47,7 +47,7 @@ interface AdoptSelection {
 }
 
 const notAdoptableReason = 'it is a volume already, or there is nothing of that name';
-/** Directories of millions of files can be adopted, and images must be looked at. */
+/** Adoption can take hours: directories may have millions of files, and each image is inspected. */
 export const adoptDeadlineMs = 24 * 3_600_000;
 
 export function createAdoptions(parts: VolumeParts): Adoptions {
@@ -73,7 +73,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
 
   return {
     adopt: async (name, options, call) => {
-      // Rebuilding the catalogue from this directory confirms that it is the store.
+      // Adopting from this directory confirms that it is the store, even if its identity differs.
       if (!options.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
         if (config.policy.readOnly) throw storeReadOnly(store.name);

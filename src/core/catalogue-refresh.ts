@@ -17,13 +17,13 @@ export interface CatalogueRefreshParts {
 
 export interface CatalogueRefresh {
   /**
-   * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. Thorough: also
-   * re-reads volumes that are already recorded, since a power cut may have lost our newest records.
+   * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. `thorough`: also re-reads
+   * volumes that are already recorded, since a power cut may have lost our newest records.
    */
   refreshStore(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
   /** Updates the record of one name from the store. */
   refreshName(store: Store, name: VolumeName, scope: Scope): Promise<void>;
-  /** The names whose records could not be read at the last attempt, with the error. Each of them can be any volume. */
+  /** The names whose records could not be read at the last attempt, with the error. Any volume may have such a name. */
   unreadableRecords(store: Store): ReadonlyMap<VolumeName, StowageError>;
   /** Retries the unreadable records. */
   retryUnreadable(store: Store, scope: Scope): Promise<void>;

@@ -24,7 +24,7 @@ export interface Catalogue {
   recorded(handle: string): Volume | undefined;
   /** A page of our records, ordered by store and name, without asking stores. */
   recordedPage(query: VolumeQuery): readonly Volume[];
-  /** The record of the volume that a request created on one of these stores, even if it was renamed since. Asks no store. */
+  /** The record of the volume that a request created on one of these stores, even if it was renamed since. Does not ask the stores. */
   madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
   /** Counts our records, without asking the store. */
   totals(store: StoreName): VolumeTotals;
@@ -90,7 +90,7 @@ interface VolumeLookup {
   byId(id: VolumeId, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
   byQualifiedName(store: string, name: string, scope: Scope): Promise<Volume>;
   byBareName(name: string, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
-  /** Refreshes stores that other hosts can change; our records of the others are up to date. Returns the stores that did not answer. */
+  /** Refreshes stores that other hosts can change; our records of other stores are up to date. Returns the stores that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
 

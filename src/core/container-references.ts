@@ -18,13 +18,13 @@ export interface ContainerReferences extends AsyncDisposable {
   of(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
   /** The references of the last refresh. */
   known(volume: VolumeId): readonly Reference[];
-  /** A container had the volume mounted at the engine's last refresh. */
+  /** True if a container had the volume mounted at the engine's last refresh. */
   isLive(volume: VolumeId): boolean;
-  /** Lists the engine's containers and calls `changed` with the volumes whose containers changed. */
+  /** Lists the engine's containers and reports the volumes whose containers changed to `changed`. */
   refresh(engine: ContainerEngine, scope: Scope): Promise<void>;
   /**
-   * When this process last connected to an engine of this kind, by its own clock. Anything that the engine lost in a crash it lost before
-   * that. Undefined: never connected.
+   * When this process last connected to an engine of this kind, by its own clock. State that the engine lost in a crash was lost before
+   * this time. Undefined: never connected.
    */
   foundAt(kind: EngineKind): number | undefined;
   /** Refreshes all engines and returns those that answered. */

@@ -48,8 +48,8 @@ export interface SeenContainer {
   /** The container was started and has not exited, so it has its volumes mounted. */
   readonly live: boolean;
   /**
-   * Its volumes of our plugins, by the engine's names. `plugin` is undefined for a plugin with another name that may be
-   * Stowage.
+   * The container's volumes of our plugins, by the engine's names. `plugin` undefined: the plugin may be Stowage, installed under another
+   * alias.
    */
   readonly volumes: readonly { readonly plugin: PluginName | undefined; readonly name: string }[];
 }
@@ -63,10 +63,10 @@ export interface ContainerEngine {
   containers(scope: Scope): Promise<readonly SeenContainer[]>;
   /**
    * Calls `changed` when containers may have changed: at the start, at each event, and after a reconnect. Calls `found` at each
-   * connect, before the first `changed`: it may be another engine than before.
+   * connect, before the first `changed`: another engine may listen there now.
    */
   follow(changed: () => void, found?: () => void): AsyncDisposable;
-  /** The engine uses user namespaces: users in its containers are other users on the host. */
+  /** The engine uses user namespaces: UIDs in its containers are other UIDs on the host. */
   remapsUsers(scope: Scope): Promise<boolean>;
 }
 
@@ -82,7 +82,7 @@ export interface ContainerRecords {
   readonly engineMounts: {
     /** Increments the count if the mount is already recorded. */
     add(hold: Omit<EngineMount, 'count'>): void;
-    /** Decrements the count and removes the record at zero. Absent is success. */
+    /** Decrements the count and removes the record at zero. Succeeds if there is no record. */
     release(volume: VolumeId, plugin: PluginName, id: string): void;
     clear(volume: VolumeId): void;
     of(volume: VolumeId): readonly EngineMount[];

@@ -33,7 +33,7 @@ import { createUseAdmin, type UseAdmin } from './use-admin.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
-/** The use cases. Front ends and controllers know nothing else of core. */
+/** The use cases: all that front ends and controllers may use of core. */
 export interface Core {
   readonly instance: string;
   readonly node: NodeName;
@@ -111,11 +111,11 @@ export function createCore(parts: CoreParts): WholeCore {
   // The only dependency cycle: recovering a store uses stores.
   const deferred: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
   const storesLater = (): Stores => {
-    if (deferred.stores === undefined) throw new Error('stores are used before they exist');
+    if (deferred.stores === undefined) throw new Error('stores are used before they are created');
     return deferred.stores;
   };
   const referencesLater = (): ContainerReferences => {
-    if (deferred.references === undefined) throw new Error('containers are asked for before they can be');
+    if (deferred.references === undefined) throw new Error('container references are used before they are created');
     return deferred.references;
   };
   const liveness = createStoreLiveness({ clock, stores: storesLater });

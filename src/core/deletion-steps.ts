@@ -8,7 +8,7 @@ import { refFrom, type Step } from './volume-steps.ts';
 
 export interface DeletionResult {
   readonly outcome: 'deleted' | 'archived' | 'retained';
-  /** The earliest time at which the trash purges the volume, as in its entry. */
+  /** The earliest time at which the trash purges the volume, as recorded in the trash entry. */
   readonly expiresAt: number | undefined;
 }
 

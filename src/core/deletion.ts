@@ -20,7 +20,7 @@ import type { Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
 export interface DeleteOptions {
-  /** A container engine requests it, and prevents its own containers from starting to use the volume. */
+  /** The request comes from a container engine, which prevents its own containers from starting to use the volume. */
   readonly byEngine?: boolean;
   /** Destroy the data even if the store's policy is to retain or archive. For ephemeral volumes. */
   readonly destroy?: boolean;

@@ -26,7 +26,7 @@ export interface EngineMounts extends EngineHolds {
    * uses the same id.
    */
   mount(volume: Volume, plugin: PluginName, id: string, call: Call): Promise<string>;
-  /** Not mounted is success. Also succeeds if the server does not answer; the volume is unmounted later. */
+  /** Succeeds if not mounted. Also succeeds if the server does not answer: the volume is unmounted later. */
   unmount(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
   /** Undefined: the volume is not published for engines. */
   pathOf(volume: VolumeId): string | undefined;
@@ -61,7 +61,7 @@ export interface EngineMountsParts {
   readonly log: Log;
 }
 
-/** Per volume. A server that does not answer takes about 20 s. */
+/** The timeout per volume. If the server does not answer, an unmount takes about 20 s. */
 const volumeTimeoutMs = 60_000;
 const maxConcurrentVolumes = 4;
 
@@ -97,10 +97,10 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       await parts.remapped.refuseIfRemapped(volume, id, call);
       using _ = await operations.lock([engineMountKey(volume.id)], call.signal);
       idle.noteRequest(volume.id);
-      // Left over from a container that just ended, possibly because the mount died.
+      // The mount is left over from a container that just ended, possibly because the mount died.
       const isLeftover = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
       if (isLeftover && (await parts.mounts().isDead(volume.id, call))) await tryUnpublish(volume.id, call);
-      // Record it before mounting: after a crash, the start-up unmounts engine targets without a record.
+      // Record the engine mount before mounting: after a crash, the start-up unmounts engine targets without a record.
       const engineMount = { volumeId: volume.id, plugin, id, since: clock.now() };
       const before = records.engineMounts
         .of(volume.id)
@@ -146,7 +146,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     dropStale: async (volume, scope) => {
       if (records.engineMounts.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
       const before = records.engineMounts.of(volume.id);
-      // Ask before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
+      // Query the engines before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
       const report = await parts.references().of(volume, scope);
       using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
       const engineMounts = records.engineMounts.of(volume.id);

@@ -13,7 +13,7 @@ import type { Stores } from './stores.ts';
 
 /** Destroys ephemeral volumes that were unpublished. */
 export interface EphemeralDestruction {
-  /** False: it failed and is retried later. */
+  /** Returns false if the destruction failed; `Ephemerals.reconcile` retries it. */
   tryDestroy(record: EphemeralRecord, scope: Scope): Promise<boolean>;
   /** The volume was requested again, so a report that its store does not have it no longer counts. */
   noteRequest(key: string): void;

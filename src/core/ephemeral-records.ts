@@ -20,7 +20,7 @@ export interface RequestedSize {
 export interface EphemeralRecords {
   list(): readonly EphemeralRecord[];
   get(key: string): EphemeralRecord | undefined;
-  /** Durable when it returns. */
+  /** The record is durable when this returns. */
   save(record: EphemeralRecord): void;
   forget(key: string): void;
   /** The record of the volume that the request for this key created. */

@@ -25,7 +25,7 @@ import type { Volumes } from './volumes.ts';
  * its creation until after its destruction, so that no crash can leak one.
  */
 export interface Ephemerals {
-  /** The same key gives the same volume, with its current store and size. 'exists' if the request differs from the first one. */
+  /** The same key gives the same volume, with its current store and size. Throws 'exists' if the request differs from the first one. */
   publish(key: string, spec: EphemeralVolumeSpec, target: string, options: PublishOptions, call: Call): Promise<void>;
   /** False: no volume has this key. The volume is destroyed in the background once its store answers. */
   unpublish(key: string, target: string, call: Call): Promise<boolean>;
@@ -56,9 +56,9 @@ export interface EphemeralParts {
 
 /** The longest that an unpublish waits for the store to destroy the volume. */
 const destroyWaitMs = 3_000;
-/** Per volume. */
+/** The deadline for destroying one volume. */
 const destroyDeadlineMs = 60_000;
-/** One at a time on each store, so that a store that does not answer gets a single call. */
+/** One volume at a time on each store, so that a store that does not answer gets a single call. */
 const maxConcurrentPerStore = 1;
 /** If a failure takes longer than this, skip the store's other volumes in this pass. */
 const maxFailureMs = 1_000;

@@ -18,9 +18,9 @@ export interface IdleEngineMounts {
   drop(id: VolumeId, why: string, scope: Scope): Promise<void>;
   /** Neither this process nor the engine restarted since the request, so both have the same count. */
   isCountCertain(hold: EngineMount): boolean;
-  /** An engine requests a mount of the volume. */
+  /** Call it when an engine requests a mount of the volume. */
   noteRequest(id: VolumeId): void;
-  /** This process has seen all requests of the engine for this mount. */
+  /** Call it when this process has seen all requests of the engine for this mount. */
   noteCounted(hold: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): void;
 }
 
@@ -42,7 +42,7 @@ const containerStartMs = 60_000;
  */
 const maxVolumeFillMs = 600_000;
 
-/** Per volume. A server that does not answer takes about 20 s. */
+/** The timeout per volume. If the server does not answer, an unmount takes about 20 s. */
 const volumeTimeoutMs = 60_000;
 const maxConcurrentVolumes = 4;
 
@@ -79,7 +79,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
 
   async function dropIfUnused(id: VolumeId, scope: Scope): Promise<void> {
     const volume = records.volumes.byId(id);
-    // Ask before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
+    // Query the engines before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
     const report = await parts.references().of(volume ?? id, scope);
     using _ = await operations.lock([engineMountKey(id)], scope.signal);
     const engineMounts = records.engineMounts.of(id);
@@ -91,7 +91,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
       idleSince.delete(id);
       return;
     }
-    // Another host destroyed the volume: Docker does not unmount a volume that it cannot get, and cannot be filling it.
+    // Another host destroyed the volume: Docker does not unmount a volume that it cannot look up, and cannot be copying files into it.
     if (volume === undefined && report.references.length === 0)
       return await drop(id, 'it is gone, and no container names it', scope);
     const now = clock.elapsed();
@@ -152,7 +152,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
         for (const id of known.keys()) if (!all.has(id)) known.delete(id);
       const keys = new Set(records.engineMounts.list().map(engineMountIdentity));
       for (const key of requestedAt.keys()) if (!keys.has(key)) requestedAt.delete(key);
-      // Even if nothing is mounted, to learn which volumes stopped containers reference.
+      // Refresh even if nothing is mounted, to learn which volumes stopped containers reference.
       await parts.references().refreshAll(scope);
       await fairPass(all, scope, reconcileOne);
     },

@@ -111,7 +111,7 @@ export function engineNotAnswering(volume: Volume, verb: string, silent: readonl
   });
 }
 
-/** For a volume that some process still uses in another mount namespace, of which nothing else is known. */
+/** For a volume that an unknown process still uses in another mount namespace. */
 export function stillServed({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
     `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,

@@ -37,7 +37,7 @@ export type OperationRunner = <T>(
   /** Undefined: the work sets its own deadlines. */
   limitMs: number | undefined,
   work: (scope: Work) => Promise<Outcome<T>>,
-  /** Given for a new operation: records it, then calls this. */
+  /** Set for a new operation: the runner records the operation, then calls this. */
   onRecorded?: () => void,
 ) => Promise<T>;
 

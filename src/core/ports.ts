@@ -41,13 +41,16 @@ export interface Store {
   readonly access: readonly Access[];
   /** The source kinds that `source()` can return. */
   readonly sources: readonly SourceKind[];
-  /** The same request id and parameters return the same volume; a taken name is 'exists'. A failure leaves nothing behind. */
+  /**
+   * The same request id and parameters return the same volume. Throws 'exists' if another volume has the name. A failure leaves nothing
+   * behind.
+   */
   create(spec: VolumeSpec, scope: Scope): Promise<Volume>;
   /** Reads the volume from the store itself. Undefined: the store answered and has no such volume. */
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
   /** All recorded volumes, in no particular order. Omits unreadable records (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
-  /** Destroys data and record. Absent is success. If the name belongs to another volume by now, leaves that alone and succeeds. */
+  /** Destroys data and record. Succeeds if the volume does not exist, and leaves another volume alone that has the name by now. */
   delete(volume: VolumeRef, scope: Scope, mode?: DeletionMode): Promise<void>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
@@ -71,18 +74,21 @@ export interface Store {
   filesystemFor?(bytes: bigint): string;
   /** Checks that the server answers; throws otherwise. Present if the store has a server. */
   ping?(scope: Scope): Promise<void>;
-  /** Absent: 'unsupported'. Never shrinks ('out-of-range'); success if the size is unchanged. The client grows the file system. */
+  /**
+   * Succeeds if the size is unchanged, and throws 'out-of-range' for a smaller size. The client grows the file system. Absent: core throws
+   * 'unsupported'.
+   */
   expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   /**
-   * Absent: 'unsupported'. Success if already renamed; 'not-found' if neither name has this id; 'exists' if the new name is
-   * taken.
+   * Succeeds if already renamed. Throws 'not-found' if neither name has this id, 'exists' if another volume has the new name. Absent: core
+   * throws 'unsupported'.
    */
   rename?(volume: VolumeRef, newName: VolumeName, scope: Scope): Promise<Volume>;
   /** The usage of the volume itself, not of the file system around it. Absent: core reports the mount's usage, or none. */
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
   /** The total and free space, with a single call to the disk or server. Absent: unknown. */
   room?(scope: Scope): Promise<Room>;
-  /** Throws if a writable mount would be useless, such as when nobody could write to it. Absent: never the case. */
+  /** Throws if a writable mount would be useless, such as when nobody could write to it. Absent: every writable mount is usable. */
   usable?(source: Source, scope: Scope): Promise<void>;
   /**
    * Records durably that the volume was mounted, so that it is never considered empty again. Core calls it before every mount. Present if
@@ -166,8 +172,8 @@ export interface Adoptable {
 
 export interface Trash {
   /**
-   * Moves a volume into the trash. Absent or already in the trash is success. Returns when its retention ends, by the clock of
-   * the server that has the files. Undefined: not known yet.
+   * Moves a volume into the trash. Succeeds if the volume does not exist or is already there. Returns when its retention ends, by the clock
+   * of the server that has the files. Undefined: not known yet.
    */
   put(
     volume: VolumeRef,
@@ -177,7 +183,7 @@ export interface Trash {
   list(scope: Scope): Promise<readonly TrashEntry[]>;
   /** Returns success if already restored under this name. */
   restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume>;
-  /** Purges immediately. Absent is success. `only`: purge only the entry of this deletion, not of a later one. */
+  /** Purges immediately. Succeeds if there is no such entry. `only`: purge only the entry of this deletion, not of a later one. */
   purge(id: VolumeId, scope: Scope, only?: { readonly deletedAt: number }): Promise<void>;
   /**
    * The entries that this host may purge now. Counts the time during which it observed them, so call it regularly.
@@ -194,13 +200,18 @@ export interface Trash {
  * this, since only the store can exclude a host that starts to use the volume at that moment.
  */
 export interface Uses {
-  /** Creates or renews the record, with the time of the store's clock. 'not-found' if the volume is absent or in the trash. */
+  /**
+   * Creates or renews the record, with the time of the store's clock. Throws 'not-found' if the volume does not exist or is in the trash.
+   */
   put(volume: VolumeRef, use: Use, scope: Scope): Promise<void>;
-  /** Removes a host's record, and its writer lease. Absent is success. */
+  /** Removes a host's record and its writer lease. Succeeds if the host has none. */
   remove(volume: VolumeId, host: string, scope: Scope): Promise<void>;
   /** All use records. Includes the writer even if it has no use record. */
   list(volume: VolumeId, scope: Scope): Promise<readonly SeenUse[]>;
-  /** Makes this host the single writer. Success if it already is; 'in-use' if another host is, even a stale one. 'not-found' as for `put`. */
+  /**
+   * Makes this host the single writer. Succeeds if it already is. Throws 'in-use' if another host is, even with a stale record, and
+   * 'not-found' like `put`.
+   */
   takeWriter(volume: VolumeRef, host: string, scope: Scope): Promise<void>;
   /** Does nothing if another host is the writer. */
   dropWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
@@ -214,7 +225,7 @@ export interface StoreKind {
   localDirectory?(config: StoreConfig): LocalDirectory | undefined;
   /** The client's name for users (`bind`, `loop`, …). Known while the store is closed. */
   clientName(config: StoreConfig): string;
-  /** Which stores of this kind can do what not every store can, for the advice in errors: "a local store with layout=image". */
+  /** Describes the stores of this kind that have an optional capability, for the advice in errors: "a local store with layout=image". */
   readonly offers?: StoreOffers;
   /** The kind's own options, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
@@ -229,7 +240,7 @@ export interface StoreKind {
   probe?(config: StoreConfig, policy: StorePolicy, scope: Scope, from?: string): Promise<StoreCheck>;
 }
 
-/** Absent: no store of the kind can do it. */
+/** Each text describes stores that have the capability. Absent: no store of the kind has it. */
 export interface StoreOffers {
   /** Enforce the sizes of volumes. */
   readonly enforcement?: string;
@@ -286,13 +297,13 @@ export interface Client<K extends SourceKind = SourceKind> {
    * Idempotent: returns success if already done. Also completes an expansion that could not happen while the volume was unmounted.
    */
   stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: StageOptions): Promise<void>;
-  /** Not staged is success. Forced: programs that use the volume get errors, and no server is waited for. */
+  /** Succeeds if not staged. With `force`, programs that use the volume get errors, and the call waits for no server. */
   unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: UnstageOptions): Promise<void>;
   /** Every path on this node where the source, or a part of it, is mounted, by anybody, including hidden mounts. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
   /** Completes the expansion of a staged volume on the node. Present if that is needed. */
   grow?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
-  /** Writes cached data to the server. Throws if that takes more than seconds. Present if the client has a write cache. */
+  /** Writes cached data to the server. Throws if that takes longer than some seconds. Present if the client has a write cache. */
   flush?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
   /**
    * True if a mount of the volume is still served in another mount namespace, such as a container's. Waits a moment for a mount that
@@ -360,15 +371,15 @@ export interface Mounter {
   /** Why this process cannot mount, and what to do. Undefined: it can. */
   readonly unable: { readonly why: string; readonly action: string } | undefined;
   /**
-   * Idempotent; 'conflict' if something else is mounted there. Binds a file onto a file, or a directory, always nosuid and nodev, onto
-   * a directory. Pass targets as `inspectTarget` returned them; 'conflict' if a symbolic link makes one lead elsewhere by now.
+   * Idempotent. Bind-mounts a file onto a file, or a directory onto a directory, always nosuid and nodev. Throws 'conflict' if something
+   * else is mounted there, or if the target leads elsewhere through a symbolic link by now. Pass targets as `inspectTarget` returned them.
    */
   bind(source: string, target: string, options: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
-  /** Not mounted is success; in use is 'in-use'. */
+  /** Succeeds if nothing is mounted there. Throws 'in-use' if the mount is in use. */
   unmount(target: string, scope: Scope): Promise<void>;
   /**
    * Detaches lazily (MNT_DETACH), even if in use; open files keep working. `abort`: the file system behind it returns errors from
-   * then on, if it supports that. Not mounted is success.
+   * then on, if it supports that. Succeeds if nothing is mounted there.
    */
   detach(target: string, scope: Scope, options?: { readonly abort: boolean }): Promise<void>;
   /**
@@ -394,9 +405,12 @@ export interface Mounter {
   resolvePath(path: string, scope: Scope): Promise<string | undefined>;
   /** Returns success if the target exists. */
   makeTarget(target: string, access: Access, scope: Scope): Promise<void>;
-  /** Removes the target only if it is empty and nothing is mounted there. Absent is success. */
+  /** Removes the target only if it is empty and nothing is mounted there. Succeeds if it does not exist. */
   removeTarget(target: string, scope: Scope): Promise<void>;
-  /** Releases staged mounts under `mountsFolder` and loop devices on images of stores if no volume in `known` needs them. Returns their paths. */
+  /**
+   * Releases staged mounts under `mountsFolder` and loop devices on images of stores if no volume in `known` needs them. Returns their
+   * paths.
+   */
   reap(mountsFolder: string, known: ReadonlySet<VolumeId>, scope: Scope): Promise<readonly string[]>;
 }
 
@@ -442,7 +456,7 @@ export interface Records extends ContainerRecords {
     get(id: OperationId): Operation | undefined;
     /** Newest first. */
     page(query: OperationQuery): Page<Operation>;
-    /** Keeps the newest `keep` ended ones. */
+    /** Deletes ended operations, except the newest `keep`. */
     prune(keep: number): void;
   };
   readonly mounts: {

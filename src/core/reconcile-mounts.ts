@@ -7,7 +7,7 @@ import type { Mount } from './model.ts';
 import type { Mounter, Records } from './ports.ts';
 import { type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
-/** For all volumes together. */
+/** The timeout for unstaging all volumes together. */
 const unstageTimeoutMs = 10_000;
 
 /** At start: makes our records match the kernel's mount table. */

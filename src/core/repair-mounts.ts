@@ -14,7 +14,7 @@ import { recordRepair } from './repaired-mounts.ts';
 import type { Stores } from './stores.ts';
 import { setUnderRepair, type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
-/** Per volume. */
+/** The timeout for repairing one volume. */
 const volumeTimeoutMs = 20_000;
 /** How long to wait for the store's current source before using the recorded one. */
 const sourceTimeoutMs = 3_000;

@@ -117,7 +117,7 @@ async function attempt(
   }
 }
 
-/** Ends early if the store is opened. */
+/** Waits `ms`, but not longer than until the store is opened. */
 async function backoff(
   pendingReplay: PendingReplay,
   ms: number,

@@ -7,7 +7,7 @@ import type { Stores } from './stores.ts';
 /** Frees the space of deleted volumes in the background, so that deleting a large volume returns at once. */
 export interface SpaceReclaimer {
   schedule(store: string): void;
-  /** Resumes work that stopped because its store was about to close, and did not close. */
+  /** Resumes work on stores that began to close but stayed open. */
   resume(): void;
   stop(): Promise<void>;
 }

@@ -22,7 +22,7 @@ export interface StoreCheckParts {
 
 /** A healthy disk or server answers a check within this time. */
 export const checkDeadlineMs = 15_000;
-/** Each of these checks starts a process of about 40 MB in another network. */
+/** The maximum number of concurrent checks from other networks. Each starts a process of about 40 MB. */
 const maxRemoteChecks = 3;
 
 export function createStoreChecks(

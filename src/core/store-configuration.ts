@@ -122,7 +122,7 @@ export function createStoreConfiguration(
       openings,
       ({ next }) => next,
       async ({ entry, next, wasOpen }) => {
-        // Removed through the API meanwhile; `configure` adds a store with this name as a new one.
+        // The store was removed through the API meanwhile; `configure` adds a store with this name as a new one.
         if (entries.all.get(next.name) !== entry) return;
         if (await entries.replace(entry, next, wasOpen, scope)) publishStoreEvent(events, 'changed', next);
       },
@@ -144,7 +144,7 @@ export function createStoreConfiguration(
           present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
           scope,
         );
-        // Added through the API meanwhile, with a name that the file has.
+        // Stores that were added through the API meanwhile, under a name that the configuration file has.
         const addedMeanwhile = [...entries.all.values()].flatMap((entry) => {
           const next = wanted.get(entry.config.name);
           const isAddedMeanwhile = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';

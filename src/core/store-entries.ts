@@ -44,7 +44,10 @@ export interface StoreEntries {
   readonly all: Map<string, StoreEntry>;
   /** Entries that are being opened and are not yet in `all`. */
   readonly unlisted: ReadonlyMap<string, StoreEntry>;
-  /** Opens the store or records the problem. Does nothing if it is open. If it takes longer than `timeoutMs`, opening continues in the background. */
+  /**
+   * Opens the store or records the problem. Does nothing if it is open. If it takes longer than `timeoutMs`, opening continues in the
+   * background.
+   */
   open(entry: StoreEntry, scope: Scope, timeoutMs?: number): Promise<void>;
   /** Adds an entry and opens it. Drops any other entry with the same name. */
   addAndOpen(config: StoreConfig, scope: Scope, timeoutMs?: number): Promise<StoreEntry>;
@@ -172,7 +175,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
       const added = await addAndOpen(config, scope, requestedOpenTimeoutMs);
       const { problem } = added;
       if (problem === undefined || problem.reason === 'store-opening' || !wasOpen) return true;
-      // Removed through the API in the meantime.
+      // The store was removed through the API in the meantime.
       if (all.get(config.name) !== added) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });

@@ -92,7 +92,7 @@ export function notAnswering(name: string, refusal: StowageError | undefined): S
 export interface UnsearchedStore {
   readonly name: string;
   readonly isOpen: boolean;
-  /** Only if it denies access. */
+  /** Set only if the store denies access. */
   readonly refusal: StowageError | undefined;
 }
 

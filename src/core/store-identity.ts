@@ -12,7 +12,7 @@ export interface StoreIdentities {
   /** If the store has another location now, drops our records of its volumes: they are other volumes, even if names are equal. */
   forgetOtherLocation(config: StoreConfig): void;
   remember(config: StoreConfig, store: Store): void;
-  /** Accepts whatever store is at the location next. */
+  /** Forgets location and identity, so that the next open accepts any store. */
   forget(name: string): void;
 }
 

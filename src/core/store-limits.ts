@@ -29,7 +29,7 @@ interface Reservation {
 export function createStoreLimits(records: Records): StoreLimits {
   const reservations = new Map<StoreName, Set<Reservation>>();
 
-  /** Sums the reservations, minus what is already on record and counted there. */
+  /** The reserved volumes and bytes that the records do not include yet. */
   function pending(store: StoreName): { volumes: number; bytes: bigint } {
     let [volumes, bytes] = [0, 0n];
     for (const reservation of reservations.get(store) ?? []) {

@@ -12,11 +12,14 @@ import type { Stores } from './stores.ts';
 /** Tracks which stores answer, so that callers do not wait for a store that does not. Concerns stores that other hosts can change. */
 export interface StoreLiveness {
   /**
-   * Asks the store to list its names; false if it did not answer. Skips the question, with true, for an open store that only we can change,
-   * and, with false, for a store that was recently late.
+   * Asks the store to list its names. Returns false if the store did not answer. Does not ask an open store that only we can change
+   * (returns true), nor a store that was recently late (returns false).
    */
   list(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
-  /** Like `list` for a single name. Asks even if the list was late, since a long list can take long, unless the server does not answer at all. */
+  /**
+   * Like `list` for a single name. Asks even if the list was late, since a long list can take long, unless the server does not answer at
+   * all.
+   */
   look(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
   /** The stores whose last list was late. */
   late(names: readonly StoreName[]): readonly StoreName[];
@@ -28,7 +31,7 @@ export interface StoreLiveness {
   refusal(name: StoreName): StowageError | undefined;
 }
 
-/** A name to look up; such a volume need not exist. */
+/** The name for lookups that only test access. No volume needs to have it. */
 const probeName = volumeName('access');
 
 export function createStoreLiveness(parts: {

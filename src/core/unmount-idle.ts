@@ -31,7 +31,7 @@ export function createUnmountIdle(
         busy.push({ mount, why: 'containers use it' });
         continue;
       }
-      // The same goes for pods. A kubelet's staged mount stays until the kubelet unstages it.
+      // Pods also have the volume at other paths. A kubelet's staged mount stays until the kubelet unstages it.
       if (mount.user.kind === 'pod' || mount.user.kind === 'kubelet') {
         busy.push({ mount, why: `${mount.user.kind} ${mount.user.name} uses it` });
         continue;

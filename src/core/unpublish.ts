@@ -17,7 +17,10 @@ export interface UnpublishOptions extends UnstageOptions {
   readonly claimTarget?: boolean;
 }
 
-/** Nothing mounted is success; another volume at the target is 'conflict'; in use is 'in-use'. `volume` undefined: any volume. */
+/**
+ * Succeeds if nothing is mounted at the target. Throws 'conflict' if another volume is mounted there, 'in-use' if the mount is in use.
+ * `volume` undefined: any volume.
+ */
 export type Unpublish = (
   target: string,
   volume: VolumeId | undefined,
@@ -56,7 +59,7 @@ export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBindi
     using _ = await operations.lock([...stage, targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
     if (mount === undefined) return options?.claimTarget === true ? await clearTarget(target, call) : undefined;
-    // Mounted after volumeAt found nothing.
+    // The volume was mounted after volumeAt found nothing.
     if (volume === undefined) return;
     if (mount.volumeId !== volume) throw otherVolumeMounted(trimmedPath);
     if (options?.ignoreEngineMounts !== true && options?.force !== true && parts.engineMounts().isHeld(volume, target))

@@ -94,7 +94,7 @@ export function openDatabase(path: string): Database {
     close: () => {
       if (!db.isOpen) return;
       try {
-        // Remove it before releasing the lock; afterwards it could be the next holder's file.
+        // Remove the holder file before releasing the lock; afterwards it could be the next holder's file.
         if (path !== inMemory) translateErrors(() => rmSync(holderFile(path), { force: true }));
         translateErrors(() => db.exec('PRAGMA wal_checkpoint(TRUNCATE)'));
       } finally {
