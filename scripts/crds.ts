@@ -120,7 +120,7 @@ export const storeDefinition = {
                         message: `a store is one of ${schemes.join(', ')}`,
                       },
                       { rule: "!self.contains('?')", message: 'options are given in spec.options' },
-                      { rule: "!self.contains('@')", message: 'a store URI must not carry a user or password' },
+                      { rule: "!self.contains('@')", message: 'a store URI must not contain a user or password' },
                       {
                         rule: 'self == oldSelf',
                         message: 'a store cannot be moved: its volumes are where they are. Make another store',

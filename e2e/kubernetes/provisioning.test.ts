@@ -120,7 +120,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       ['of another scheme', () => ({ uri: 'ftp://server/x' }), 'a store is one of local://, nfs://'],
       ['with an unknown option', () => ({ options: { colour: 'red' } }), 'the options of a store of nfs:// are'],
       ['with options in its place', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
-      ['with a password', () => ({ uri: 'nfs://me:secret@server/x' }), 'must not carry a user or password'],
+      ['with a password', () => ({ uri: 'nfs://me:secret@server/x' }), 'must not contain a user or password'],
       ['without a place', () => ({ uri: undefined }), 'missing required field "uri"'],
     ])('a store %s is refused', async (_, spec, why) => {
       const uri = `nfs://${nfs.host}${exported}`;

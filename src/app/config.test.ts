@@ -143,7 +143,7 @@ describe('an invalid file is reported with line and column:', () => {
     ['stores:\n  a: nfs://h', "2:3: 'nfs://h' is not the URI of an NFS store: the path is missing"],
     ['stores:\n  a:\n    uri: local:///x\n    layout: {}', "4:5: 'layout' is not a plain value"],
     ['stores:\n  a:\n    uri: local:///x?layout=image\n    layout: image', "4:5: 'layout' is in the URI already"],
-    ['stores:\n  a: local://me:secret@host/x', '2:3: a store URI must not carry a user or password'],
+    ['stores:\n  a: local://me:secret@host/x', '2:3: a store URI must not contain a user or password'],
     ['default: b\nstores:\n  a: local:///x', "1:10: the default store 'b' is not among the stores"],
     ['default: [a]', "1:10: 'default' is not text"],
     ['listen: somewhere:else', "1:9: 'somewhere:else' is not an address to listen on"],

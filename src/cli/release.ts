@@ -69,7 +69,7 @@ function confirmationRequired(name: string, host: string, uses: readonly HostUse
     return new StowageError(`host '${shown(host)}' has no record of using ${name}`, {
       code: 'not-found',
       reason: 'use-unknown',
-      action: `See which hosts have, by their ids: stowage volume show ${shellWord(name)}`,
+      action: `List the hosts that have one, with their ids: stowage volume show ${shellWord(name)}`,
     });
   return invalid(
     `this would break the record of ${shown(useText(use))}`,

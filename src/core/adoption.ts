@@ -46,7 +46,7 @@ interface AdoptSelection {
   readonly isByName: boolean;
 }
 
-const notAdoptableReason = 'it is a volume already, or there is nothing of that name';
+const notAdoptableReason = 'it is already a volume, or nothing has this name';
 /** Adoption can take hours: directories may have millions of files, and each image is inspected. */
 export const adoptDeadlineMs = 24 * 3_600_000;
 

@@ -212,7 +212,7 @@ function maybeUnreadable(id: VolumeId, { store, name, failure }: UnreadableRecor
     {
       code: 'unavailable',
       reason: 'volume-lookup-incomplete',
-      action: `See what is wrong with it, mend that, and try again: stowage store orphans ${store}`,
+      action: `Repair the record and try again. To see what is wrong with it: stowage store orphans ${store}`,
       cause: failure,
     },
   );
@@ -223,6 +223,7 @@ function ambiguous(name: string, found: readonly Volume[]): StowageError {
   return new StowageError(`${quoted(name)} is in several stores: ${candidates}`, {
     code: 'conflict',
     reason: 'volume-ambiguous',
-    action: 'Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.',
+    action:
+      'Specify one as store/name. For Docker and Podman, write store..name, also to create another volume of that name.',
   });
 }

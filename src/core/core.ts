@@ -81,6 +81,10 @@ const maintenanceTask = (name: string, run: MaintenanceTask['run'], deadlineMs =
   deadlineMs,
   everyMs: maintenanceEveryMs,
 });
+const pruneAnswers =
+  ({ records, clock }: Pick<CoreParts, 'records' | 'clock'>): MaintenanceTask['run'] =>
+  async () =>
+    records.answers.prune(clock.now() - answerRetentionMs);
 const unending = new AbortController().signal;
 
 export interface CoreParts {
@@ -248,12 +252,12 @@ export function createCore(parts: CoreParts): WholeCore {
     maintenance: [
       maintenanceTask('open stores', (scope) => stores.retry(scope)),
       maintenanceTask('repair mounts', (scope) => mounts.repair(scope)),
-      maintenanceTask('renew records of use', (scope) => mounts.renewUses(scope)),
+      maintenanceTask('renew use records', (scope) => mounts.renewUses(scope)),
       maintenanceTask('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
       maintenanceTask('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
       maintenanceTask('empty the trash', (scope) => deletions.expire(scope)),
       maintenanceTask('free space', async () => reclaim.resume()),
-      maintenanceTask('drop old answers', async () => void records.answers.prune(clock.now() - answerRetentionMs)),
+      maintenanceTask('drop old idempotency keys', pruneAnswers(parts)),
     ],
     close: async () => {
       await references[Symbol.asyncDispose]();

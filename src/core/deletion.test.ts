@@ -51,7 +51,7 @@ describe('delete', () => {
     await expect(remove('keep..a')).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no volume 'keep/a'",
-      action: 'See what there is: stowage volume list',
+      action: 'List the volumes: stowage volume list',
     });
   });
 

@@ -301,7 +301,7 @@ describe('an engine mount', () => {
       code: 'unavailable',
       reason: 'volume-use-unknown',
       action: expect.stringContaining('--docker-socket none'),
-      message: expect.stringContaining('whether containers of docker use it is not known: '),
+      message: expect.stringContaining('unknown whether containers of docker use it: '),
     };
     await expect(remove()).rejects.toMatchObject(unknown);
     await expect(server.core.volumes.rename(volume.id, 'films', undefined, aCall())).rejects.toMatchObject(unknown);

@@ -157,7 +157,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
         enginesAnswered(engineMounts, report) &&
         !engineMounts.some(idle.isCountCertain)
       )
-        await idle.drop(volume.id, 'no container names it', scope);
+        await idle.drop(volume.id, 'no container references it', scope);
     },
     close: async (scope) => {
       closing.abort();

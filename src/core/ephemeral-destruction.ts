@@ -79,7 +79,7 @@ export function createEphemeralDestruction(
     } catch (thrown) {
       const { message, code } = stowageError(thrown);
       const level = errorCodes[code].retry ? 'info' : 'warn';
-      log[level]('a volume that is no longer needed could not be destroyed; it is tried again', { why: message });
+      log[level]('an ephemeral volume that is no longer used could not be destroyed; retrying later', { why: message });
       return false;
     }
   }

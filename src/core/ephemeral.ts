@@ -183,6 +183,6 @@ function refuseInline({ config, placement }: StoreView): void {
     code: 'denied',
     reason: 'inline-not-allowed',
     action:
-      "Use a claim (for one that lives with the pod: ephemeral.volumeClaimTemplate), or ask the administrator to allow them by the store's option inline: true",
+      'Use a PersistentVolumeClaim (for one that lives as long as the pod: ephemeral.volumeClaimTemplate), or ask the administrator to set inline: true on the store',
   });
 }

@@ -56,7 +56,7 @@ export const errorCodes = {
     grpc: 9,
     exit: 5,
     retry: false,
-    title: 'It is in a state that contradicts the request',
+    title: 'The state of the object does not permit the request',
     short: 'the store cannot use its configured location',
   },
   'in-use': { http: 409, grpc: 9, exit: 6, retry: false, title: 'It is in use', short: 'it is in use' },

@@ -413,7 +413,7 @@ describe('a change of configuration', () => {
     await reloaded;
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({
       uri: `local://${folder}/a?onDelete=retain`,
-      pending: expect.stringContaining('its options changed, which waits'),
+      pending: expect.stringContaining('its options changed; the change is pending'),
     });
     gate.open();
     await labelled;

@@ -93,7 +93,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     }
     // Another host destroyed the volume: Docker does not unmount a volume that it cannot look up, and cannot be copying files into it.
     if (volume === undefined && report.references.length === 0)
-      return await drop(id, 'it is gone, and no container names it', scope);
+      return await drop(id, 'it no longer exists, and no container references it', scope);
     const now = clock.elapsed();
     const since = idleSince.get(id) ?? now;
     idleSince.set(id, since);
@@ -133,7 +133,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     warnedUnlisted.add(id);
     const [{ plugin } = { plugin: undefined }] = engineMounts;
     const action =
-      'It is being filled from an image, or an engine forgot it in a crash: then it is dropped by itself. Or a second engine uses Stowage, whose containers are not known here: it needs a Stowage of its own.';
+      'The engine may be copying files of an image into it, or may have forgotten the mount in a crash; Stowage then drops the mount. If a second engine uses Stowage, Stowage does not know its containers: that engine needs a Stowage of its own.';
     log.warn('a volume is mounted for a container that its engine does not list', { volume: id, plugin, action });
   }
 

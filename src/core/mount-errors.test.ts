@@ -20,7 +20,7 @@ test('hides mount paths from users, but not from administrators', () => {
     reason: 'volume-in-use',
     message: "volume 'silver/photos' cannot be deleted: it is used by container web on one, 2 mounts on one",
     action:
-      'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts',
+      'Remove the containers that use it, including stopped ones. Ask the administrator to unmount it at other paths, which this lists: stowage mounts',
   });
   expect(told(volumeInUse(volume, 'deleted', [path('/mnt/x')])).message).toMatch(/: it is used by a mount on one$/);
 });
@@ -74,7 +74,7 @@ test('names an engine that does not answer, with an action, and hides its socket
   const why = 'container engine podman does not answer (connect ECONNREFUSED /run/podman/podman.sock)';
   const error = engineNotAnswering(volume, 'renamed', [{ kind: 'podman', why }]);
   expect(error.message).toBe(
-    `volume 'silver/photos' cannot be renamed: whether containers of podman use it is not known: ${why}`,
+    `volume 'silver/photos' cannot be renamed: unknown whether containers of podman use it: ${why}`,
   );
   expect(error.action).toMatch(/podman\.socket.*--podman-socket none/);
   expect(told(error)).toMatchObject({

@@ -56,7 +56,7 @@ export function unmountUnfinished(target: string): StowageError {
   return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
     code: 'conflict',
     reason: 'mount-unfinished',
-    action: `Repeat it, which says who still uses the volume: stowage unmount ${target}`,
+    action: `Repeat the unmount, which reports who still uses the volume: stowage unmount ${target}`,
   });
 }
 
@@ -65,7 +65,8 @@ export function heldByContainers(target: string): StowageError {
   return new StowageError(`containers use the mount at ${quoted(target)}`, {
     code: 'in-use',
     reason: 'mount-held',
-    action: 'Stop the containers that use it; it is unmounted with the last one. With --force they get errors.',
+    action:
+      'Stop the containers that use it: Stowage unmounts it when the last one stops. With --force, the containers get errors.',
   });
 }
 
@@ -79,7 +80,7 @@ export function volumeInUse(volume: Volume, verb: string, users: readonly User[]
     action: users.some(isPath)
       ? 'Unmount it there first: stowage unmount PATH'
       : users.some(isEngine)
-        ? 'Try again in a moment: what is being made is listed then. Who it is for: docker ps -a --filter volume=NAME. What an engine forgot in a crash is dropped by itself after ten minutes.'
+        ? 'Try again in a moment: the engine then lists the container that it is creating. To find the container: docker ps -a --filter volume=NAME. If the engine forgot the mount in a crash, Stowage drops the mount after ten minutes.'
         : 'Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME',
     toUsers: {
       message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${shownToUsers}`,
@@ -89,7 +90,7 @@ export function volumeInUse(volume: Volume, verb: string, users: readonly User[]
 }
 
 const askForUnmount =
-  'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts';
+  'Remove the containers that use it, including stopped ones. Ask the administrator to unmount it at other paths, which this lists: stowage mounts';
 
 /** Stopped containers have nothing mounted, so only their engine knows about them. */
 export function engineNotAnswering(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
@@ -100,13 +101,14 @@ export function engineNotAnswering(volume: Volume, verb: string, silent: readonl
   // Podman's containers run without a daemon, so its API socket is a separate unit.
   const units = silent.map(({ kind }) => (kind === 'podman' ? 'podman.socket' : kind)).join(' ');
   const flags = silent.map(({ kind }) => `--${kind}-socket none`).join(' ');
-  return new StowageError(`${what}: whether containers of ${kinds} use it is not known: ${why}`, {
+  return new StowageError(`${what}: unknown whether containers of ${kinds} use it: ${why}`, {
     code: 'unavailable',
     reason: 'volume-use-unknown',
-    action: `Start it: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
+    action: `Start it: systemctl start ${units}. If it runs, and the container of Stowage mounts its socket but not the folder of the socket, restart the container of Stowage. If the engine was removed, or its containers shall not use volumes, configure that: ${flags}, or engines: in stowage.yaml.`,
     toUsers: {
       message: `${what}: ${kinds} does not answer, and containers there may use it`,
-      action: 'Try again when it does. If it is not to be there any more, ask the administrator.',
+      action:
+        'Try again when it answers. If the engine was removed, ask the administrator to change the configuration of Stowage.',
     },
   });
 }
@@ -114,7 +116,7 @@ export function engineNotAnswering(volume: Volume, verb: string, silent: readonl
 /** For a volume that an unknown process still uses in another mount namespace. */
 export function stillServed({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
-    `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,
+    `volume '${store}/${name}' cannot be ${verb}: it is not mounted on this host any more, but a process still uses an old mount of it, such as a container of an engine that Stowage does not follow, or a container that mounts the host's folders with all mounts in them (-v /:/rootfs)`,
     {
       code: 'in-use',
       reason: 'volume-served-on',

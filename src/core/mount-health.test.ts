@@ -60,7 +60,7 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
     clock,
     mounts: {
       list: async () => mounts,
-      of: async (id: VolumeId) => mounts.filter(({ volumeId }) => volumeId === id),
+      ofVolume: async (id: VolumeId) => mounts.filter(({ volumeId }) => volumeId === id),
       isDead: async (id: VolumeId) => {
         asked.push(id);
         if (mute.has(id)) throw new Error('the keeper does not answer');

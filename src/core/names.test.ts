@@ -92,7 +92,7 @@ describe('an invalid name', () => {
     ['a\n', "'a\\u{a}' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
     // A Cyrillic look-alike.
     ['dаta', "'d\\u{430}ta' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
-    ['a'.repeat(129), `'${'a'.repeat(61)}...' cannot be a volume name: it has 129 characters, 128 is the most`],
+    ['a'.repeat(129), `'${'a'.repeat(61)}...' cannot be a volume name: it has 129 characters, the maximum is 128`],
   ])('%j', (name, message) => {
     expect(refused(name)).toMatchObject({ message, code: 'invalid', reason: 'name-invalid' });
     expect(refused(name).action).toBe(

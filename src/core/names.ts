@@ -10,7 +10,7 @@ const nameGrammar = new RegExp(namePattern);
 
 function nameProblem(name: string): string | undefined {
   if (name === '') return 'it is empty';
-  if (name.length > 128) return `it has ${name.length} characters, 128 is the most`;
+  if (name.length > 128) return `it has ${name.length} characters, the maximum is 128`;
   if (name.includes('..')) return "it contains '..'";
   if (name.endsWith('.meta')) return "names that end in '.meta' are reserved for Stowage's own records";
   if (idGrammar.test(name)) return 'it has the form of a volume id';

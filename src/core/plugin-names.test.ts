@@ -157,7 +157,7 @@ describe('the store for a new volume', () => {
         code: 'not-found',
         reason: 'store-unknown',
         message: "there is no store 'bronze'",
-        action: "Name one of those of this driver: 'local', 'silver', 'gold'",
+        action: "Use a store of this driver: 'local', 'silver', 'gold'",
       }),
     );
   });

@@ -95,7 +95,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
     const resolved = known ?? (await catalogue.resolve(name, scope));
     if (resolved.id !== found.id && isStoreOf(other)(resolved.store))
       throw otherScope(
-        `by ${quoted(name)} volume '${resolved.store}/${resolved.name}' is meant, which`,
+        `${quoted(name)} refers to volume '${resolved.store}/${resolved.name}', which`,
         resolved.store,
         plugin,
       );
@@ -190,10 +190,10 @@ function chooseStore(plugin: PluginName, all: readonly StoreName[], preferred: S
       reason: 'plugin-without-store',
       action: `Ask the administrator for such a store (stowage store add), or use the driver ${otherPlugin(plugin)}.`,
     });
-  throw new StowageError(`no store was named, and none of those of plugin ${plugin} is the default`, {
+  throw new StowageError(`no store was named, and none of the stores of plugin ${plugin} is the default`, {
     code: 'invalid',
     reason: 'plugin-store-unnamed',
-    action: `Say which one: -o store=NAME, with one of ${all.map(quoted).join(', ')}`,
+    action: `Specify one: -o store=NAME, with one of ${all.map(quoted).join(', ')}`,
   });
 }
 
@@ -223,7 +223,7 @@ function noStore(name: string, others: readonly StoreName[]): StowageError {
   return relayed(message, {
     code,
     reason,
-    action: others.length === 0 ? action : `Name one of those of this driver: ${these}`,
+    action: others.length === 0 ? action : `Use a store of this driver: ${these}`,
   });
 }
 

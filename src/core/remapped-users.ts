@@ -47,7 +47,7 @@ export function createRemappedUsers(parts: {
       const remaps = await engine.remapsUsers({ log, signal: limit.signal });
       answers.set(engine, { remaps, until: clock.elapsed() + answerLifetimeMs });
     } catch (thrown) {
-      log.info('a container engine did not say whether it remaps users', { why: stowageError(thrown).message });
+      log.info('a container engine did not answer whether it remaps users', { why: stowageError(thrown).message });
       // Keep the last answer, and let a later call retry soon.
       answers.set(engine, { remaps: answers.get(engine)?.remaps, until: clock.elapsed() + retryDelayMs });
     }

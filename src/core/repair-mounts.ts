@@ -103,7 +103,7 @@ export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStag
     // Includes volumes that this pass does not reach, or that an earlier pass is still working on.
     const unrepaired = new Set([...all.keys(), ...needRepair]);
     await pass([...unrepaired], scope, async (id, itemScope) => {
-      let failure = 'whether a mount is served is not known';
+      let failure = 'cannot tell whether a mount is served';
       try {
         // Check each volume separately, so that a problem with one does not affect the others.
         if (!needRepair.has(id) && (await staging.findDead(all.get(id) ?? [], itemScope)).length === 0)

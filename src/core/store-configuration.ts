@@ -108,8 +108,12 @@ export function createStoreConfiguration(
     } catch (thrown) {
       const { message } = stowageError(thrown);
       const what = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
-      entry.pending = { config: next, why: `${what}, which waits: ${message}` };
-      if (before === undefined) log.warn('store stays as it is for now', { store: entry.config.name, why: message });
+      entry.pending = { config: next, why: `${what}; the change is pending: ${message}` };
+      if (before === undefined)
+        log.warn('a changed configuration of the store cannot be applied yet', {
+          store: entry.config.name,
+          why: message,
+        });
       return undefined;
     }
   }

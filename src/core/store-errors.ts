@@ -9,7 +9,7 @@ export function unknownStore(name: string): StowageError {
   return new StowageError(`there is no store ${quoted(name)}`, {
     code: 'not-found',
     reason: 'store-unknown',
-    action: 'See which there are: stowage store list. The administrator adds one with: stowage store add NAME URI',
+    action: 'List the stores: stowage store list. The administrator adds one with: stowage store add NAME URI',
   });
 }
 
@@ -84,7 +84,7 @@ export function notAnswering(name: string, refusal: StowageError | undefined): S
   return new StowageError(`the server of store '${name}' does not answer`, {
     code: 'unavailable',
     reason: 'store-not-answering',
-    action: `It is used again as soon as it answers. What holds it up: stowage store check ${name}`,
+    action: `Stowage uses it again as soon as it answers. To find the cause: stowage store check ${name}`,
   });
 }
 
@@ -122,7 +122,8 @@ export function noAnswerStep(seconds: number): { step: string; ok: false; detail
     step: 'answer',
     ok: false,
     detail: `no answer within ${seconds} s`,
-    action: 'Look for a disk or server that does not answer (dmesg | tail); what waits for it goes on when it is back.',
+    action:
+      'Look for a disk or server that does not answer (dmesg | tail); operations that wait for it continue when it is back.',
   };
 }
 
@@ -149,7 +150,7 @@ export function storeBeingAdded(name: string): StowageError {
   return new StowageError(`a store '${name}' is being added already, with another URI`, {
     code: 'busy',
     reason: 'store-being-added',
-    action: 'Wait until that has ended, well or not, and try again; or choose another name.',
+    action: 'Wait until that request has ended and try again, or choose another name.',
   });
 }
 
@@ -166,7 +167,7 @@ export function notRemovable(config: StoreConfig): StowageError {
     reason: 'store-from-file',
     action: inFile
       ? 'Remove it there and reload: kill -HUP the server.'
-      : 'Start without --nfs, if that brought it; otherwise name stores in stowage.yaml: it then goes away.',
+      : 'If --nfs added it, start without --nfs. Otherwise define stores in stowage.yaml: then there is no built-in store.',
   });
 }
 
@@ -191,7 +192,7 @@ export function storeUnavailable({ name }: StoreConfig, problem: StowageError | 
 }
 
 export function storeRemoved(name: string): StowageError {
-  return new StowageError(`store '${name}' was removed before this was done`, {
+  return new StowageError(`store '${name}' was removed before the operation finished`, {
     code: 'canceled',
     reason: 'store-removed',
     action: `Add the store again and repeat the request; 'stowage store adopt ${name}' finds its volumes.`,

@@ -156,7 +156,7 @@ describe('a store with the required members only', () => {
     await expect(server.core.volumes.usage(made.id, aCall())).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'usage-unsupported',
-      message: "store 'plain' does not know how much its volumes hold",
+      message: "store 'plain' cannot tell how much data its volumes hold",
     });
     const log = collectingLog();
     const counting = createUsageCounter({ volumes: server.core.volumes, clock: systemClock(), log });
@@ -223,7 +223,7 @@ describe('a store with the required members only', () => {
     await expect(server.core.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'uses-unsupported',
-      message: "store 'plain' has no records of who uses its volumes: no other host can",
+      message: "store 'plain' keeps no use records, since no other host can use its volumes",
     });
   });
 });
@@ -261,7 +261,7 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
     const { store } = view();
     await configure(`?onDelete=${onDelete}`);
     await server.reload();
-    const why = `its options changed, which waits: ${unsupported.message}`;
+    const why = `its options changed; the change is pending: ${unsupported.message}`;
     expect(view()).toMatchObject({ config: { policy: { onDelete: 'delete' } }, problem: undefined, pending: why });
     await server.core.stores.retry(aCall());
     expect(view().pending).toBe(why);

@@ -24,16 +24,16 @@ const errorByFacet = {
       action: 'Create a volume with the other name and copy the data into it.',
     }),
   usage: (store: StoreName) =>
-    new StowageError(`store '${store}' does not know how much its volumes hold`, {
+    new StowageError(`store '${store}' cannot tell how much data its volumes hold`, {
       code: 'unsupported',
       reason: 'usage-unsupported',
       action: 'Mount the volume and look there, for example with: df',
     }),
   uses: (store: StoreName) =>
-    new StowageError(`store '${store}' has no records of who uses its volumes: no other host can`, {
+    new StowageError(`store '${store}' keeps no use records, since no other host can use its volumes`, {
       code: 'unsupported',
       reason: 'uses-unsupported',
-      action: 'See where this host has mounted it, and unmount it there: stowage mounts',
+      action: 'Unmount it where this host has mounted it. To list the mounts: stowage mounts',
     }),
 };
 

@@ -57,7 +57,7 @@ export function createStoreLimits(records: Records): StoreLimits {
       const wanted = formatSize(more);
       throw limitExceeded(
         config.name,
-        `has no room for ${wanted}: of ${formatSize(maxBytes)} in all, ${room} are left`,
+        `has no room for ${wanted}: ${room} of ${formatSize(maxBytes)} are left`,
         'store-bytes-limit',
       );
     }

@@ -235,7 +235,7 @@ test('removing a store cancels its interrupted operations', async () => {
     await server.core.stores.remove('keep', aCall());
     expect(server.core.operations.get(intent)?.operation).toMatchObject({
       state: 'canceled',
-      error: { reason: 'store-removed', message: "store 'keep' was removed before this was done" },
+      error: { reason: 'store-removed', message: "store 'keep' was removed before the operation finished" },
     });
   });
 });

@@ -18,7 +18,7 @@ describe('the URI of a store', () => {
   test.each(['nfs://me:secret@server/export', 'nfs://me@server/export', 'nfs://server,x@other/export'])(
     '%s carries a user or password, and is refused',
     (uri) => {
-      expect(() => parsed(uri)).toThrow('must not carry a user or password');
+      expect(() => parsed(uri)).toThrow('must not contain a user or password');
     },
   );
 

@@ -10,11 +10,11 @@ export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
   onDelete: 'delete (default), retain (leave the data in place) or archive (a trash)',
   retention: 'how long archive keeps a deleted volume, e.g. 12h, 7d (default)',
   readOnly: 'true: existing directories appear as volumes, nothing can be changed',
-  maxVolumes: 'the most volumes this store may hold',
-  maxBytes: 'the most bytes its volumes may ask for in all, e.g. 500G',
+  maxVolumes: 'the maximum number of volumes',
+  maxBytes: 'the maximum total size of the volumes, e.g. 500G',
   defaultSize: 'the size of a volume created without one',
   inline:
-    'whether pods may bring volumes of their own, made and destroyed with them: true or false; default: on stores of a machine only',
+    'whether pods may have inline volumes, created and deleted with the pod: true or false; default: only on stores of a single machine',
 };
 
 const defaultRetentionMs = 7 * 86_400_000;
@@ -47,7 +47,7 @@ export function parseStoreConfig(
   const url = new URL(parsableUri);
   if (authority.includes('@')) {
     throw uriError(
-      'a store URI must not carry a user or password',
+      'a store URI must not contain a user or password',
       'Remove the part before the @.',
       'store-uri-secret',
     );

@@ -113,14 +113,14 @@ describe('add and remove', () => {
     await expect(server.core.stores.remove('nope', aCall())).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no store 'nope'",
-      action: 'See which there are: stowage store list. The administrator adds one with: stowage store add NAME URI',
+      action: 'List the stores: stowage store list. The administrator adds one with: stowage store add NAME URI',
     });
   });
 
   test.each([
     ['nfs://x/y', 'no store is known for nfs://'],
     ['local', "'local' is not a store URI"],
-    ['local://u:p@host/x', 'a store URI must not carry a user or password'],
+    ['local://u:p@host/x', 'a store URI must not contain a user or password'],
     ['local:///x?constructor=1', "store 'x' has the unknown option 'constructor'"],
     ['local:///x?__proto__=1', "store 'x' has the unknown option '__proto__'"],
     ['local:///x?maxVolumes=-1', "store 'x': '-1' is not a value for maxVolumes"],
@@ -247,7 +247,8 @@ describe('finding volumes', () => {
       code: 'conflict',
       reason: 'volume-ambiguous',
       message: "'x' is in several stores: one/x, two/x",
-      action: 'Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.',
+      action:
+        'Specify one as store/name. For Docker and Podman, write store..name, also to create another volume of that name.',
     });
     expect(await server.core.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
     const preferred = await create('local', 'x');
@@ -259,7 +260,7 @@ describe('finding volumes', () => {
     await add('one');
     await add('two');
     const { id } = await create('two', 'x');
-    const outside = { code: 'not-found', reason: 'volume-unknown', action: 'See what there is: stowage volume list' };
+    const outside = { code: 'not-found', reason: 'volume-unknown', action: 'List the volumes: stowage volume list' };
     for (const ref of [id, newVolumeId(), 'two..x', 'two..nobody', 'nope..x', 'x']) {
       const found = server.core.catalogue.resolve(ref, aCall(), (store) => store === 'one');
       await expect(found, ref).rejects.toMatchObject(outside);

@@ -31,7 +31,7 @@ export function createTargetBinding(
     if (ours && options?.force === true) await mounter.detach(mount.target, scope);
     else if (ours) await mounter.unmount(mount.target, scope);
     else if (table.some((point) => point.at === mount.target))
-      scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
+      scope.log.warn('not unmounting: something else is mounted there now', { target: mount.target });
   }
 
   /** With force, a device that is still in use stays attached. The next start, or deleting the volume, detaches it. */

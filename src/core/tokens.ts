@@ -90,7 +90,7 @@ function requireSameRequest(present: Token | undefined, newToken: Token): void {
     expiresAt === undefined ? undefined : expiresAt - createdAt,
   ];
   if (present === undefined || isDeepStrictEqual(requestedFields(present), requestedFields(newToken))) return;
-  throw new StowageError(`token ${quoted(present.id)} was made by the same request with other parameters`, {
+  throw new StowageError(`token ${quoted(present.id)} was created by the same request with other parameters`, {
     code: 'exists',
     reason: 'request-differs',
     action: 'Use a new request id (Idempotency-Key) for a different request.',

@@ -241,7 +241,7 @@ function notInTrash(id: string): StowageError {
   return new StowageError(`there is no volume ${quoted(id)} in the trash`, {
     code: 'not-found',
     reason: 'trash-unknown',
-    action: 'See what is there: stowage volume trash list',
+    action: 'List the trash: stowage volume trash list',
   });
 }
 

@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       await expect(mount(server, other)).rejects.toMatchObject({
         reason: 'mount-unfinished',
-        action: `Repeat it, which says who still uses the volume: stowage unmount ${at('m')}`,
+        action: `Repeat the unmount, which reports who still uses the volume: stowage unmount ${at('m')}`,
       });
       expect(await listed(server)).toEqual([[at('m'), false]]);
     }

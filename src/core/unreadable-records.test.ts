@@ -122,7 +122,7 @@ describe.each([
     const incomplete = {
       code: 'unavailable',
       reason: 'volume-lookup-incomplete',
-      action: 'See what is wrong with it, mend that, and try again: stowage store orphans store',
+      action: 'Repair the record and try again. To see what is wrong with it: stowage store orphans store',
     };
     for (const ref of [id, newVolumeId()])
       await expect(resolve(ref)).rejects.toMatchObject({

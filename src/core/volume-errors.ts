@@ -9,7 +9,7 @@ export function unknownVolume(ref: string): StowageError {
   return new StowageError(`there is no volume ${quoted(ref)}`, {
     code: 'not-found',
     reason: 'volume-unknown',
-    action: 'See what there is: stowage volume list',
+    action: 'List the volumes: stowage volume list',
   });
 }
 
@@ -70,7 +70,7 @@ export function enforcedWithoutSize(what: string): StowageError {
     code: 'invalid',
     reason: 'enforcement-without-size',
     action:
-      'Give it a size: --size 1G (to Docker: -o size=1G) for a new one, stowage volume expand NAME 1G for one that is there.',
+      'Give a new volume a size with --size 1G (to Docker: -o size=1G), an existing one with: stowage volume expand NAME 1G',
   });
 }
 
@@ -84,7 +84,7 @@ export function volumeExists(volume: Volume): StowageError {
 
 export function requestDiffers(present: Volume): StowageError {
   return new StowageError(
-    `volume '${present.store}/${present.name}' was made by the same request with other parameters`,
+    `volume '${present.store}/${present.name}' was created by the same request with other parameters`,
     {
       code: 'exists',
       reason: 'request-differs',

@@ -83,7 +83,7 @@ describe('create', () => {
     await expect(server.core.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
       code: 'exists',
       reason: 'request-differs',
-      message: "volume 'local/a' was made by the same request with other parameters",
+      message: "volume 'local/a' was created by the same request with other parameters",
     });
   });
 
@@ -300,7 +300,7 @@ describe('limits of a store', () => {
     await gate.reached;
     expect(await failure(server.core.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
       code: 'exhausted',
-      message: "store 'limited' has no room for 70B: of 100B in all, 10B are left",
+      message: "store 'limited' has no room for 70B: 10B of 100B are left",
     });
     gate.open();
     expect(await first).toMatchObject({ bytes: 80n });

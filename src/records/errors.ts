@@ -58,7 +58,7 @@ export function stateError(cause: unknown, database: string): unknown {
       return new StowageError(`the disk that holds the state folder ${folder} is full`, {
         code: 'exhausted',
         reason: 'state-full',
-        action: `Free some space (df -h ${folder}) and repeat the request; nothing was half done.`,
+        action: `Free some space (df -h ${folder}) and repeat the request; no part of it was done.`,
         cause,
       });
     case 'corrupt':
@@ -81,7 +81,7 @@ export function corruptError(database: string, cause: unknown): StowageError {
     reason: 'state-corrupt',
     action:
       `Restore it from a backup, or move it aside and start again: volumes are recorded on the stores themselves and ` +
-      `come back with 'stowage store adopt'; stores and tokens made through the API must be made again.`,
+      `come back with 'stowage store adopt'; recreate the stores and tokens that were created through the API.`,
     cause,
   });
 }

@@ -224,7 +224,7 @@ describe('volumes', () => {
     records.volumes.put(volume(1, { labels: labels(33) }));
     expect(found({ labels: labels(32) })).toEqual(['sv1-1']);
     expect(() => found({ labels: labels(33) })).toThrow(
-      expect.objectContaining({ message: 'volumes cannot be looked for by 33 labels at once', code: 'out-of-range' }),
+      expect.objectContaining({ message: 'volumes cannot be filtered by 33 labels at once', code: 'out-of-range' }),
     );
   });
 

@@ -160,12 +160,12 @@ function checkLimit(limit: VolumeQuery['limit']): void {
   throw new StowageError(`a page cannot hold ${limit} volumes`, {
     code: 'out-of-range',
     reason: 'page-limit',
-    action: `Ask for 1 to ${maxPageSize} at a time, and go on after the last one.`,
+    action: `Ask for 1 to ${maxPageSize} at a time, and continue after the last one.`,
   });
 }
 
 function tooManyLabels(count: number): StowageError {
-  return new StowageError(`volumes cannot be looked for by ${count} labels at once`, {
+  return new StowageError(`volumes cannot be filtered by ${count} labels at once`, {
     code: 'out-of-range',
     reason: 'label-filters',
     action: `Give at most ${maxLabelFilters} labels.`,

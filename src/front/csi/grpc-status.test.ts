@@ -9,12 +9,12 @@ test('a message that everybody may see is complete', () => {
   const error = new StowageError("there is no volume 'x'.", {
     code: 'not-found',
     reason: 'volume-unknown',
-    action: 'See what there is: stowage volume list',
+    action: 'List the volumes: stowage volume list',
   });
   const log = collectingLog();
   expect(statusReporter(log)(error, call)).toEqual({
     code: 5,
-    message: "there is no volume 'x'. See what there is: stowage volume list",
+    message: "there is no volume 'x'. List the volumes: stowage volume list",
   });
   expect(log.lines).toHaveLength(1);
 });

@@ -22,7 +22,7 @@ describe('a name that several stores have', () => {
     await it.make('silver', 'a');
     await it.make('gold', 'a');
     const why =
-      "'a' is in several stores: gold/a, silver/a. Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.";
+      "'a' is in several stores: gold/a, silver/a. Specify one as store/name. For Docker and Podman, write store..name, also to create another volume of that name.";
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
       Volume: { Name: 'a', Status: { health: why } },
     });

@@ -68,7 +68,7 @@ describe('a plugin', () => {
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toEqual({
       status: 404,
-      Err: "there is no volume 'a'. See what there is: stowage volume list",
+      Err: "there is no volume 'a'. List the volumes: stowage volume list",
     });
     // A new volume with the same name is another volume.
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);

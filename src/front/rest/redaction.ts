@@ -80,7 +80,7 @@ export const redactedAdoption = (principal: Principal, { adopted, skipped }: Ado
   adopted,
   skipped: isAdministrator(principal)
     ? skipped
-    : skipped.map(({ name }) => ({ name, reason: 'it cannot be adopted as it is, or is a volume already' })),
+    : skipped.map(({ name }) => ({ name, reason: 'it cannot be adopted as it is, or is already a volume' })),
 });
 
 /** The result of an operation, which another caller may have started. */
