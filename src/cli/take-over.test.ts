@@ -61,7 +61,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
           finish: async ({ claim, to }, identity) => {
             identities.push(identity);
             done.push(`finish ${claim}`);
-            return claim === 'shop/kept' ? `it stays Retain: kubectl patch pv ${to}` : '';
+            return claim === 'shop/kept' ? `its reclaim policy stays Retain: kubectl patch pv ${to}` : '';
           },
           [Symbol.dispose]: () => void done.push('over'),
         };
@@ -127,9 +127,9 @@ test('takes over only the named claims', async () => {
 });
 
 test('an unbound candidate is reported only if it is named', async () => {
-  const all = [candidate('gone', 'unclaimed', 'no claim has it')];
+  const all = [candidate('gone', 'unclaimed', 'no claim is bound to it')];
   const named = await takeOver(all, 'silver', 'shop/gone');
-  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim has it\n' });
+  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim is bound to it\n' });
   expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
 });
 
@@ -147,7 +147,11 @@ test('--dry-run adopts and takes over nothing', async () => {
 });
 
 test('--undo and --finish act on claims that were taken over', async () => {
-  const all = [candidate('a', 'ready'), candidate('b', 'begun', 'stopped half-way'), candidate('c', 'taken-over')];
+  const all = [
+    candidate('a', 'ready'),
+    candidate('b', 'begun', 'the take-over was interrupted'),
+    candidate('c', 'taken-over'),
+  ];
   const undone = await takeOver(all, 'silver', '--all', '--undo');
   expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
   expect(undone).toMatchObject({ status: 0, stdout: expect.stringContaining('gave back shop/c: it has pvc-c again') });
@@ -157,7 +161,7 @@ test('--undo and --finish act on claims that were taken over', async () => {
   expect(finished.status).toBe(1);
   expect(JSON.parse(finished.stdout)).toEqual([
     { claim: 'shop/c', done: true, detail: 'it has pvc-c-stowage, directory dir-c' },
-    { claim: 'shop/b', done: false, detail: 'stopped half-way' },
+    { claim: 'shop/b', done: false, detail: 'the take-over was interrupted' },
   ]);
   expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
 });
@@ -169,7 +173,7 @@ test('prints what the user should know about a finished claim', async () => {
   expect(stdout.split('\n').sort()).toEqual([
     '',
     'finished shop/c: it has pvc-c-stowage, directory dir-c',
-    'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; it stays Retain: kubectl patch pv pvc-kept-stowage',
+    'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; its reclaim policy stays Retain: kubectl patch pv pvc-kept-stowage',
   ]);
 });
 

@@ -41,10 +41,10 @@ export const notPossible = (message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
 const repeat = 'Repeat the command; repeating is safe.';
 const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
-  `What it was is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
+  `Its content is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
 
 /** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
-const mayBeMade = (error: KubeError): boolean =>
+const mayBeCreatedLater = (error: KubeError): boolean =>
   isTransient(error) ||
   error.reason === 'Conflict' ||
   (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.serverMessage));
@@ -60,7 +60,7 @@ export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined
 
 /**
  * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
- * for a claim of that name, so that it is also used if somebody else is faster to create the claim, such as the StatefulSet controller.
+ * for a claim of that name, so it is also used if another client, such as the StatefulSet controller, is faster to create the claim.
  */
 export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMoveParts) {
   const claimFor = ({ spec: { claimRef } }: PersistentVolume): Promise<PersistentVolumeClaim | undefined> => {
@@ -68,7 +68,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
     return unlessMissing(client.get(claims, { namespace, name }, signal));
   };
 
-  /** Patches only the version that was read: if somebody else has changed the volume, the new state must be checked first. */
+  /** Patches only the version that was read: if another client has changed the volume, the new state must be checked first. */
   function patchVolume(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
     const { name = '', uid = '', resourceVersion = '' } = volume.metadata;
     const body = { metadata: { uid, resourceVersion, annotations }, spec };
@@ -125,7 +125,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
       async () => {
         const there = await claimFor(from);
         if (there?.metadata.uid !== uid) return true;
-        // Only the version that was checked and recorded.
+        // Delete only the version that was checked and recorded.
         if (there.metadata.deletionTimestamp === undefined)
           await unlessMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
         return false;
@@ -133,8 +133,9 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
       async (why) => {
         if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
         const users = await usersOf(client, claim, signal);
-        const reason = users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not let it go yet';
-        return notPossible(`the claim is being deleted, and is still there: ${reason}`, repeat);
+        const reason =
+          users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not removed its finalizers yet';
+        return notPossible(`the claim is being deleted, but still exists: ${reason}`, repeat);
       },
     );
   }
@@ -146,7 +147,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
   ): Promise<void> {
     let why = '';
     const gone = async (): Promise<StowageError> =>
-      notPossible(`the claim is gone, and could not be made again yet: ${why}`, kept(memory));
+      notPossible(`the claim is gone, and could not be recreated yet: ${why}`, kept(memory));
     await poll(async () => {
       try {
         await client.create(claims, { ...claim, spec: { ...claim.spec, volumeName } }, signal);
@@ -155,7 +156,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
         if (reasonOf(thrown) === 'AlreadyExists') return true;
         if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
         why = thrown.serverMessage || thrown.message;
-        if (!mayBeMade(thrown)) throw await gone();
+        if (!mayBeCreatedLater(thrown)) throw await gone();
         return false;
       }
     }, gone);
@@ -168,14 +169,14 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
         const { spec, status } = (await claimFor(to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
           throw notPossible(
-            `somebody created the claim again, and it has another volume, ${spec.volumeName}`,
-            'Delete that claim if nothing of it is needed, and repeat the command.',
+            `another client recreated the claim, and it has another volume, ${spec.volumeName}`,
+            'If that claim is not needed, delete it and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;
       },
       async (why) =>
         notPossible(
-          `the claim waits for its volume ${name}${why === '' ? '' : `: ${why}`}`,
+          `the claim is not bound to its volume ${name}${why === '' ? '' : `: ${why}`}`,
           `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
         ),
     );
@@ -194,7 +195,10 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
     if (claim?.spec.volumeName === after) return await awaitBound(to);
     const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
     if (known === undefined)
-      throw notPossible('it is not known what the claim was', 'Write it again, with its name and class.');
+      throw notPossible(
+        'there is no record of the deleted claim',
+        'Create the claim yourself, with its name and class.',
+      );
     const waiting = await reserve(to, known);
     const remembers = memory.metadata.name === after ? waiting : memory;
     if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, memory: remembers });

@@ -15,8 +15,8 @@ export interface FinishParts extends Pick<ClaimMove, 'retainData' | 'patchVolume
 }
 
 const staysRetained = (name: string): string =>
-  `it stays Retain, for it is not known that its data would have been destroyed with the claim. ` +
-  `If they may be: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
+  `its reclaim policy stays Retain, since the previous provisioner may have kept the data of a deleted claim. ` +
+  `If Stowage may delete them: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
 export function createFinish({ client, signal, retainData, patchVolume }: FinishParts) {
   const getByName = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>

@@ -38,13 +38,13 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
       throw new StowageError(`there is no store '${store}' in the cluster`, {
         code: 'not-found',
         reason: 'store-unknown',
-        action: 'See which there are with: kubectl get stores',
+        action: 'List the stores: kubectl get stores',
       });
     const at = exportOf(object.spec.uri);
     // With a pathTemplate, the volume named after the directory can be in another directory.
     if (at !== undefined && deed === 'take' && optionOf(object, 'pathTemplate') !== undefined)
       throw new StowageError(
-        `'${store}' has the option pathTemplate: its volumes lie elsewhere than under their names`,
+        `store '${store}' has the option pathTemplate, so its directories do not have the names of its volumes`,
         {
           code: 'unsupported',
           reason: 'take-over-not-possible',
@@ -52,10 +52,10 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
         },
       );
     if (at !== undefined) return at;
-    throw new StowageError(`'${store}' is not on a file server`, {
+    throw new StowageError(`store '${store}' is not on an NFS server`, {
       code: 'unsupported',
       reason: 'take-over-not-possible',
-      action: 'Name a Store whose uri begins with nfs://, for the export that the volumes lie on.',
+      action: 'Name a Store whose uri begins with nfs://, for the export that contains the volumes.',
     });
   }
 
@@ -66,14 +66,17 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
   }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
-      throw notPossible(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
+      throw notPossible(`the PersistentVolume ${from} is gone`, 'List the candidates again: kubectl stowage take-over');
     if (before.metadata.deletionTimestamp !== undefined)
       throw notPossible(
         `the PersistentVolume ${from} is being deleted`,
-        'Finish it: kubectl stowage take-over --finish',
+        'Finish the take-over: kubectl stowage take-over --finish',
       );
     if (after !== undefined && after.metadata.annotations?.[takenFrom] !== from)
-      throw notPossible(`the PersistentVolume ${to} is another's, or was finished`, '');
+      throw notPossible(
+        `the PersistentVolume ${to} does not belong to this take-over, or the take-over is finished`,
+        '',
+      );
     return [before, after];
   }
 
@@ -86,14 +89,17 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
   ): Promise<PersistentVolume> {
     if (id === '')
       throw notPossible(
-        'its directory is no volume of the store',
+        'the store has no volume for its directory',
         `See why: kubectl stowage store adopt ${store} --dry-run`,
       );
     const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
     if (claim === undefined || !isThere)
-      throw notPossible('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
+      throw notPossible(
+        'the claim is gone, or has another volume',
+        'List the candidates again: kubectl stowage take-over',
+      );
     const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
-    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} has that directory already`, '');
+    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} already uses that directory`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
     const kept = await retainData(before);
     const after = replacementVolume({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
@@ -128,7 +134,7 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
     await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
   }
 
-  /** Converts errors of Kubernetes for people. */
+  /** Converts errors of Kubernetes to errors that say what the user can do. */
   async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
@@ -137,7 +143,7 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
     }
   }
 
-  /** Retries from the current state if somebody else changed an object at the same time. */
+  /** Retries from the current state if another client changed an object at the same time. */
   async function retryConflicts<T>(work: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++)
       try {
@@ -167,7 +173,7 @@ function refusedBy(error: KubeError): StowageError {
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')
-    return notPossible('somebody changes it again and again', 'Repeat the command; repeating is safe.');
+    return notPossible('other clients keep changing the same objects', 'Repeat the command; repeating is safe.');
   if (status === 401 || status === 403)
     return new StowageError(said || message, {
       code: 'denied',
@@ -175,10 +181,10 @@ function refusedBy(error: KubeError): StowageError {
       action: 'Use a kubeconfig of an administrator of the cluster: --kubeconfig FILE, --context NAME',
       cause: error,
     });
-  return new StowageError(`the API server says: ${said || message}`, {
+  return new StowageError(`the request to the API server failed: ${said || message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'See that this works: kubectl version. Repeat the command then; repeating is safe.',
+    action: 'Check that this works: kubectl version. Then repeat the command; repeating is safe.',
     cause: error,
   });
 }
