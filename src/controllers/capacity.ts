@@ -166,7 +166,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
       if (topologyOf(node) !== topologyOf(before)) addLocalClasses();
     },
   });
-  // Somebody deleted the object, so forget what was written.
+  // Another client deleted the object, so forget what was written.
   cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
   // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);

@@ -30,7 +30,7 @@ export function createDeleting(parts: ControllerParts): Controller {
   /** Undefined if there is nothing to do, or not yet. */
   function fateOf(volume: PersistentVolume): Fate | undefined {
     const { metadata, spec, status } = volume;
-    // Never touch PersistentVolumes that somebody wrote by hand.
+    // Never touch PersistentVolumes that a user wrote by hand.
     const isMade = metadata.annotations?.[provisionedBy] === spec.csi?.driver;
     if (!isMade || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
     const isOver = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protection);
@@ -71,7 +71,7 @@ export function createDeleting(parts: ControllerParts): Controller {
     if (!isHandle(handle)) scope.log.warn('no volume was deleted: the volumeHandle is not one of Stowage', { handle });
   }
 
-  /** Searches by every handle: somebody may have written a second PersistentVolume for another namespace. */
+  /** Searches by every handle: a user may have written a second PersistentVolume for another namespace. */
   function otherPersistentVolumesOf(volume: PersistentVolume): readonly string[] {
     const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
     const byName =
@@ -151,7 +151,7 @@ const stillInUse = (cause: unknown): StowageError =>
     code: 'busy',
     reason: 'volume-still-used',
     action:
-      'Stowage deletes it when no node uses it any more. If a node is gone for good, delete its Node object, or taint it with node.kubernetes.io/out-of-service.',
+      'Stowage deletes it as soon as no node uses it. If a node is gone for good, delete its Node object, or taint it with node.kubernetes.io/out-of-service.',
     cause,
   });
 

@@ -23,7 +23,7 @@ let health: Controller;
 /** What each node's agent says. */
 let troubles: Map<string, object[]>;
 let evicted: string[];
-/** The clock of the controller that evicts. */
+/** The clock of the controller that evicts pods. */
 let now: number;
 let refusal: number | undefined;
 
@@ -70,7 +70,7 @@ const told = async (kind: string): Promise<readonly string[]> =>
     .filter(({ regarding }) => regarding.kind === kind)
     .map(({ regarding, type, reason, note }) => `${regarding.name} ${type} ${reason}: ${note}`);
 
-/** Hours become moments. */
+/** Starts the controllers, with timers that are 500 times faster. */
 function start(): void {
   const { clock } = it.parts;
   const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
@@ -177,7 +177,7 @@ const calledIll = (nodes: string | undefined): void => {
     status,
   });
 };
-/** As the next leader reads them. */
+/** The unhealthy nodes in the annotation, as the next leader reads them. */
 const unhealthyNodes = async (): Promise<string | undefined> =>
   (await it.list(claims))[0]?.metadata.annotations?.[annotation];
 
@@ -190,7 +190,7 @@ test('a claim that an earlier leader marked unhealthy becomes healthy only when 
   expect(await condition()).toMatchObject({ status: 'False' });
   it.api.remove(paths.nodes, 'node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
-  // What is another's stays.
+  // The conditions of other controllers stay.
   expect((await it.list(claims))[0]).toMatchObject({
     metadata: { annotations: { mine: 'x' } },
     status: { conditions: expect.arrayContaining([{ type: 'Resizing', status: 'True' }]) },
@@ -202,7 +202,7 @@ const nodeNames = (count: number): string[] => Array.from({ length: count }, (_,
 
 const podOn = (node: string): string => node.replace('node-', 'on');
 
-/** One pod with the claim on each. */
+/** Creates a pod with the claim on each node. */
 function putNodes(nodes: readonly string[]): void {
   for (const name of nodes) {
     it.api.put(paths.nodes, { metadata: { name } });
@@ -210,7 +210,7 @@ function putNodes(nodes: readonly string[]): void {
   }
 }
 
-/** Another process leads. The agents of these nodes come back to it, and nothing is wrong there any more. */
+/** Another process becomes the leader. The agents of these nodes reconnect to it, and report no problems. */
 async function leadAnew(connected: readonly string[]): Promise<void> {
   await it.stepDown();
   for (const node of agents.nodes()) agents.lose(node);

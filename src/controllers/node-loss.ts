@@ -75,8 +75,9 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   }
 
   /**
-   * Deletes the ephemeral volumes of the node's pods, which nobody else would delete. Returns false if the machine is still alive and uses
-   * one, although Kubernetes says that the node is gone. The state of its pods is unknown, so the volume stays until the machine is silent.
+   * Deletes the ephemeral volumes of the node's pods, which no other process would delete. Returns false if the machine is still alive and
+   * uses one, although Kubernetes says that the node is gone. The state of its pods is unknown, so the volume stays until the machine is
+   * silent.
    */
   async function deleteEphemeralVolumes(
     { name, isOwnUse, isStillLost }: LostNode,

@@ -99,7 +99,7 @@ test('reports about a store are dropped when its Store object moves it, and the 
   await eventually(() => [...(view()?.keys() ?? [])]).toEqual(['others']);
   expect(told).toEqual([undefined]);
   gate.resolve();
-  // It follows a moment later, in which it is asked.
+  // The agent applies the change a moment later, and the controller polls it in between.
   await eventually(asked).toBeGreaterThan(3);
   expect(view()?.get('disks')?.identity).toBe('before');
   // Whether the agent has applied the change need not show in its report, so waiting claims have to retry.
@@ -139,7 +139,7 @@ test('a poll without a change causes no notification', async () => {
 });
 
 test.each<[string, () => readonly object[]]>([
-  ['stores that nobody has declared', () => Array.from({ length: 900 }, (_, at) => listed(`made-up-${at}`))],
+  ['stores without a Store object', () => Array.from({ length: 900 }, (_, at) => listed(`made-up-${at}`))],
   ['one store many times', () => Array.from({ length: 900 }, () => listed('disks'))],
 ])('an agent that lists %s costs no calls and no memory', async (_, others) => {
   aStore('disks');

@@ -18,7 +18,7 @@ const it = controllerFixture();
 const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
 const start = (): NodeVolumes => it.start((parts) => createNodeVolumes({ ...parts, clock: later() }));
 
-/** As it is made for a claim of that name. */
+/** Creates a volume as for a claim of that name. */
 async function madeOn(node: AgentNode, name: string, more: object = {}): Promise<Volume> {
   const ownLabels = {
     'stowage.dev/claim-uid': `uid-of-${name}`,
@@ -32,7 +32,7 @@ async function madeOn(node: AgentNode, name: string, more: object = {}): Promise
 
 const namesOn = async (node: AgentNode): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 
-/** What is left when the node was looked through. */
+/** The volumes that are left after the search of the node. */
 async function looked(node: AgentNode): Promise<readonly string[]> {
   const finder = start();
   await eventually(() => finder.counts().again).toBeGreaterThan(0);
@@ -62,7 +62,7 @@ test('orphans on different nodes get Events of their own', async () => {
     writeFileSync(join(node.server.folder, 'disks', `of-${name}`, 'file'), '');
   }
   start();
-  // What is related to something else is a matter of its own: neither keeps the other from being told.
+  // Events with different `related` objects do not replace each other.
   const told = async () => (await it.list(events)).map(({ related, note }) => `${related?.name}: ${note}`).toSorted();
   await eventually(told).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
 });
@@ -97,8 +97,11 @@ test.each<[string, (page: number) => object]>([
     'pages without end',
     (page) => ({ items: Array.from({ length: 500 }, (_, i) => listed(`${page}-${i}`)), next: 'more' }),
   ],
-  ['pages with nothing on them', () => ({ items: [], next: 'more' })],
-  ['more than was asked for', () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) })],
+  ['empty pages', () => ({ items: [], next: 'more' })],
+  [
+    'more volumes than the controller asked for',
+    () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) }),
+  ],
   ['labels that no volume can have', () => ({ items: [{ ...listed('a'), labels: { long: 'x'.repeat(2_000) } }] })],
 ])('an answer with %s is refused, and takes no memory', async (_, page) => {
   const node = await anAgentNode(it, 'node-1');
@@ -125,7 +128,7 @@ describe.skipIf(needs('ext4'))('an orphan image', () => {
   beforeEach(async () => {
     node = await anAgentNode(it, 'node-1', '?layout=image&filesystem=ext4');
   });
-  /** What is done before it is mounted. */
+  /** Records the first use, as a publish does before it mounts. */
   const given = async (volume: Volume): Promise<void> =>
     node.server.core.stores.view('disks').store?.noteUse?.(volume, aCall());
 

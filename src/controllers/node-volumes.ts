@@ -106,13 +106,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
     if (suspects.size === 0) return;
-    // By any handle: somebody may have written a PersistentVolume by hand.
+    // Search by every handle: a user may have written a PersistentVolume by hand.
     const byHandle = new Map([...suspects.values()].flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
     for await (const { items } of client.list(persistentVolumes, {}, signal))
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Deletes only what is certainly empty. If the content cannot be counted, that is a volume that nobody was ever given. */
+  /** Deletes only what is certainly empty. If the content cannot be counted, only a volume that was never published is. */
   async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);

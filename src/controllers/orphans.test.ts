@@ -47,7 +47,7 @@ test('an empty orphan is deleted; volumes that are or were in use stay', async (
   const named = { driver: 'file.stowage.dev', volumeHandle: 'silver..by-name' };
   it.api.put(paths.volumes, { metadata: { name: 'also-by-hand' }, spec: { csi: named } });
   await make('retained', { 'stowage.dev/retained': 'true' });
-  // A label of the claim, which says nothing of the volume.
+  // This label belongs to the claim, and says nothing about the volume.
   await make('labelled', {}, { 'kubernetes.io/retained': 'true' });
   const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
   await it.core.volumes.create(plain, aCall());

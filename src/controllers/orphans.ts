@@ -30,7 +30,7 @@ const maxShownVolumes = 5;
 /**
  * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. A controller that dies
  * before it has written the PersistentVolume leaves one if the claim is then deleted. Such a volume was never mounted, so it is empty,
- * and is deleted. A volume with files once had a PersistentVolume, which somebody removed without Stowage, or which a cluster restored
+ * and is deleted. A volume with files once had a PersistentVolume, which a user removed without Stowage, or which a cluster restored
  * from a backup does not know: it is reported and stays.
  */
 export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {

@@ -142,7 +142,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     try {
       await client.create(persistentVolumes, volume, signal);
     } catch (thrown) {
-      // This controller created it, in a call whose answer was lost: nobody else uses this name.
+      // This controller created it, in a call whose answer was lost: no other client uses this name.
       if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
     }
   }

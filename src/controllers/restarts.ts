@@ -93,7 +93,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
       // The pod is gone, or another pod has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
       if (reason !== 'Forbidden') throw thrown;
-      log.warn('the API server does not allow to evict a pod', { pod: `${namespace}/${name}`, error: thrown });
+      log.warn('the API server forbids the eviction of a pod', { pod: `${namespace}/${name}`, error: thrown });
       return 'forbidden';
     }
   }

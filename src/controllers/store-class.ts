@@ -44,7 +44,7 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
   };
 }
 
-/** Whether the store has its class, or the name is taken by a class of somebody else. Undefined if it asks for none. */
+/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store asks for none. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
 interface ClassParts {

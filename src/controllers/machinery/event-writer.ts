@@ -17,7 +17,7 @@ export interface CountedReport {
 export interface EventWriter {
   /** Returns the name of the Event. */
   create(meant: CountedReport, signal: AbortSignal): Promise<string>;
-  /** Updates the count of the Event. Returns false if the Event does not exist any more. */
+  /** Updates the count of the Event. Returns false if the Event no longer exists. */
   updateSeries(name: string, meant: CountedReport, signal: AbortSignal): Promise<boolean>;
 }
 

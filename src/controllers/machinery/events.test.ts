@@ -170,7 +170,7 @@ describe('the last report of a subject', () => {
   const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
   const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
   const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
-  /** As people see it who sort by time. */
+  /** The note of the newest Event, if a user sorts them by time. */
   const newest = async (): Promise<string | undefined> =>
     (await written()).toSorted((a, b) => (timeOf(a) < timeOf(b) ? -1 : 1)).at(-1)?.note;
 
@@ -178,7 +178,7 @@ describe('the last report of a subject', () => {
     events.report(what);
     await expect.poll(() => events.waiting).toBe(0);
   }
-  /** Whatever is due is written when it is. */
+  /** Reports another Event, so that all Events that are due are written, too. */
   const sayOther = (events: Events): Promise<void> => say(events, report({ reason: 'Other', action: 'Other' }));
 
   test('is written again if its opposite was reported in between, although it was written minutes ago', async () => {
@@ -205,7 +205,7 @@ describe('the last report of a subject', () => {
     const all = (await written()).filter(({ reason }) => reason !== 'Other');
     expect(all.map(({ note, eventTime }) => [note, eventTime])).toEqual([
       ['add the label', '2026-01-01T00:00:00.000000Z'],
-      // When it was so, not when there was time to write it.
+      // The time of the report, not of the write.
       ['no room', '2026-01-01T00:00:30.000000Z'],
     ]);
   });
@@ -268,7 +268,7 @@ describe('the last report of a subject', () => {
     await say(events, report({ note: 'no server' }));
     const before = events.dropped;
     for (let i = 0; i < 4_096; i++) events.report(report({ regarding: { ...claim, uid: `other-${i}` } }));
-    // All but the last that waits, and the one that was held back.
+    // All except the last one, which waits, and the one whose write was delayed.
     expect(events.dropped - before).toBe(4_095 + 1);
     await expect.poll(() => events.waiting).toBe(0);
     clock.advance(300_000);

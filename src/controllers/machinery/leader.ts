@@ -28,7 +28,7 @@ export interface LeaderOptions {
 /** Elects one leader among several processes. */
 export interface Leader {
   readonly isLeading: boolean;
-  /** The identity of the current leader, as last seen. Empty: nobody. */
+  /** The identity of the current leader, as last seen. Empty: no process leads. */
   readonly holder: string;
   /**
    * Waits until this process is the leader, then runs the work once. Releases the Lease when the work ends, or if `stop` aborts before it
@@ -55,7 +55,7 @@ export function createLeader(options: LeaderOptions): Leader {
   let hasTried = false;
   /**
    * The last state of the Lease, and since when this process has seen it, by its own clock. Clocks of machines differ, so the times in the
-   * Lease are only for people: it expires when nobody changed it for its duration.
+   * Lease are only for people: the Lease expires when no process changed it for its duration.
    */
   let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
 
@@ -236,7 +236,7 @@ export function createLeader(options: LeaderOptions): Leader {
       signal.removeEventListener('abort', end);
       renewing.abort();
       await renewal;
-      // If the scope's signal is aborted, no request can be sent any more.
+      // If the scope's signal is aborted, no more requests can be sent.
       if (lost === undefined && !signal.aborted) await release(signal, log);
     }
     if (lost !== undefined) throw lost;

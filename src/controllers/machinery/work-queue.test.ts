@@ -17,12 +17,12 @@ const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resol
 
 interface Bench {
   readonly queue: WorkQueue;
-  /** Every key that was given to a worker, in its order. */
+  /** Every key that a worker got, in order. */
   readonly begun: string[];
   readonly now: Set<string>;
   finish(key: string): Promise<void>;
   readonly over: Promise<void>;
-  /** Done with a key at once, rather than when the test says so. */
+  /** Ends the work on a key at once, instead of when the test ends it. */
   work: ((key: string, scope: Scope) => Promise<void>) | undefined;
 }
 
@@ -190,7 +190,7 @@ describe('groups', () => {
     const it = bench({ workers: 1 });
     for (const key of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) it.queue.add(key, key[0]);
     await settled();
-    // Each may have one beyond the worker that they share.
+    // Each group may have one worker in addition to the shared one.
     expect([...it.now]).toEqual(['a1', 'b1', 'c1']);
     await it.finish('a1');
     await it.finish('b1');
@@ -216,7 +216,7 @@ describe('groups', () => {
     it.queue.add('quick', 'quick');
     await settled();
     expect(it.now.has('quick')).toBe(true);
-    // Bounded by workers and groups.
+    // The number of workers and groups limits the running keys.
     expect(it.now.size).toBeLessThanOrEqual(4 + 21);
   });
 
