@@ -252,7 +252,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     const options = ['--state', join(top, 'state'), '--port', '0', '--portmapper', String(port)];
     const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
     expect(status).toBe(5);
-    expect(stderr).toContain('Probably rpcbind has it');
+    expect(stderr).toContain('rpcbind probably uses it');
   });
 });
 

@@ -43,7 +43,7 @@ export async function runAgent(
   let metricsText: MetricsText | undefined;
   await using _health = await serveHealth(
     options.health,
-    () => (isServing ? undefined : 'it is starting'),
+    () => (isServing ? undefined : 'the agent is starting'),
     () => metricsText,
   );
   await using _metrics = serveMetrics(options.metrics, () => metricsText, { clock, log });
@@ -101,8 +101,8 @@ const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
 });
 
 const nameless = (): StowageError =>
-  new StowageError('it is not known which node of the cluster this machine is', {
+  new StowageError('the agent does not know the name of its node', {
     code: 'invalid',
     reason: 'node-name-required',
-    action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or give it: --node-name NAME',
+    action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or pass --node-name NAME',
   });

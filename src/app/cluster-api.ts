@@ -34,7 +34,7 @@ export interface ClusterApi extends AsyncDisposable {
 /** For read requests to nodes: a node that does not answer must not delay a list. */
 const askMs = 5_000;
 
-/** The API of a cluster: for users whom Kubernetes authorizes, over the volumes of the controller and of all nodes. */
+/** The API of a cluster: for users that Kubernetes authorizes, over the volumes of the controller and of all nodes. */
 export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
   const { core, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();

@@ -78,15 +78,15 @@ export async function runController(
   const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };
   const whyNot = (): string | undefined => {
-    if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';
-    return leader.holder === '' ? 'it does not know yet who leads' : undefined;
+    if (leader.isLeading) return state.isWorking ? undefined : 'the controller has just become the leader';
+    return leader.holder === '' ? 'the controller does not know the leader yet' : undefined;
   };
   await using health = await serveHealth(options.health, whyNot, () => metrics);
   const at = health.address === undefined ? '' : `, health at ${health.address}`;
-  process.stdout.write(`stowage controller waits to lead, as ${identity}${at}\n`);
+  process.stdout.write(`stowage controller is waiting for leadership as ${identity}${at}\n`);
   const working = (): void => {
     state.isWorking = true;
-    process.stdout.write('stowage controller leads\n');
+    process.stdout.write('stowage controller is the leader\n');
   };
   try {
     const server = { place, tlsSecret: options.tlsSecret };
@@ -98,8 +98,9 @@ export async function runController(
     return 0;
   } catch (thrown) {
     // The supervisor of this process restarts it.
-    if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
-    else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
+    if (thrown instanceof LeadershipLost) log.error('another process may be the leader now', { why: thrown.message });
+    else if (thrown instanceof KubeError)
+      log.error('the API server rejected a request that the controller needs', { error: thrown });
     else throw thrown;
     return 1;
   }

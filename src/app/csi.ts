@@ -45,10 +45,10 @@ export function csiSettings(
       ...(options.maxVolumes === undefined ? {} : { maxVolumes: options.maxVolumes }),
     };
   if (csiRegistry === undefined) return undefined;
-  throw new StowageError('there are no drivers to register', {
+  throw new StowageError('--csi-registry needs --csi: without it there are no drivers to register', {
     code: 'invalid',
     reason: 'csi-registry-alone',
-    action: 'Say where they shall be served too: --csi DIR',
+    action: 'Also pass --csi DIR.',
   });
 }
 

@@ -37,7 +37,7 @@ export function listenAddress(
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
   if (isIP(address) !== 0) return { ...at, address, pod };
-  throw new StowageError('it is not known at which address agents find the controller', {
+  throw new StowageError('the controller does not know the address at which agents reach it', {
     code: 'invalid',
     reason: 'door-address-unknown',
     action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",
@@ -50,7 +50,7 @@ export interface LeaderServerOptions {
   readonly namespace: string;
   /** Undefined: the controller does not listen. */
   readonly place: ListenAddress | undefined;
-  /** A Secret with a certificate that somebody else maintains. */
+  /** A Secret with a certificate that another program maintains. */
   readonly tlsSecret?: string | undefined;
   /** Handles the requests of users: all that are not from agents. */
   readonly handle?: ((agents: Agents) => RequestHandler) | undefined;

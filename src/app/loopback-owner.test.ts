@@ -31,7 +31,7 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
   test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', isTold);
   test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', isTold);
 
-  test('is nobody, and not root, once the connection is closed', async () => {
+  test('is unknown, and not root, once the connection is closed', async () => {
     const { promise: closed, resolve } = Promise.withResolvers<void>();
     const socket = await accepted('127.0.0.1', (port) => {
       const caller = connect(port, '127.0.0.1', () => caller.end('too late', resolve));

@@ -74,7 +74,7 @@ function unusable(folder: string, cause: unknown): StowageError {
       code: 'conflict',
       reason: 'plugin-socket-in-use',
       action:
-        'An engine can have one Stowage only: stop the other, or start this one with --plugins none, or with a folder of its own.',
+        'An engine can have only one Stowage: stop the other one, or start this one with --plugins none, or with a folder of its own.',
       cause,
     });
   }

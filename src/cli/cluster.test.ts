@@ -139,7 +139,7 @@ test('status names the nodes without an agent', async () => {
   const { kubectl } = await cluster({ 'GET /v1/status': [200, { ...about, ...rest, ...counts, mounting, agents }] });
   const { stdout } = await kubectl('status');
   expect(stdout).toMatch(/nodes +1 of 2 have an agent that is connected\n +missing: node-2\n/);
-  expect(stdout).toMatch(/holds +1 store, 3 volumes, beside what is on nodes\n/);
+  expect(stdout).toMatch(/holds +1 store, 3 volumes, without those on nodes\n/);
   expect(stdout).not.toContain('mounting');
 });
 
@@ -169,7 +169,7 @@ describe('errors of the API server itself', () => {
     ],
     ['a line of the proxy', [502, 'error trying to reach service'], 10, 'no controller of Stowage', 'kubectl logs'],
     ['no credentials', status(401, 'Unauthorized'), 3, 'does not accept the credentials', 'kubectl version'],
-    ['something else', [418, { kind: 'Status' }], 1, 'is not one of a Stowage server (status 418)', 'same version'],
+    ['an unknown status', [418, { kind: 'Status' }], 1, 'is not from a Stowage server (status 418)', 'same version'],
   ])('%s', async (_, reply, exit, error, action) => {
     const { kubectl } = await cluster({ 'GET /v1/status': reply });
     const ran = await kubectl('status');

@@ -146,7 +146,7 @@ describe('long work', () => {
     expect(await run(server, ['volume', 'create', 'x'], { signal: interrupt.signal })).toEqual({
       status: 130,
       stdout: '',
-      stderr: 'error: interrupted\naction: The server may have done the work all the same; see: stowage operations\n',
+      stderr: 'error: interrupted\naction: The server may have completed the work: see stowage operations\n',
     });
   });
 });

@@ -55,7 +55,7 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ...((status.engines ?? []).length === 0 ? [] : [['engines', status.engines.map(engineText)] as const]),
     [
       'holds',
-      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', beside what is on nodes'}`,
+      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', without those on nodes'}`,
     ],
     // A server of an earlier version does not say.
     ...((status.storesInTrouble ?? []).length === 0

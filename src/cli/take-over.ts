@@ -140,7 +140,7 @@ function requireKnownClaims(names: readonly string[], candidates: readonly TakeO
   throw invalid(
     `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
     'take-over-not-possible',
-    'See which there are with: stowage take-over STORE. Write NAMESPACE/CLAIM.',
+    'List them: stowage take-over STORE. Write NAMESPACE/CLAIM.',
   );
 }
 

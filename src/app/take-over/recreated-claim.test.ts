@@ -81,7 +81,7 @@ describe('when Kubernetes does not accept the new claim', () => {
     let isFirst = true;
     const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
     it.api.intercept = ({ method, url = '' }) => {
-      // Somebody enlarges it at that moment.
+      // A user enlarges the claim at that moment.
       if (method === 'DELETE' && url.includes('/persistentvolumeclaims') && isFirst) {
         isFirst = false;
         it.api.put(

@@ -79,9 +79,9 @@ describe('take-over', () => {
     expect((await claim())?.spec.volumeName).toBe(from);
   });
 
-  test('neither continues nor undoes if the claim got a foreign finalizer in between', async () => {
+  test('neither continues nor undoes a take-over if the claim got a foreign finalizer in between', async () => {
     const from = provisioned('subdir');
-    // The policy, and the PersistentVolume.
+    // Two changes: the reclaim policy, and the new PersistentVolume.
     await stopped('take', 2);
     await holds(...held);
     expect((await refused('take'))?.message).toContain('has other finalizers: snapshot.');
@@ -96,7 +96,7 @@ describe('take-over', () => {
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('refuses a directory that is no volume of the store, or that belongs to another PersistentVolume', async () => {
+  test('refuses a directory for which the store has no volume, or that belongs to another PersistentVolume', async () => {
     const from = provisioned('subdir');
     const was = await list(persistentVolumes);
     expect((await refused('take', { id: '' }))?.message).toContain('the store has no volume for its directory');
@@ -150,9 +150,9 @@ describe('take-over', () => {
     expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 
-  test('binds a claim that somebody else created meanwhile to the reserved volume', async () => {
+  test('binds a claim that another client created meanwhile to the reserved volume', async () => {
     const from = provisioned('subdir');
-    // The policy, the PersistentVolume, and the deletion of the claim.
+    // Three changes: the reclaim policy, the new PersistentVolume, and the deletion of the claim.
     await stopped('take', 3);
     expect(await claim()).toBeUndefined();
     it.api.put(paths.claims, asAnyObject(foreignClaim('subdir', 'shop', 'data')));

@@ -15,7 +15,7 @@ const names = serverNames('stowage-system');
 const now = Date.UTC(2026, 10, 16, 12, 0, 0);
 const day = 24 * 3_600_000;
 
-/** What a client says to a server with it: empty where it is content. */
+/** Connects a client to a server with this certificate, and returns the client's error, or an empty string. */
 async function greeted(
   server: Credential,
   client: { readonly ca: string; readonly servername: string },
@@ -35,7 +35,7 @@ async function greeted(
 }
 
 describe('a new certificate', () => {
-  test('is for the Service’s names, self-signed, and no CA', () => {
+  test('is valid for the Service’s names, self-signed, and not a CA', () => {
     const made = new X509Certificate(makeCredential(names, now).cert);
     expect(made.subjectAltName).toBe(
       'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
@@ -95,9 +95,9 @@ describe('a stored certificate', () => {
 
   test.each<[string, (made: Credential) => readonly [string, string]]>([
     ['no certificate', ({ key }) => ['', key]],
-    ['a certificate that is cut off', ({ cert, key }) => [cert.slice(0, 300), key]],
+    ['a truncated certificate', ({ cert, key }) => [cert.slice(0, 300), key]],
     ['no key', ({ cert }) => [cert, '']],
-    ['another’s key', ({ cert }) => [cert, makeCredential(names, now).key]],
+    ['the key of another certificate', ({ cert }) => [cert, makeCredential(names, now).key]],
     ['a certificate as its key', ({ cert }) => [cert, makeCredential(names, now).cert]],
   ])('with %s is refused', (_, broken) => {
     expect(() => readCredential(...broken(makeCredential(names, now)))).toThrow(Error);

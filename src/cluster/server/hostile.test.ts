@@ -17,7 +17,7 @@ const it = leaderServers();
 const [servername] = serverNames(testNamespace);
 const get = { method: 'GET', path: '/v1/status' } as const;
 
-/** A connection of an agent, turned round, for whatever it wants to do with it. */
+/** Connects and upgrades as an agent, and returns the raw socket. */
 async function upgraded(leader: OpenedServer, node = 'evil'): Promise<Duplex> {
   writeFileSync(it.tokenFile, agentToken(node));
   const about = {
@@ -33,7 +33,7 @@ async function upgraded(leader: OpenedServer, node = 'evil'): Promise<Duplex> {
   return stream;
 }
 
-/** An agent that speaks HTTP/2, and answers as it likes. */
+/** An agent that speaks HTTP/2, with answers that the test chooses. */
 async function answering(
   leader: OpenedServer,
   answer: (stream: ServerHttp2Stream, session: ServerHttp2Session) => void,
@@ -47,7 +47,7 @@ async function answering(
   await eventually(() => leader.agents.nodes()).toContain('evil');
 }
 
-/** The controller is as it was: another agent is still asked. */
+/** Checks that the controller still works: another agent answers. */
 async function isWell(leader: OpenedServer): Promise<void> {
   it.lead(leader);
   it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
@@ -90,7 +90,7 @@ describe('a hostile agent', () => {
   });
 
   test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
-    ['something else than JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
+    ['a text that is not JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
     [
       'an error that is none of ours',
       (stream) => {
@@ -135,7 +135,7 @@ describe('a hostile agent', () => {
   test.each<[string, Buffer]>([
     ['garbage', Buffer.from('HTTP/1.1 200 OK\r\n\r\n'.repeat(100))],
     ['frames that are too large', Buffer.from([0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1])],
-    ['settings that cannot be', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
+    ['invalid settings', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
   ])('that sends %s is never connected', async (_, bytes) => {
     const leader = await it.open();
     const stream = await upgraded(leader);
@@ -166,7 +166,7 @@ describe('a hostile agent', () => {
     const stream = await upgraded(leader);
     stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
     await eventually(() => leader.agents.nodes()).toEqual(['evil']);
-    // It does not read the answers.
+    // The agent does not read the answers.
     const ping = Buffer.from([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     const many = Buffer.concat(Array.from({ length: 1_000 }, () => ping));
     for (let i = 0; i < 200 && stream.writable; i++) stream.write(many);
@@ -210,15 +210,20 @@ describe('a client of the server', () => {
 
   test.each<[string, string, number, string]>([
     ['with no token', asks({}), 401, 'token-missing'],
-    ['with a token that is nobody’s', asks(bearer('x')), 401, 'token-refused'],
+    ['with an unknown token', asks(bearer('x')), 401, 'token-refused'],
     ['at another path', asks(bearer(agentToken('a')), '/v1/volumes'), 404, 'path-unknown'],
-    ['in another way', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
+    ['with another method', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
     ['for another protocol', asks({ ...bearer(agentToken('a')), upgrade: 'websocket' }), 422, 'agent-protocol-other'],
     ['for a tunnel', 'CONNECT a:1 HTTP/1.1\r\n\r\n', 404, 'path-unknown'],
-    ['for anything else', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
-    ['with nonsense', 'nonsense\r\n\r\n', 400, 'request-malformed'],
+    ['for an unknown path', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
+    ['that is not HTTP', 'nonsense\r\n\r\n', 400, 'request-malformed'],
     ['with long headers', `GET / HTTP/1.1\r\na: ${'x'.repeat(20_000)}\r\n\r\n`, 431, 'request-malformed'],
-    ['with an expectation', 'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n', 417, 'expectation-unsupported'],
+    [
+      'with an Expect header',
+      'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n',
+      417,
+      'expectation-unsupported',
+    ],
   ])('%s is refused', async (_, request, status, reason) => {
     const leader = await it.open();
     const answer = await said(leader, request);

@@ -17,7 +17,7 @@ async function bodyOf(request: IncomingMessage): Promise<string> {
   const chunks = await Array.fromAsync(request as AsyncIterable<Buffer>);
   return Buffer.concat(chunks).toString('utf8');
 }
-/** Says what it was asked. */
+/** An API that answers with the request. */
 const echo: RequestListener = (request, response) => {
   void bodyOf(request).then((body) => {
     const { method, url, headers } = request;
@@ -226,7 +226,7 @@ describe('an agent that does not answer', () => {
     it.lead(leader, way.port);
     it.link({ api: echo });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    // It answers, and goes on.
+    // The agent answers, and the connection stays.
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
       expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });

@@ -126,7 +126,7 @@ describe('CreateVolume', () => {
   test.each([
     ['another size', { capacityRange: { requiredBytes: 2n * gib } }],
     ['a lower limit', { capacityRange: { limitBytes: gib / 2n } }],
-    ['being held to its size', { parameters: { store: 'silver', enforce: 'true' } }],
+    ['an enforced size', { parameters: { store: 'silver', enforce: 'true' } }],
   ])('with the same name and %s is AlreadyExists', async (_what, more) => {
     await create(file);
     await expect(create(file, more)).rejects.toMatchObject({

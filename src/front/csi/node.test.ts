@@ -257,7 +257,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(gate.waiting()).toBe(1);
   });
 
-  test('that somebody unmounted has no usage, and its condition says that it is not mounted', async () => {
+  test('that a user unmounted has no usage, and its condition says that it is not mounted', async () => {
     await stage();
     await publish('pod');
     execFileSync('umount', [at('pod')]);

@@ -60,7 +60,7 @@ describe('a plugin that stops', () => {
   });
 
   test('answers a call on a connection that was opened before the stop', async () => {
-    // Time stands still, so no deadline passes.
+    // The clock does not advance, so no deadline passes.
     const clock = createFakeClock();
     const call = await it.start('stowage-local', { clock });
     const methods = ['List', 'Create', 'List', 'Create'];
