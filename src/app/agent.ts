@@ -48,11 +48,11 @@ export async function runAgent(
   );
   await using _metrics = serveMetrics(options.metrics, () => metricsText, { clock, log });
   await stores.whenKnown(interrupted);
-  const late: { link?: AgentTunnel } = {};
+  const deferred: { link?: AgentTunnel } = {};
   const extension: ServerExtension = {
     cluster: stores.configs,
     podUsers: async (pod, signal) => {
-      const found = await late.link?.pod(pod, signal);
+      const found = await deferred.link?.pod(pod, signal);
       if (found === undefined) return undefined;
       return found.hostUsers ? 'host' : 'own';
     },
@@ -68,7 +68,7 @@ export async function runAgent(
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
       const link = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
-      late.link = link;
+      deferred.link = link;
       return {
         [Symbol.asyncDispose]: async () => {
           isServing = false;

@@ -52,7 +52,7 @@ export function csiSettings(
   });
 }
 
-export interface CsiParts {
+export interface CsiServerOptions {
   readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
@@ -60,7 +60,7 @@ export interface CsiParts {
   readonly observed?: CsiOptions['observed'];
 }
 
-export async function startCsi(settings: CsiSettings | undefined, parts: CsiParts): Promise<Csi> {
+export async function startCsi(settings: CsiSettings | undefined, parts: CsiServerOptions): Promise<Csi> {
   const servers: GrpcServer[] = [];
   const sockets: string[] = [];
   const close = async (graceMs: number): Promise<void> => {

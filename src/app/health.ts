@@ -35,7 +35,7 @@ export async function serveHealth(
   return { address, [Symbol.asyncDispose]: () => closeServer(server) };
 }
 
-export interface MetricsParts {
+export interface MetricsServerOptions {
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -56,7 +56,7 @@ const retryMs = 10_000;
 export function serveMetrics(
   listen: string | undefined,
   metrics: () => MetricsText | undefined,
-  { clock, log }: MetricsParts,
+  { clock, log }: MetricsServerOptions,
 ): Metrics {
   const at = parseListen(listen ?? 'none');
   const ending = new AbortController();

@@ -28,12 +28,12 @@ const usualFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
-export async function startPlugins(wish: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
-  const { configured, useDefault } = wish;
+export async function startPlugins(settings: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const { configured, useDefault } = settings;
   if (configured === 'none') return none('as asked');
   if (configured !== undefined) return await serve(configured, parts);
   if (useDefault !== true) return none(useDefault === false ? 'not asked for' : useDefault);
-  if (!wish.engines && !existsSync('/run/docker')) return none('no container engine was found');
+  if (!settings.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
     return await serve(usualFolder, parts);
   } catch (thrown) {

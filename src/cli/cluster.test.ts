@@ -7,7 +7,7 @@ import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, type Ran, run, store, volume } from './scripted-server.ts';
 
-interface Seen {
+interface ReceivedRequest {
   readonly request: string;
   readonly headers: IncomingHttpHeaders;
 }
@@ -16,7 +16,7 @@ const prefix = '/api/v1/namespaces/stowage-system/services/https:stowage:443/pro
 
 /** `kubectl stowage` with an API server whose proxy has scripted answers. */
 async function cluster(script: Readonly<Record<string, readonly [status: number, body?: unknown]>>) {
-  const seen: Seen[] = [];
+  const seen: ReceivedRequest[] = [];
   const given: ClusterOptions[] = [];
   const server = createServer((request, answer) => {
     const { method, url = '', headers } = request;

@@ -94,12 +94,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     rmSync(folder, { recursive: true, force: true });
   }, 60_000);
 
-  interface Wanted {
+  interface TokenSpec {
     readonly account?: string;
     readonly pod?: string;
     readonly audience?: string;
   }
-  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: Wanted): Promise<string> {
+  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: TokenSpec): Promise<string> {
     const found = of === undefined ? undefined : await client.get(pods, { namespace, name: of }, signal);
     const { uid = '' } = found?.metadata ?? {};
     const bound = of === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: of, uid } };
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   }
 
   describe('the token', () => {
-    const node = async (wanted: Wanted): Promise<string> => {
+    const node = async (wanted: TokenSpec): Promise<string> => {
       const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
       return nodeOfAgent(await reviews.review(await tokenOf(wanted), scopeOf()), namespace);
     };
@@ -122,7 +122,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
     });
 
-    test.each<[string, Wanted, string]>([
+    test.each<[string, TokenSpec, string]>([
       ['for another audience of ours', { pod: 'agent-1', audience: 'stowage.dev' }, 'token-refused'],
       ['for the API server', { pod: 'agent-1', audience: '' }, 'token-refused'],
       ['of another service account', { pod: 'other', account: 'stowage-controller' }, 'agent-account-other'],

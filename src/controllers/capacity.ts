@@ -8,14 +8,14 @@ import { placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { StoreObject } from './store-object.ts';
 
-export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+export interface CapacityOptions extends Omit<ControllerContext, 'provisioners' | 'events'> {
   readonly stores: NodeStores;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   /** The namespace of the objects: Stowage's own. */

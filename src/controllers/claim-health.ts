@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import type { AffectedPod } from './affected-pods.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { claimNote, healthAction, healthEventReasons, messageOf, reasons } from './health-messages.ts';
 import type { MountProblems } from './mount-problems.ts';
 import { claimReference, unhealthyNodes } from './names.ts';
@@ -17,7 +17,7 @@ export interface ClaimHealth {
   update(claim: PersistentVolumeClaim, worst: readonly AffectedPod[], scope: Scope): Promise<boolean>;
 }
 
-export interface ClaimHealthOptions extends Pick<ControllerParts, 'client' | 'clock' | 'caches' | 'events'> {
+export interface ClaimHealthOptions extends Pick<ControllerContext, 'client' | 'clock' | 'caches' | 'events'> {
   readonly mountProblems: MountProblems;
 }
 

@@ -6,7 +6,7 @@ import { qualified } from '#core/names.ts';
 import { isHandle } from '#core/volume-handles.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
@@ -24,7 +24,7 @@ const cannotBeLabelled = new Set(['volume-unknown', 'volume-node-gone', 'volume-
 type Fate = 'delete' | 'leave';
 
 /** Deletes or retains the volumes of released PersistentVolumes, by their reclaim policy. */
-export function createDeleting(parts: ControllerParts): Controller {
+export function createDeleting(parts: ControllerContext): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
   /** Undefined if there is nothing to do, or not yet. */

@@ -3,14 +3,14 @@ import { isVolumeId } from '#core/names.ts';
 import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AffectedPod, createPodReader } from './affected-pods.ts';
 import { createClaimHealth, isMarkedUnhealthy } from './claim-health.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { type MountProblems, mountProblemKinds } from './mount-problems.ts';
 import { createPodHealthEvents } from './pod-health-events.ts';
 import type { Restarts } from './restarts.ts';
 
-export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface HealthOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly mountProblems: MountProblems;
   readonly restarts: Pick<Restarts, 'consider'>;
 }

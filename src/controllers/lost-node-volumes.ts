@@ -7,7 +7,7 @@ import { stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, SeenUse, StoreName, Volume, VolumeId } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { nodeReference } from './names.ts';
 
 const maxConcurrent = 8;
@@ -40,8 +40,8 @@ export interface LostNodeVolumes {
 
 export function createLostNodeVolumes(
   core: Core,
-  caches: Pick<ControllerParts['caches'], 'volumes'>,
-  events: ControllerParts['events'],
+  caches: Pick<ControllerContext['caches'], 'volumes'>,
+  events: ControllerContext['events'],
 ): LostNodeVolumes {
   async function deleteEphemeral(
     { name, isOwnUse, isStillLost }: LostNode,

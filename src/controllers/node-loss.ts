@@ -3,14 +3,14 @@ import type { Core } from '#core/core.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { createLostNodeVolumes, type LostNode, type UseFilter } from './lost-node-volumes.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-hosts.ts';
 
-export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface NodeLossOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly core: Core;
   readonly agents: Agents;
   /** The namespace of the ConfigMap that records which machines are nodes. */

@@ -10,7 +10,7 @@ import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { ignoreDiscardRefused } from './discard.ts';
 import { handleAndStoreOf, handleOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
@@ -31,7 +31,7 @@ import {
 import { refusalOf } from './store-object.ts';
 import { createVolumeNodes } from './volume-nodes.ts';
 
-export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+export interface NodeProvisionerOptions extends Omit<ControllerContext, 'provisioners' | 'events'> {
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;

@@ -7,7 +7,7 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, unexpectedAnswer, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
@@ -16,7 +16,7 @@ import { nodeReference, volumeNameFor } from './names.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
-export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface NodeVolumesOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly agents: Agents;
   /** The cluster's instance, with which its volumes are labelled. */
   readonly cluster: string;

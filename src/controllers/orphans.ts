@@ -7,7 +7,7 @@ import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
@@ -15,7 +15,7 @@ import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
-export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface OrphansOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }

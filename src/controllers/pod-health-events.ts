@@ -1,6 +1,6 @@
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AffectedPod, podReference } from './affected-pods.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { healthAction, healthEventReasons, podNote } from './health-messages.ts';
 import type { MountProblem } from './mount-problems.ts';
 import { claimReference } from './names.ts';
@@ -19,7 +19,7 @@ export interface PodHealthEvents {
   report(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void;
 }
 
-export function createPodHealthEvents({ clock, events }: Pick<ControllerParts, 'clock' | 'events'>): PodHealthEvents {
+export function createPodHealthEvents({ clock, events }: Pick<ControllerContext, 'clock' | 'events'>): PodHealthEvents {
   /** By `key`, then by pod uid. */
   const reported = new Map<string, ReadonlyMap<string, ReportedProblem>>();
 

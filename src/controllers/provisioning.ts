@@ -8,7 +8,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { type AbandonedClaims, createAbandonedClaims } from './abandoned-claims.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -40,7 +40,7 @@ const provisionerAnnotations = [
  * Creates a volume and a PersistentVolume for each claim, with two requests: the PersistentVolume and an Event. It does not get the claim
  * first: if the claim changes meanwhile, Kubernetes releases the PersistentVolume, which is then deleted like any other.
  */
-export function createProvisioning(parts: ControllerParts): Controller {
+export function createProvisioning(parts: ControllerContext): Controller {
   const { client, clock, caches, events } = parts;
   const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
   /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
@@ -149,7 +149,7 @@ interface ClaimsInProgress {
 /** Enqueues the claims that a change concerns. */
 function followWaitingClaims(
   controller: Controller,
-  parts: Pick<ControllerParts, 'caches' | 'provisioners'>,
+  parts: Pick<ControllerContext, 'caches' | 'provisioners'>,
   { isWritten, cleanupKeysOf }: ClaimsInProgress,
 ): void {
   const { caches, provisioners } = parts;
@@ -184,7 +184,7 @@ function followWaitingClaims(
 /** Undefined if the claim does not wait for a volume, or its class is not for one of our drivers. */
 function classAndProvisioner(
   claim: PersistentVolumeClaim | undefined,
-  { caches, provisioners }: Pick<ControllerParts, 'caches' | 'provisioners'>,
+  { caches, provisioners }: Pick<ControllerContext, 'caches' | 'provisioners'>,
 ): [StorageClass, Provisioner] | undefined {
   if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
   if (claim.spec.volumeName !== undefined) return undefined;
@@ -195,7 +195,7 @@ function classAndProvisioner(
 
 /** Removes the selected node, so that the scheduler chooses again. */
 async function unselectNode(
-  client: ControllerParts['client'],
+  client: ControllerContext['client'],
   { metadata }: PersistentVolumeClaim,
   { signal }: Scope,
 ): Promise<void> {
@@ -205,7 +205,7 @@ async function unselectNode(
 }
 
 async function createPersistentVolume(
-  client: ControllerParts['client'],
+  client: ControllerContext['client'],
   volume: PersistentVolume,
   { signal }: Scope,
 ): Promise<void> {

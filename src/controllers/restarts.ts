@@ -5,7 +5,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
 import { createPodReader, podReference } from './affected-pods.ts';
-import { ignoreNotFound } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';

@@ -4,7 +4,7 @@ import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, notRegistered } from './node-errors.ts';
 
@@ -19,8 +19,8 @@ export interface VolumeNodes {
 }
 
 export function createVolumeNodes(
-  client: ControllerParts['client'],
-  caches: Pick<ControllerParts['caches'], 'nodes'>,
+  client: ControllerContext['client'],
+  caches: Pick<ControllerContext['caches'], 'nodes'>,
   agents: Agents,
 ): VolumeNodes {
   async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {

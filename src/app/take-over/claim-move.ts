@@ -8,7 +8,7 @@ import { heldBy, usedBy, usersOf } from './candidates.ts';
 import { claimAsWas, claimRecord, claimTemplate, recordedClaim } from './replacement-volume.ts';
 import type { VolumePatches } from './volume-patches.ts';
 
-export interface ClaimMoveParts {
+export interface ClaimMoveOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -50,7 +50,7 @@ export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined
   }
 };
 
-type ClusterAccess = Pick<ClaimMoveParts, 'client' | 'signal'>;
+type ClusterAccess = Pick<ClaimMoveOptions, 'client' | 'signal'>;
 
 function claimOf(
   { client, signal }: ClusterAccess,
@@ -81,7 +81,7 @@ export async function checkedClaim(
  * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
  * for a claim of that name, so it is also used if another client, such as the StatefulSet controller, is faster to create the claim.
  */
-export function createClaimMove(options: ClaimMoveParts) {
+export function createClaimMove(options: ClaimMoveOptions) {
   const { client, signal } = options;
   const { patchVolume, reserve } = options.patches;
 
@@ -184,7 +184,7 @@ export function createClaimMove(options: ClaimMoveParts) {
 
 /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
 async function poll(
-  { clock, signal, deadlineMs }: Pick<ClaimMoveParts, 'clock' | 'signal' | 'deadlineMs'>,
+  { clock, signal, deadlineMs }: Pick<ClaimMoveOptions, 'clock' | 'signal' | 'deadlineMs'>,
   look: () => Promise<boolean>,
   late: (why: string) => Promise<StowageError>,
 ): Promise<void> {

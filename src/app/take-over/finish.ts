@@ -10,7 +10,7 @@ import { deletesData, keepsDeleted } from './delete-policy.ts';
 import { identityRecord, policyBefore, takenFrom, withoutRecords } from './replacement-volume.ts';
 import type { VolumePatches } from './volume-patches.ts';
 
-export interface FinishParts {
+export interface FinishOptions {
   readonly client: KubeClient;
   readonly signal: AbortSignal;
   readonly patches: VolumePatches;
@@ -20,7 +20,7 @@ const staysRetained = (name: string): string =>
   `its reclaim policy stays Retain, since the previous provisioner may have kept the data of a deleted claim. ` +
   `If Stowage may delete them: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
-export function createFinish({ client, signal, patches }: FinishParts) {
+export function createFinish({ client, signal, patches }: FinishOptions) {
   const { retainData, patchVolume } = patches;
   const getByName = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>
     name === '' ? undefined : await unlessMissing(client.get(resource, { name }, signal));

@@ -14,7 +14,7 @@ import { createFinish } from './finish.ts';
 import { policyBefore, type ReplacementVolume, replacementVolume, takenFrom } from './replacement-volume.ts';
 import { createVolumePatches } from './volume-patches.ts';
 
-export interface TakeOverParts extends Pick<TakeOverRequest, 'store' | 'servers'> {
+export interface TakeOverOptions extends Pick<TakeOverRequest, 'store' | 'servers'> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -24,7 +24,7 @@ export interface TakeOverParts extends Pick<TakeOverRequest, 'store' | 'servers'
 const defaultDeadlineMs = 60_000;
 const [maxAttempts, pauseMs] = [10, 20];
 
-export function createTakeOver(parts: TakeOverParts): TakeOverService {
+export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
   const patches = createVolumePatches(client, signal);
   const { retainData, patchVolume } = patches;
@@ -129,7 +129,7 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
 
 /** The export of the store. Throws if the store cannot own taken-over volumes. */
 async function exportOfStore(
-  { client, signal, store }: Pick<TakeOverParts, 'client' | 'signal' | 'store'>,
+  { client, signal, store }: Pick<TakeOverOptions, 'client' | 'signal' | 'store'>,
   action: TakeOverAction,
 ): Promise<Export> {
   const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));

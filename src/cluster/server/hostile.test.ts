@@ -268,7 +268,7 @@ describe('a client of the server', () => {
     const leader = await it.open({ handle: (_, response) => response.end('here') });
     const before = await dialled(leader);
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.door.use(renewed);
+    leader.tlsServer.use(renewed);
     await expect(dialled(leader)).rejects.toThrow();
     await dialled({ ...leader, credential: renewed });
     before.write('GET / HTTP/1.1\r\nconnection: close\r\n\r\n');

@@ -60,7 +60,7 @@ describe('an agent', () => {
     onTestFinished(leader.agents.follow((node) => told.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.door.use(renewed);
+    leader.tlsServer.use(renewed);
     const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
     expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});

@@ -44,19 +44,19 @@ const maxAttempts = 8;
 
 export function createEventDelivery({ writer, clock, random }: EventDeliveryOptions): DeliverEvent {
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { subject: matter, written, report: current, turn, count } = topic;
+    const { subject, written, report: current, turn, count } = topic;
     const { note } = current;
     const at = clock.elapsed();
-    const meant = { report: current, count, at: topic.reportedAt };
+    const counted = { report: current, count, at: topic.reportedAt };
     // The note of an Event is immutable, so another note needs another Event.
-    if (written?.note === note && (await writer.updateSeries(written.name, meant, signal)))
+    if (written?.note === note && (await writer.updateSeries(written.name, counted, signal)))
       topic.written = { ...written, at };
     else {
-      const name = await writer.create(meant, signal);
+      const name = await writer.create(counted, signal);
       topic.written = { name, note, at };
       topic.count -= count - 1;
     }
-    matter.written = turn;
+    subject.written = turn;
   }
 
   async function deliver(topic: Topic, { signal, log }: Scope): Promise<boolean> {

@@ -77,27 +77,27 @@ export function createEvents(options: EventsOptions): Events {
 
   function subjectOf(report: Report): Subject {
     const key = keyOf(report);
-    const matter = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    const subject = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
     subjects.delete(key);
-    subjects.set(key, matter);
+    subjects.set(key, subject);
     for (const [oldest, { topics }] of subjects) {
       if (subjects.size <= maxRemembered) break;
       subjects.delete(oldest);
       for (const topic of topics.values()) if (delayed.delete(topic)) dropped++;
     }
-    return matter;
+    return subject;
   }
 
   function remember(report: Report): Topic {
-    const matter = subjectOf(report);
+    const subject = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
-    const known = matter.topics.get(key);
+    const known = subject.topics.get(key);
     const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
     const now = { report, turn: ++turns, reportedAt: clock.now() };
     if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
     if (known !== undefined) delayed.delete(known);
-    const topic: Topic = { ...now, subject: matter, count: 1, written: undefined, isWaiting: false };
-    matter.topics.set(key, topic);
+    const topic: Topic = { ...now, subject, count: 1, written: undefined, isWaiting: false };
+    subject.topics.set(key, topic);
     return topic;
   }
 

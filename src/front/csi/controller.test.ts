@@ -23,14 +23,14 @@ beforeEach(async () => {
   local = await csi.start('local');
 });
 
-type Wanted = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
-const wanted = (more: Partial<Wanted> = {}): Wanted => ({
+type RequestFields = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
+const wanted = (more: Partial<RequestFields> = {}): RequestFields => ({
   name: 'pvc-1',
   volumeCapabilities: [mounted()],
   capacityRange: { requiredBytes: gib },
   ...more,
 });
-const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
+const create = async (client: GrpcClient, more: Partial<RequestFields> = {}) => {
   const { volume } = await client.call(method.createVolume, wanted(more));
   if (volume === undefined) throw new Error('no volume');
   return volume;
@@ -142,7 +142,7 @@ describe('CreateVolume', () => {
   });
 
   const invalid = 'Correct the claim, class or volume of the request; see the CSI specification.';
-  test.each<[string, Partial<Wanted>, number, string]>([
+  test.each<[string, Partial<RequestFields>, number, string]>([
     ['no name', { name: '' }, 3, `name is missing. ${invalid}`],
     ['a name that is too long', { name: 'x'.repeat(129) }, 3, `name has more than 128 bytes. ${invalid}`],
     ['no capability', { volumeCapabilities: [] }, 3, `volume_capabilities is missing. ${invalid}`],
