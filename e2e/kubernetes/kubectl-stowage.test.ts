@@ -122,7 +122,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         stdout: expect.stringMatching(/^VOLUME +SIZE.*\nsilver\/photos +1GiB/),
       });
       // No agent is connected yet.
-      expect(volumes.stderr).toContain('note: node node-1 could not be asked, its own volumes are missing');
+      expect(volumes.stderr).toContain('note: node node-1 could not be reached, its own volumes are missing');
       const stores = await fixture.stowage(alice, 'store', 'list');
       expect(stores.stdout).toMatch(/silver +yes +nfs +open +1 /);
       expect((await fixture.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have an agent that is connected/);

@@ -87,7 +87,7 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
     const podHandlerOptions = { ...common, log, reviews, signal: servingScope.signal };
     const tlsServer = createTlsServer({
       clock,
-      onUpgrade: onUpgrade,
+      onUpgrade,
       onRequest: createPodHandler(podHandlerOptions, handle?.(agents) ?? refuseUnknownPath),
     });
     const first = Promise.withResolvers<void>();

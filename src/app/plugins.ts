@@ -30,9 +30,9 @@ const none = (why: string): Plugins => ({ sockets: [], why, close: async () => u
 
 export async function startPlugins(settings: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
   const { configured, useDefault } = settings;
-  if (configured === 'none') return none('as asked');
+  if (configured === 'none') return none('as configured');
   if (configured !== undefined) return await serve(configured, parts);
-  if (useDefault !== true) return none(useDefault === false ? 'not asked for' : useDefault);
+  if (useDefault !== true) return none(useDefault === false ? 'not configured' : useDefault);
   if (!settings.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
     return await serve(usualFolder, parts);

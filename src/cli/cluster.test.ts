@@ -85,7 +85,7 @@ describe('tables in a cluster', () => {
     const { stdout, stderr } = await kubectl('volume', 'list');
     expect(stdout).toMatch(/^VOLUME +NODE +SIZE .*\nsilver\/a +- .*\ndisks\/b +node-1 /);
     expect(stderr).toBe(
-      'note: node node-9 could not be asked, its own volumes are missing: its agent is not connected\n',
+      'note: node node-9 could not be reached, its own volumes are missing: its agent is not connected\n',
     );
     expect(JSON.parse((await kubectl('volume', 'list', '--json')).stdout)).toHaveLength(2);
   });
@@ -97,7 +97,7 @@ describe('tables in a cluster', () => {
     });
     const { stdout, stderr } = await kubectl('mounts');
     expect(stdout).toMatch(/^VOLUME +NODE +PATH .*\na +node-1 +\/pods\/a .*pod default\/web +\S+\nb +node-2 /);
-    expect(stderr).toContain('node node-9 could not be asked');
+    expect(stderr).toContain('node node-9 could not be reached');
   });
 
   test('show the node of each data path and finding', async () => {

@@ -101,7 +101,7 @@ async function diagnose(session: Session): Promise<number> {
 async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
     const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
-    out.unreached(unreached, 'what it offers is missing');
+    out.unreached(unreached, 'its findings are missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;

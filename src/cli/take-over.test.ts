@@ -102,8 +102,8 @@ test('--all takes over all possible claims, including existing volumes, and list
     '',
     'left shop/b: used by pod b-0',
     'left shop/late: a pod came. Wait.',
-    'took over shop/a: it has pvc-a-stowage, directory dir-a',
-    'took over shop/known: it has pvc-known-stowage, directory dir-known',
+    'took over shop/a: PersistentVolume pvc-a-stowage, directory dir-a',
+    'took over shop/known: PersistentVolume pvc-known-stowage, directory dir-known',
   ]);
   expect(done.sort()).toEqual([
     'adopt dir-a dir-late',
@@ -137,12 +137,12 @@ test('--dry-run adopts and takes over nothing', async () => {
   const { stdout, done, status } = await takeOver([candidate('a', 'ready')], 'silver', 'shop/a', '--dry-run');
   expect({ status, stdout }).toEqual({
     status: 0,
-    stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n',
+    stdout: 'would take over shop/a: PersistentVolume pvc-a-stowage, directory dir-a\n',
   });
   expect(done).toEqual(['would adopt dir-a', 'over']);
   const begun = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
   expect(begun.stdout).toBe(
-    'would take over shop/known: it has pvc-known-stowage, directory dir-known; used by pod b-0\n',
+    'would take over shop/known: PersistentVolume pvc-known-stowage, directory dir-known; used by pod b-0\n',
   );
 });
 
@@ -154,13 +154,16 @@ test('--undo and --finish act on claims that were taken over', async () => {
   ];
   const undone = await takeOver(all, 'silver', '--all', '--undo');
   expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
-  expect(undone).toMatchObject({ status: 0, stdout: expect.stringContaining('gave back shop/c: it has pvc-c again') });
+  expect(undone).toMatchObject({
+    status: 0,
+    stdout: expect.stringContaining('gave back shop/c: PersistentVolume pvc-c'),
+  });
   expect(undone.looked).toEqual(['undo']);
   const finished = await takeOver(all, 'silver', '--all', '--finish', '--json');
   expect(finished.done).toEqual(['finish shop/c', 'over']);
   expect(finished.status).toBe(1);
   expect(JSON.parse(finished.stdout)).toEqual([
-    { claim: 'shop/c', done: true, detail: 'it has pvc-c-stowage, directory dir-c' },
+    { claim: 'shop/c', done: true, detail: 'PersistentVolume pvc-c-stowage, directory dir-c' },
     { claim: 'shop/b', done: false, detail: 'the take-over was interrupted' },
   ]);
   expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
@@ -172,8 +175,8 @@ test('prints what the user should know about a finished claim', async () => {
   expect(status).toBe(0);
   expect(stdout.split('\n').sort()).toEqual([
     '',
-    'finished shop/c: it has pvc-c-stowage, directory dir-c',
-    'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; its reclaim policy stays Retain: kubectl patch pv pvc-kept-stowage',
+    'finished shop/c: PersistentVolume pvc-c-stowage, directory dir-c',
+    'finished shop/kept: PersistentVolume pvc-kept-stowage, directory dir-kept; its reclaim policy stays Retain: kubectl patch pv pvc-kept-stowage',
   ]);
 });
 

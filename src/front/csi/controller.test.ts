@@ -217,7 +217,7 @@ describe('CreateVolume', () => {
       'a source',
       { volumeContentSource: { type: { case: 'volume', value: { volumeId: 'x' } } } },
       3,
-      `volumes cannot be made of others or of snapshots yet. ${invalid}`,
+      `volumes cannot be cloned or created from snapshots yet. ${invalid}`,
     ],
     ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `mutable parameters are not supported. ${invalid}`],
   ])('with %s is refused', async (_what, more, code, message) => {

@@ -104,7 +104,7 @@ async function storeGauges(
   };
   const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number | undefined])[] = [
     ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
-    ['stowage_volume_bytes', 'Sum of the sizes asked for in a store', (view) => Number(totals(view).bytes)],
+    ['stowage_volume_bytes', 'Sum of the requested sizes in a store', (view) => Number(totals(view).bytes)],
     ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (isUsable(view) ? 1 : 0)],
     [
       'stowage_store_free_bytes',
