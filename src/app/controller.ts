@@ -180,9 +180,9 @@ async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): 
   const workScope: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
   const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(workScope));
   const either = AbortSignal.any([scope.signal, stop]);
-  const begun = stores.whenConfigured().then(parts.working);
+  const started = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
-    await Promise.race([begun, aborted(either)]);
+    await Promise.race([started, aborted(either)]);
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);

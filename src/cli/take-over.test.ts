@@ -23,7 +23,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
   const done: string[] = [];
   const wishes: TakeOverRequest[] = [];
   const accounts: (string | undefined)[] = [];
-  const looked: string[] = [];
+  const listedFor: string[] = [];
   const identities: (string | undefined)[] = [];
   await using server: Server = await scriptedServer({
     'GET /v1/volumes': page(volume('silver', 'dir-known', { id: 'sv1-known' }), volume('gold', 'dir-other')),
@@ -48,8 +48,8 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
       takeOver: async (wish) => {
         wishes.push(wish);
         return {
-          findCandidates: async (deed) => {
-            looked.push(deed);
+          findCandidates: async (action) => {
+            listedFor.push(action);
             return { candidates, otherServers: ['10.0.0.9'] };
           },
           take: async ({ claim }, id, identity) => {
@@ -68,7 +68,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
       },
     },
   });
-  return { ...ran, done, wishes, accounts, looked, identities };
+  return { ...ran, done, wishes, accounts, looked: listedFor, identities };
 }
 
 test('without claims, take-over lists the candidates and changes nothing', async () => {
@@ -140,8 +140,8 @@ test('--dry-run adopts and takes over nothing', async () => {
     stdout: 'would take over shop/a: PersistentVolume pvc-a-stowage, directory dir-a\n',
   });
   expect(done).toEqual(['would adopt dir-a', 'over']);
-  const begun = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
-  expect(begun.stdout).toBe(
+  const interrupted = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
+  expect(interrupted.stdout).toBe(
     'would take over shop/known: PersistentVolume pvc-known-stowage, directory dir-known; used by pod b-0\n',
   );
 });

@@ -27,7 +27,7 @@ const namespace = 'stowage-system';
 const program = join(import.meta.dirname, '../../bin/stowage');
 const linkProgram = join(import.meta.dirname, '../testing/link-program.ts');
 const wait = { timeout: 60_000, interval: 50 };
-const aBitLonger = { timeout: 30_000, interval: 20 };
+const waitBriefly = { timeout: 30_000, interval: 20 };
 
 const account = (name: string): object => ({ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { namespace, name } });
 /** A pod on a node without a kubelet never starts: the tests need only its object. */
@@ -145,7 +145,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
               () => 'accepted',
               (error: Error) => error.message,
             ),
-          aBitLonger,
+          waitBriefly,
         )
         .toBe('Kubernetes does not accept the token');
     });
@@ -295,8 +295,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       // From now on packets are lost, and neither end gets an error.
       const [node] = cluster.nodes;
       await node?.cutOff();
-      await expect.poll(() => second.output(), aBitLonger).toContain('an agent stopped answering');
-      await expect.poll(() => link.output(), aBitLonger).toContain('the controller stopped answering');
+      await expect.poll(() => second.output(), waitBriefly).toContain('an agent stopped answering');
+      await expect.poll(() => link.output(), waitBriefly).toContain('the controller stopped answering');
       await node?.reconnect();
       await isConnected(link, 8444, 2);
       await hasAgent(second, 2);

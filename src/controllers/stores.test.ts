@@ -139,16 +139,16 @@ describe('a Store object', () => {
     it.agents.connect('node-2', answers(false));
     it.start(createStoresController);
     it.start(({ nodeStores }) => nodeStores);
-    const ill = 'Open on 1 of 2 nodes; node-2: there is no directory. Make it.';
+    const oneNodeFails = 'Open on 1 of 2 nodes; node-2: there is no directory. Make it.';
     await eventually(() => conditions('disk')).toMatchObject({
-      Ready: { status: 'True', reason: 'OnNodes', message: ill },
-      Reachable: { status: 'False', reason: 'NotOnAllNodes', message: ill },
+      Ready: { status: 'True', reason: 'OnNodes', message: oneNodeFails },
+      Reachable: { status: 'False', reason: 'NotOnAllNodes', message: oneNodeFails },
     });
     const [object] = await it.list(storeObjects);
     expect(object?.status).toMatchObject({ capacity: { total: '4Ki', free: '1Ki' }, volumes: 4 });
     it.agents.connect('node-2', answers(true));
-    const well = { status: 'True', message: 'Open on 2 of 2 nodes' };
-    await eventually(() => conditions('disk')).toMatchObject({ Ready: well, Reachable: well });
+    const allNodesOpen = { status: 'True', message: 'Open on 2 of 2 nodes' };
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: allNodesOpen, Reachable: allNodesOpen });
     it.agents.lose('node-1');
     it.agents.connect('node-2', answers(false));
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'False', reason: 'OnNoNode' } });

@@ -16,7 +16,7 @@ const now = Date.UTC(2026, 10, 16, 12, 0, 0);
 const day = 24 * 3_600_000;
 
 /** Connects a client to a server with this certificate, and returns the client's error, or an empty string. */
-async function greeted(
+async function connectError(
   server: Credential,
   client: { readonly ca: string; readonly servername: string },
 ): Promise<string> {
@@ -72,15 +72,15 @@ describe('a new certificate', () => {
 
   test('is accepted by a TLS client that trusts it, for its names, and by no other', async () => {
     const [own, other] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
-    for (const servername of names) expect(await greeted(own, { ca: own.cert, servername })).toBe('');
-    expect(await greeted(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
+    for (const servername of names) expect(await connectError(own, { ca: own.cert, servername })).toBe('');
+    expect(await connectError(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
       'ERR_TLS_CERT_ALTNAME_INVALID',
     );
-    expect(await greeted(own, { ca: other.cert, servername: names[0] })).toMatch(
+    expect(await connectError(own, { ca: other.cert, servername: names[0] })).toMatch(
       /SELF_SIGNED|SIGNATURE_FAILURE|UNABLE/,
     );
     const late = makeCredential(names, Date.now() - 400 * day);
-    expect(await greeted(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
+    expect(await connectError(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
   });
 });
 

@@ -48,7 +48,7 @@ async function answering(
 }
 
 /** Checks that the controller still works: another agent answers. */
-async function isWell(leader: OpenedServer): Promise<void> {
+async function expectStillWorks(leader: OpenedServer): Promise<void> {
   it.lead(leader);
   it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
   await eventually(() => leader.agents.nodes()).toContain('good');
@@ -73,7 +73,7 @@ describe('a hostile agent', () => {
       message: expect.stringContaining('1048576'),
     });
     expect(sent).toBeLessThan(4 << 20);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that answers one byte at a time runs into the deadline', async () => {
@@ -86,7 +86,7 @@ describe('a hostile agent', () => {
     await expect(leader.agents.call('evil', { ...get, deadlineMs: 100 }, scopeOf())).rejects.toMatchObject({
       reason: 'agent-no-answer',
     });
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
@@ -129,7 +129,7 @@ describe('a hostile agent', () => {
     const leader = await it.open();
     await answering(leader, answer);
     await expect(leader.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test.each<[string, Buffer]>([
@@ -144,7 +144,7 @@ describe('a hostile agent', () => {
     stream.write(bytes);
     await ended;
     expect(leader.agents.nodes()).toEqual([]);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that sends garbage later is disconnected', async () => {
@@ -158,7 +158,7 @@ describe('a hostile agent', () => {
     stream.write(Buffer.alloc(4_096, 0x41));
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await eventually(() => leader.agents.nodes()).toEqual([]);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that floods with pings is disconnected, or answered', async () => {
@@ -170,7 +170,7 @@ describe('a hostile agent', () => {
     const ping = Buffer.from([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     const many = Buffer.concat(Array.from({ length: 1_000 }, () => ping));
     for (let i = 0; i < 200 && stream.writable; i++) stream.write(many);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that sends nothing at all is disconnected', async () => {

@@ -56,15 +56,15 @@ describe('an agent', () => {
     it.lead(leader);
     it.link({ api: ok });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    const told: string[] = [];
-    onTestFinished(leader.agents.follow((node) => told.push(node)));
+    const agentChanges: string[] = [];
+    onTestFinished(leader.agents.follow((node) => agentChanges.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
     leader.tlsServer.use(renewed);
     const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
     expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
-    expect(told).toEqual([]);
+    expect(agentChanges).toEqual([]);
     expect(it.reviewed).toEqual(['node-1']);
   });
 

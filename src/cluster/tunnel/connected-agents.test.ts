@@ -114,20 +114,20 @@ describe('a connected agent', () => {
 
   test('is reported to followers, as long as they follow', async () => {
     const leader = await it.open();
-    const told: string[] = [];
+    const agentChanges: string[] = [];
     leader.agents.follow(() => {
       throw new Error('not your concern');
     });
-    const end = leader.agents.follow((node) => told.push(`${node} ${leader.agents.nodes().length}`));
+    const end = leader.agents.follow((node) => agentChanges.push(`${node} ${leader.agents.nodes().length}`));
     it.lead(leader);
     const link = it.link({ api: echo });
-    await eventually(() => told).toEqual(['node-1 1']);
+    await eventually(() => agentChanges).toEqual(['node-1 1']);
     await link[Symbol.asyncDispose]();
-    await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
+    await eventually(() => agentChanges).toEqual(['node-1 1', 'node-1 0']);
     end();
     it.link({ api: echo });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    expect(told).toHaveLength(2);
+    expect(agentChanges).toHaveLength(2);
   });
 });
 

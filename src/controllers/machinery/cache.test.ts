@@ -57,15 +57,15 @@ function start(
     random: () => 1,
     ...options,
   });
-  const told: string[] = [];
+  const changes: string[] = [];
   cache.on({
-    added: ({ metadata }) => told.push(`added ${metadata.name ?? ''}`),
+    added: ({ metadata }) => changes.push(`added ${metadata.name ?? ''}`),
     changed: ({ metadata, handle }, before) =>
-      told.push(`changed ${metadata.name ?? ''}: ${before.handle} → ${handle}`),
-    deleted: ({ metadata }) => told.push(`deleted ${metadata.name ?? ''}`),
+      changes.push(`changed ${metadata.name ?? ''}: ${before.handle} → ${handle}`),
+    deleted: ({ metadata }) => changes.push(`deleted ${metadata.name ?? ''}`),
   });
   running.push(cache.run({ signal: stop.signal, log }));
-  return { cache, told };
+  return { cache, told: changes };
 }
 const lists = (): number =>
   api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;

@@ -167,8 +167,8 @@ describe('a repeated report', () => {
 });
 
 describe('the last report of a subject', () => {
-  const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
-  const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
+  const unhealthy = report({ reason: 'Abnormal', action: 'Monitor', note: 'unhealthy' });
+  const healthy = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
   const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
   /** The note of the newest Event, if a user sorts them by time. */
   const newest = async (): Promise<string | undefined> =>
@@ -183,13 +183,13 @@ describe('the last report of a subject', () => {
 
   test('is written again if its opposite was reported in between, although it was written minutes ago', async () => {
     const events = start();
-    await say(events, ill);
+    await say(events, unhealthy);
     clock.advance(60_000);
-    await say(events, well);
+    await say(events, healthy);
     clock.advance(60_000);
-    await say(events, ill);
+    await say(events, unhealthy);
     expect(writes()).toBe(3);
-    expect(await newest()).toBe('ill');
+    expect(await newest()).toBe('unhealthy');
   });
 
   test('is written when it is due, without another report', async () => {
@@ -228,12 +228,12 @@ describe('the last report of a subject', () => {
   test('is written twice a minute if it changes each second, and is right in the end', async () => {
     const events = start();
     for (let second = 0; second < 121; second++) {
-      await say(events, second % 2 === 0 ? ill : well);
+      await say(events, second % 2 === 0 ? unhealthy : healthy);
       clock.advance(1_000);
     }
     expect(writes()).toBeLessThanOrEqual(10);
     clock.advance(30_000);
-    await expect.poll(newest).toBe('ill');
+    await expect.poll(newest).toBe('unhealthy');
     await expect.poll(() => events.waiting).toBe(0);
     const before = writes();
     clock.advance(600_000);
@@ -243,23 +243,23 @@ describe('the last report of a subject', () => {
 
   test('stays the last: an earlier delayed report is dropped', async () => {
     const events = start();
-    await say(events, ill);
-    await say(events, { ...ill, note: 'still ill' });
-    await say(events, well);
+    await say(events, unhealthy);
+    await say(events, { ...unhealthy, note: 'still unhealthy' });
+    await say(events, healthy);
     expect(writes()).toBe(2);
     clock.advance(300_000);
     await sayOther(events);
-    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'healthy again', 'no room']);
+    expect((await written()).map(({ note }) => note)).toEqual(['unhealthy', 'healthy again', 'no room']);
   });
 
   test('stays the last if it is a warning that was written first', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
-    for (const what of [well, ill]) events.report(what);
+    for (const what of [healthy, unhealthy]) events.report(what);
     const other = { ...claim, uid: 'u2' };
-    events.report({ ...well, regarding: other, note: 'another' });
+    events.report({ ...healthy, regarding: other, note: 'another' });
     over = events.run({ signal: end.signal, log: silentLog() });
     await expect.poll(() => events.waiting).toBe(0);
-    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'another']);
+    expect((await written()).map(({ note }) => note)).toEqual(['unhealthy', 'another']);
   });
 
   test('is delayed only for as many subjects as are remembered', async () => {

@@ -64,11 +64,11 @@ describe('a plugin that stops', () => {
     const clock = createFakeClock();
     const call = await it.start('stowage-local', { clock });
     const methods = ['List', 'Create', 'List', 'Create'];
-    const begun = await Promise.all(methods.map((method) => begin(call.at, `VolumeDriver.${method}`)));
-    await vi.waitFor(async () => expect(await call.connections()).toBe(begun.length));
+    const startedCalls = await Promise.all(methods.map((method) => begin(call.at, `VolumeDriver.${method}`)));
+    await vi.waitFor(async () => expect(await call.connections()).toBe(startedCalls.length));
     const closed = call.served.close(10_000);
     await isGone(call.at);
-    for (const finish of begun) expect(await finish({ Name: 'a' })).toMatch(/^HTTP\/1\.1 200 [\s\S]*"Err":""/);
+    for (const finish of startedCalls) expect(await finish({ Name: 'a' })).toMatch(/^HTTP\/1\.1 200 [\s\S]*"Err":""/);
     await closed;
   });
 
