@@ -96,10 +96,10 @@ function createReloadQueue(log: Log): ReloadQueue {
   const reload = async (): Promise<void> => {
     try {
       await target?.reload();
-      if (target !== undefined) log.info('configuration read again');
+      if (target !== undefined) log.info('configuration reloaded');
     } catch (thrown) {
       const { message, action } = stowageError(thrown);
-      log.error('the configuration stays as it was', { why: message, action });
+      log.error('could not reload: keeping the previous configuration', { why: message, action });
     }
   };
   return {
@@ -173,7 +173,7 @@ export async function runServer(
   stopping.abort();
   for (const mount of left) process.stderr.write(`still in use and left mounted: ${mount}\n`);
   process.stderr.write(
-    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted, which keep working\n`,
+    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted and working\n`,
   );
   return 0;
 }

@@ -112,8 +112,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   // For parts that need each other: set later.
-  const late: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
-  const find: FindNamespace = (network, signal) => late.find(network, signal);
+  const deferred: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
+  const find: FindNamespace = (network, signal) => deferred.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
     (settings.kinds ?? usualKinds({ state, clock, nfs, find, isContained, keeperPlace: settings.keeperPlace })).map(
@@ -138,7 +138,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     log,
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
-  late.find = networks.find;
+  deferred.find = networks.find;
   const keepers = undo.use(
     createKeepers({
       clock,
@@ -147,7 +147,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       folder: keepersFolder(folders.socket),
       find: networks.find,
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void late.repairLoop?.trigger(),
+      doubted: () => void deferred.repairLoop?.trigger(),
       gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
@@ -170,7 +170,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       },
       repairable: (one) => {
         undo.use(one);
-        late.repairLoop = one;
+        deferred.repairLoop = one;
       },
     },
     scope,
@@ -247,12 +247,12 @@ export async function startUp(settings: UpSettings): Promise<Running> {
         clients,
         released,
         log,
-        repairLoop: late.repairLoop,
+        repairLoop: deferred.repairLoop,
       }),
   };
 }
 
-interface KindParts {
+interface UsualKindsOptions {
   readonly state: StateFolder;
   readonly clock: Clock;
   readonly nfs: EmbeddedNfs | undefined;
@@ -262,7 +262,7 @@ interface KindParts {
   readonly isContained: boolean;
 }
 
-function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindParts): readonly StoreKind[] {
+function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: UsualKindsOptions): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const local = createLocalStoreKind();
@@ -296,7 +296,7 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
   ];
 }
 
-interface RunningParts {
+interface RunningServices {
   readonly core: Core;
   readonly rest: RestServer;
   readonly plugins: Plugins;
@@ -312,7 +312,7 @@ interface RunningParts {
   readonly log: Log;
 }
 
-async function stop(parts: RunningParts): Promise<readonly string[]> {
+async function stop(parts: RunningServices): Promise<readonly string[]> {
   const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
   parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();

@@ -54,6 +54,6 @@ function unused({ store, name }: Volume, host: string): StowageError {
   return new StowageError(`host ${quoted(host)} has no record of using volume '${store}/${name}'`, {
     code: 'not-found',
     reason: 'use-unknown',
-    action: `See which hosts have, by their ids: stowage volume show ${store}/${name}`,
+    action: `List the hosts with records, and their ids: stowage volume show ${store}/${name}`,
   });
 }

@@ -73,9 +73,9 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
     const to = leader();
     if (to === undefined) return undefined;
     if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
-    const begun = asked(to, pod);
-    asking.set(pod.uid, begun);
-    return begun;
+    const request = asked(to, pod);
+    asking.set(pod.uid, request);
+    return request;
   }
 
   return {

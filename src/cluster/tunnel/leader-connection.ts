@@ -55,7 +55,7 @@ async function withLeader<T>(
   talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
 ): Promise<T> {
   using limit = to.clock.deadline(ms, signal);
-  // Read each time: the kubelet renews it.
+  // Read the token each time: the kubelet renews it.
   const token = (await readFile(to.tokenFile, { encoding: 'utf8', signal: limit.signal })).trim();
   const socket = connectTls({
     host: to.host,

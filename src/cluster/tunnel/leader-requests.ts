@@ -56,7 +56,7 @@ export async function serveLeader({ stream, clock, log, api }: ServeLeaderOption
   const stop = (): void => session.destroy();
   signal.addEventListener('abort', stop, { once: true });
   if (signal.aborted) stop();
-  using _ = keepPinging(session, clock, () => log.warn('the controller does not answer any more'));
+  using _ = keepPinging(session, clock, () => log.warn('the controller stopped answering'));
   await promise;
   signal.removeEventListener('abort', stop);
   stream.destroy();

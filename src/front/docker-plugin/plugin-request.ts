@@ -28,7 +28,7 @@ function textOf(request: IncomingMessage): Promise<string> {
     else chunks.push(chunk);
   });
   request.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')));
-  // The engine hung up or took too long, so nobody reads the answer.
+  // The engine hung up or took too long, so it does not read the answer.
   request.once('error', () => reject(httpError(400)));
   request.once('close', () => reject(httpError(400)));
   return promise;

@@ -12,7 +12,7 @@ import type { Mutations } from './mutations.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
 
-export interface RequestParts {
+export interface RequestContext {
   readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
@@ -31,7 +31,7 @@ const keyPattern = /^[!-~]{1,255}$/;
 
 /** The Fastify handler of a route: authenticates and authorizes the caller, validates the request, and handles Idempotency-Key. */
 export function createHandler(
-  parts: RequestParts,
+  parts: RequestContext,
   route: Route,
 ): (request: FastifyRequest, reply: FastifyReply) => Promise<FastifyReply> {
   const { core, clock, mutations } = parts;
