@@ -63,22 +63,22 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     },
   });
 
-  async function node(aloneMs = 60_000) {
+  async function node(keeperWaitMs = 60_000) {
     const ground = createScratchFolder('stowage-pod-');
     chmodSync(ground.folder, 0o711);
     const folder = (name: string): string => join(ground.folder, name);
     mkdirSync(folder('mounts'));
-    const doubted = { times: 0 };
+    const lostMounts = { times: 0 };
     const startAgent = () => {
       const keepers = createKeepers({
         clock,
         log: ground.scope.log,
         folder: folder('keepers'),
         version: 'test',
-        aloneMs,
-        gaveUp: () => undefined,
-        doubted: () => void doubted.times++,
-        placing: { engines: new Map(), instance: 'test', wanted: 'pod' },
+        keeperWaitMs,
+        onAbandoned: () => undefined,
+        onMountsLost: () => void lostMounts.times++,
+        placement: { engines: new Map(), instance: 'test', wanted: 'pod' },
       });
       const mounts = createRun(clock, undefined, ground.folder);
       const mounter = createLinuxMounter({
@@ -129,7 +129,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       place,
       startPod,
       state,
-      doubted,
+      lostMounts,
       scope: ground.scope,
       folder: ground.folder,
       log: () => readFileSync(log, 'utf8'),
@@ -271,10 +271,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const staged = [{ source: source(), target: targetAt(here.at) }];
     await expect(here.client.dead?.(staged, here.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
     expect(await here.keepers.serving('stowage:', unending)).toHaveLength(1);
-    expect(here.doubted.times).toBe(0);
+    expect(here.lostMounts.times).toBe(0);
     await expect(waits).rejects.toThrow(/not connected|abort/);
     await eventually(
-      () => here.doubted.times,
+      () => here.lostMounts.times,
       (times) => times > 0,
     );
     expect(held()).toBe(0);

@@ -34,7 +34,7 @@ const answerMs = 1_000;
 
 export function createKeeperPlacement(
   { engines, wanted }: KeeperPlacementOptions,
-  { folder, clock, tell }: PlacingParts,
+  { folder, clock, tell }: KeeperPlacementParts,
   look: () => Promise<Surroundings> = surroundings,
 ): KeeperPlacement {
   let known: OwnContainer | 'here' | undefined;
@@ -73,7 +73,7 @@ export function createKeeperPlacement(
   };
 }
 
-export interface PlacingParts {
+export interface KeeperPlacementParts {
   /** The keepers' folder. */
   readonly folder: string;
   readonly clock: Clock;

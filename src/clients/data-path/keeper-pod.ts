@@ -16,14 +16,14 @@ const findMs = 15_000;
 const lookMs = 50;
 
 /** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
-export async function makePlace(folder: string, user: number): Promise<void> {
+export async function createKeeperFolder(folder: string, user: number): Promise<void> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
   await chown(folder, user, user);
   await chmod(folder, 0o700);
 }
 
 /** Waits until a keeper listens on the socket. */
-export async function findKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
+export async function waitForKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
   using limit = clock.deadline(findMs, signal);
   try {
     while (!isListening(socket)) await clock.sleep(lookMs, limit.signal);
@@ -43,7 +43,7 @@ function isListening(socket: string): boolean {
   }
 }
 
-export function refuseForPods({ network, privilegedPorts }: KeeperKind): void {
+export function requirePodSupport({ network, privilegedPorts }: KeeperKind): void {
   // In a container only root could have that capability, and a keeper does not run as root.
   if (privilegedPorts)
     throw new StowageError(

@@ -9,7 +9,7 @@ import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { createKnownKeepers, type GivenUp } from './known-keepers.ts';
+import { type AbandonedKeeper, createKnownKeepers } from './known-keepers.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
@@ -30,7 +30,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
-    const givenUp: GivenUp[] = [];
+    const abandoned: AbandonedKeeper[] = [];
     const connections: Connection[] = [];
     const door = listenForPeers({
       path: socketOf('host'),
@@ -56,20 +56,20 @@ describe.skipIf(needs('linux'))('known keepers', () => {
       version: 'test',
       log: silentLog(),
       stuckMs: 2_000,
-      aloneMs: 1_000,
-      doubted: () => undefined,
-      starting: {
+      keeperWaitMs: 1_000,
+      onMountsLost: () => undefined,
+      starter: {
         socketOf,
         start: () => expect.fail(),
-        again: () => expect.fail(),
-        areFound: false,
+        restart: () => expect.fail(),
+        areExternal: false,
         user: async () => 0,
         prepare: () => expect.fail(),
         clear: () => expect.fail(),
         kill: () => expect.fail(),
         isMisplaced: () => expect.fail(),
       },
-      gaveUp: (what) => void givenUp.push(what),
+      onAbandoned: (what) => void abandoned.push(what),
     });
     onTestFinished(() => {
       for (const each of [slots, door]) each[Symbol.dispose]();
@@ -92,7 +92,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     await since(1_999);
     clock.advance(1_001);
     expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
-    expect(givenUp).toEqual([]);
+    expect(abandoned).toEqual([]);
     // It recovers for a moment: after that the time starts again.
     for (const state of [{ ...troubled, mounts: 0 }, troubled])
       connections.at(-1)?.send({ kind: 'state', ask: 0, state });
@@ -100,10 +100,10 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     clock.advance(2_500);
     // Ending a keeper takes two requests.
     for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
-    expect([slots.isStuck(slot), givenUp]).toEqual([true, []]);
+    expect([slots.isStuck(slot), abandoned]).toEqual([true, []]);
     clock.advance(500);
     await eventually(
-      () => givenUp,
+      () => abandoned,
       ([first]) => first?.why === 'no data path serves any more',
     );
   });

@@ -96,8 +96,8 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         log: ground.scope.log,
         folder,
         version: 'test',
-        doubted: () => undefined,
-        gaveUp: () => undefined,
+        onMountsLost: () => undefined,
+        onAbandoned: () => undefined,
       });
       const look = createPathAccess(clock);
       const client = createNfsClient({
