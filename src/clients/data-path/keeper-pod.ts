@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { StowageError } from '#core/errors.ts';
-import type { KeeperKind } from './keeper-starter.ts';
+import type { KeeperKind } from './keeper-kind.ts';
 
 /** Keepers in pods of their own. Kubernetes starts them; Stowage only connects to them. */
 

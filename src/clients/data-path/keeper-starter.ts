@@ -1,4 +1,4 @@
-import { chown, mkdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
+import { chown, mkdir, stat } from 'node:fs/promises';
 import { dirname, extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
@@ -10,25 +10,12 @@ import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/engine-errors.ts';
 import { searchPath } from '../mounter/tools.ts';
 import { killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
+import { createKeeperKindFiles, type KeeperKind, type StoredKeeperKind } from './keeper-kind.ts';
 import { createKeeperPlacement, type KeeperPlacementOptions } from './keeper-placement.ts';
 import { createKeeperFolder, podKeeperUser, requirePodSupport, waitForKeeper } from './keeper-pod.ts';
 import { keeperRights } from './keeper-rights.ts';
 import { keeperUser } from './keeper-user.ts';
 import type { OwnContainer } from './own-container.ts';
-
-/** Mounts of different kinds need different keepers: they connect from different networks, or with different rights. */
-export interface KeeperKind {
-  readonly network: string | undefined;
-  readonly privilegedPorts: boolean;
-}
-
-/** The kind as recorded in a file beside the keeper's folder. */
-interface StoredKeeperKind extends KeeperKind {
-  /** The namespace of its network in which the keeper was started. */
-  readonly namespace?: string | undefined;
-  /** It runs beside this process for now, and will move to a container of its own. */
-  readonly isMoving?: boolean;
-}
 
 /** Starts keepers, each in a folder of its own. */
 export interface KeeperStarter {
@@ -84,7 +71,7 @@ export const program = isSource
 
 export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarter {
   const { clock, log, folder, version, find = asItIs } = options;
-  const logged = new Set<string>();
+  const logOnce = createLogOnce(log);
   const { instance = '', podUser = podKeeperUser, ...rest } = options.placement ?? {};
   const areExternal = options.placement?.wanted === 'pod';
   const user = (): Promise<number> => (areExternal ? keeperUser(folder, podUser) : keeperUser(folder));
@@ -93,29 +80,9 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     { folder, clock, tell: logOnce },
   );
   const socketOf = (name: string): string => join(folder, name, 'sock');
-  const kindFile = (name: string): string => join(folder, `${name}.json`);
+  const kinds = createKeeperKindFiles(folder);
 
-  function logOnce(message: string, facts: Readonly<Record<string, string>>): void {
-    const all = JSON.stringify([message, facts]);
-    if (logged.has(all)) return;
-    logged.add(all);
-    log.info(message, facts);
-  }
-
-  async function asProcess({ privilegedPorts }: KeeperKind, namespace: string | undefined): Promise<LaunchMethod> {
-    const rights = await keeperRights({
-      user: await keeperUser(folder),
-      privilegedPorts,
-      paths: [folder, program, process.execPath],
-    });
-    if (rights.why !== undefined) logOnce('the data path runs as root, without rights', { why: rights.why });
-    if (rights.missing.length > 0)
-      logOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
-    const there = namespace === undefined ? [] : await enterNetwork(namespace);
-    return { user: rights.user, enter: [...there, ...rights.enter], launch: launchProcess };
-  }
-
-  async function asContainer(
+  async function containerLaunch(
     own: OwnContainer,
     name: string,
     kind: KeeperKind,
@@ -128,14 +95,6 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     return { user, enter: [], launch: launchContainer({ ...about, folder: dirname(socketOf(name)) }) };
   }
 
-  async function write(name: string, kind: StoredKeeperKind): Promise<void> {
-    // Beside the keeper's folder, where the keeper cannot change it.
-    const draft = `${kindFile(name)}.new`;
-    await writeFile(draft, JSON.stringify(kind), { mode: 0o600 });
-    await rename(draft, kindFile(name));
-  }
-  const read = async (name: string): Promise<StoredKeeperKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
-
   async function prepare(name: string): Promise<void> {
     await mkdir(folder, { recursive: true, mode: 0o711 });
     await createKeeperFolder(dirname(socketOf(name)), await user());
@@ -144,7 +103,7 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
   async function waitForExternal(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void> {
     requirePodSupport(kind);
     await prepare(name);
-    await write(name, kind);
+    await kinds.write(name, kind);
     await waitForKeeper(socketOf(name), clock, signal);
   }
 
@@ -159,11 +118,13 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     const at = kind.network === undefined ? undefined : await find(kind.network, signal);
     const place = await placement.place(signal);
     const method =
-      typeof place === 'string' ? await asProcess(kind, at) : await asContainer(place, name, kind, at, signal);
+      typeof place === 'string'
+        ? await processLaunch(folder, kind, at, logOnce)
+        : await containerLaunch(place, name, kind, at, signal);
     const keeperFolder = dirname(socketOf(name));
     await mkdir(keeperFolder, { recursive: true, mode: 0o700 });
     await chown(keeperFolder, method.user, method.user);
-    await write(name, { ...kind, ...previous });
+    await kinds.write(name, { ...kind, ...previous });
     await startKeeper(
       {
         clock,
@@ -179,15 +140,7 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     );
     // Only now: if the start fails, the previous keeper stays where it was.
     const namespace = at && (await identity(at));
-    await write(name, { ...kind, namespace, isMoving: place === 'later' });
-  }
-
-  async function withEngineErrors(work: Promise<void>): Promise<void> {
-    try {
-      await work;
-    } catch (cause) {
-      throw cause instanceof DockerError ? engineFailure(cause, 'of this container') : cause;
-    }
+    await kinds.write(name, { ...kind, namespace, isMoving: place === 'later' });
   }
 
   return {
@@ -199,7 +152,7 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
     },
     start: (name, kind, signal) => withEngineErrors(start(name, kind, {}, signal)),
     restart: async (name, signal) => {
-      const { network, privilegedPorts, ...previous } = await read(name);
+      const { network, privilegedPorts, ...previous } = await kinds.read(name);
       await withEngineErrors(start(name, { network, privilegedPorts }, previous, signal));
     },
     kill: async (name) => {
@@ -211,12 +164,51 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
       return typeof place === 'string' ? 0 : await removeEnded(place, instance, signal);
     },
     isMisplaced: async (name, signal) => {
-      const { network, namespace, isMoving }: Partial<StoredKeeperKind> = await read(name).catch(() => ({}));
+      const { network, namespace, isMoving }: Partial<StoredKeeperKind> = await kinds.read(name).catch(() => ({}));
       if (isMoving === true && typeof (await placement.place(signal)) !== 'string') return true;
       if (network === undefined || namespace === undefined) return false;
       const now = await identity(await find(network, signal));
       return now !== undefined && now !== namespace;
     },
+  };
+}
+
+async function processLaunch(
+  folder: string,
+  { privilegedPorts }: KeeperKind,
+  namespace: string | undefined,
+  logOnce: LogOnce,
+): Promise<LaunchMethod> {
+  const rights = await keeperRights({
+    user: await keeperUser(folder),
+    privilegedPorts,
+    paths: [folder, program, process.execPath],
+  });
+  if (rights.why !== undefined) logOnce('the data path runs as root, without rights', { why: rights.why });
+  if (rights.missing.length > 0)
+    logOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
+  const there = namespace === undefined ? [] : await enterNetwork(namespace);
+  return { user: rights.user, enter: [...there, ...rights.enter], launch: launchProcess };
+}
+
+async function withEngineErrors(work: Promise<void>): Promise<void> {
+  try {
+    await work;
+  } catch (cause) {
+    throw cause instanceof DockerError ? engineFailure(cause, 'of this container') : cause;
+  }
+}
+
+type LogOnce = (message: string, facts: Readonly<Record<string, string>>) => void;
+
+/** Logs each message with the same facts once. */
+function createLogOnce(log: Log): LogOnce {
+  const logged = new Set<string>();
+  return (message, facts) => {
+    const all = JSON.stringify([message, facts]);
+    if (logged.has(all)) return;
+    logged.add(all);
+    log.info(message, facts);
   };
 }
 

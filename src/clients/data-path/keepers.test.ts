@@ -24,8 +24,8 @@ import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createPathAccess } from '../mounter/path-access.ts';
 import { createRun } from '../mounter/run-program.ts';
+import type { AbandonedKeeper } from './keeper-termination.ts';
 import { createKeepers } from './keepers.ts';
-import type { AbandonedKeeper } from './known-keepers.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();

@@ -1,18 +1,21 @@
 import { createHash } from 'node:crypto';
 import { globSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { Clock } from '#base/clock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
+import { createIdleKeepers } from './idle-keepers.ts';
 import { endingMark } from './keeper-container.ts';
 import { keeperFailure } from './keeper-errors.ts';
-import { answerMs } from './keeper-liveness.ts';
+import type { KeeperKind } from './keeper-kind.ts';
 import type { KeeperPlacementOptions } from './keeper-placement.ts';
-import { upgradedByKubernetes } from './keeper-pod.ts';
-import { createKeeperStarter, type KeeperKind, program, usualKeeper } from './keeper-starter.ts';
-import { type AbandonedKeeper, createKnownKeepers, type KnownKeeper } from './known-keepers.ts';
+import { createKeeperReplacement } from './keeper-replacement.ts';
+import { createKeeperStarter, usualKeeper } from './keeper-starter.ts';
+import type { AbandonedKeeper } from './keeper-termination.ts';
+import { checkReach, type KnownKeeper, mountsOf, stateOf } from './known-keeper.ts';
+import { createKnownKeepers, type KnownKeepers } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no serving data path for so long that callers should stop waiting for one. */
@@ -75,9 +78,6 @@ export interface KeepersOptions {
   readonly placement?: KeeperPlacementOptions;
 }
 
-const idleRounds = 2;
-const clearEveryMs = 250;
-const maxClearPasses = 80;
 /** A successor takes a fraction of a second to start, and is retried for this long. */
 const defaultStuckMs = 60_000;
 /** Longer than the longest back-off of a kubelet for a container that keeps ending. */
@@ -105,7 +105,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
   void starter
     .prepare()
     .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
-  const { opening, connect, running, mountsOf, isStuck } = known;
+  const { opening, connect, running, isStuck } = known;
+  const replacement = createKeeperReplacement({ log, known, starter });
+  const idle = createIdleKeepers({ clock, log, known, starter, replacement });
 
   async function reach(keeper: KnownKeeper, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([keeper.name], signal);
@@ -117,56 +119,10 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return started;
   }
 
-  async function stateOf(keeper: KnownKeeper, signal: AbortSignal): Promise<KeeperState | undefined> {
-    const { client, liveness } = keeper;
-    if (client === undefined || liveness?.isSilent === true) return undefined;
-    using limit = clock.deadline(answerMs, signal);
-    try {
-      return await client.status(limit.signal);
-    } catch (cause) {
-      signal.throwIfAborted();
-      if (cause instanceof DeadlineExceeded) liveness?.check();
-      return undefined;
-    }
-  }
-
   const statusOf = async (keeper: KnownKeeper, signal: AbortSignal): Promise<KeeperStatus> => ({
     name: keeper.name,
-    state: await stateOf(keeper, signal),
+    state: await stateOf(keeper, clock, signal),
   });
-
-  /** The keeper that has the mount. Undefined: none has it. */
-  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<KnownKeeper | undefined> {
-    const has = async (keeper: KnownKeeper): Promise<boolean> => (await mountsOf(keeper, signal)).includes(mount);
-    const look = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
-      const keeper = await known.runningOf(nameOf(kind), signal);
-      return [keeper, keeper !== undefined && (await has(keeper))];
-    };
-    // A keeper that was just ending has left a data path or nothing; the second look sees which.
-    const [own, isIt] = await look().catch((cause: unknown) => {
-      if (isGone(cause)) return look();
-      throw cause;
-    });
-    // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
-    if (isIt) return own;
-    const others = (await running(signal)).filter((keeper) => keeper !== own);
-    const found = await Promise.all(others.map((keeper) => has(keeper).catch(() => false)));
-    signal.throwIfAborted();
-    return others.find((_, at) => found[at]);
-  }
-
-  async function endIf(keeper: KnownKeeper, isDue: () => boolean, signal: AbortSignal): Promise<void> {
-    // Kubernetes would restart it at once.
-    if (starter.areExternal) return;
-    using _ = await opening.hold([keeper.name], signal);
-    const { client } = keeper;
-    if (client === undefined || keeper.users > 0) return;
-    const state = await stateOf(keeper, signal);
-    if (state?.mounts !== 0 || keeper.users > 0 || !isDue()) return;
-    known.forget(keeper);
-    await client.end(signal).catch((cause: unknown) => log.warn('a keeper could not be ended', { why: String(cause) }));
-    client[Symbol.dispose]();
-  }
 
   /** Keeps the keeper from being ended while it is in use. */
   async function withKeeper<T>(
@@ -178,7 +134,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     keeper.users++;
     keeper.idleRounds = 0;
     try {
-      known.checkReach(keeper);
+      checkReach(keeper);
       return await work({ ...(await client()), isStuck: isStuck(keeper) });
     } catch (cause) {
       signal.throwIfAborted();
@@ -193,13 +149,14 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const keeper = known.of(nameOf(kind));
       const client = async (): Promise<KeeperClient> => {
         // When an engine restarts it creates its networks again; don't make this mount wait for the next maintenance pass.
-        if (kind.network !== undefined && keeper.client !== undefined) await replaceIfMisplaced(keeper, signal);
+        if (kind.network !== undefined && keeper.client !== undefined)
+          await replacement.replaceIfMisplaced(keeper, signal);
         return await reach(keeper, kind, signal);
       };
       return withKeeper(keeper, signal, client, work);
     },
     holding: async (mount, kind, signal, work) => {
-      const keeper = await holder(mount, kind, signal).catch((cause: unknown) => {
+      const keeper = await holderOf(mount, kind, { known, clock }, signal).catch((cause: unknown) => {
         signal.throwIfAborted();
         throw keeperFailure(cause, dirname(socketOf(nameOf(kind))));
       });
@@ -212,12 +169,14 @@ export function createKeepers(options: KeepersOptions): Keepers {
     },
     serving: async (prefix, signal) => {
       // A keeper that does not answer is left out: its mounts are made again elsewhere, or hang.
-      const each = (await running(signal)).map((keeper) => mountsOf(keeper, signal).catch((): readonly string[] => []));
+      const each = (await running(signal)).map((keeper) =>
+        mountsOf(keeper, clock, signal).catch((): readonly string[] => []),
+      );
       return (await Promise.all(each)).flat().filter((mount) => mount.startsWith(prefix));
     },
     trouble: async (kind, signal) => {
       const keeper = await known.runningOf(nameOf(kind), signal);
-      const state = keeper && (await stateOf(keeper, signal));
+      const state = keeper && (await stateOf(keeper, clock, signal));
       if (state === undefined) return keeper && 'the client that serves the mount does not answer';
       return state.doing === 'failing' ? 'the client that serves the mount dies again and again' : undefined;
     },
@@ -226,64 +185,41 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const all = await running(signal);
       const failures: unknown[] = [];
       // One that cannot be replaced must not keep the others from being replaced.
-      for (const keeper of all) await replace(keeper, signal).catch((cause: unknown) => failures.push(cause));
+      for (const keeper of all)
+        await replacement.replace(keeper, signal).catch((cause: unknown) => failures.push(cause));
       if (failures.length > 0) throw failures[0];
       return Promise.all(all.map((keeper) => statusOf(keeper, signal)));
     },
-    tidy: async (signal) => {
-      for (const keeper of await running(signal)) {
-        await endIf(keeper, () => ++keeper.idleRounds > idleRounds, signal);
-        if (keeper.client !== undefined) await replaceIfMisplaced(keeper, signal);
-      }
-      await starter.clear(signal);
-    },
+    tidy: idle.tidy,
+    endIdle: idle.endIdle,
     areEnding: () => [...marksIn(folder)].some(([mark, madeAt]) => existingMarks.get(mark) !== madeAt),
-    endIdle: async (signal) => {
-      for (const keeper of await running(signal)) await endIf(keeper, () => true, signal);
-      const staying = (await running(signal)).length;
-      // A container ends a moment after the processes in it.
-      for (let pass = 0; pass < maxClearPasses && (await starter.clear(signal)) > staying; pass++)
-        await clock.sleep(clearEveryMs, signal);
-    },
     [Symbol.asyncDispose]: async () => known[Symbol.dispose](),
   };
+}
 
-  /** Replaces a misplaced keeper with one in its network's current namespace, or in a container of its own. */
-  async function replaceIfMisplaced(keeper: KnownKeeper, signal: AbortSignal): Promise<void> {
-    try {
-      if (!(await starter.isMisplaced(keeper.name, signal))) return;
-      log.info('a data path is replaced, by one where it shall run now', { keeper: keeper.name });
-      await replace(keeper, signal);
-    } catch (cause) {
-      signal.throwIfAborted();
-      log.warn('a data path could not be replaced by one where it shall run now', {
-        keeper: keeper.name,
-        why: String(cause),
-      });
-    }
-  }
-
-  /** Replaces first the keeper, whose successor takes everything over, then its data path. */
-  async function replace(keeper: KnownKeeper, signal: AbortSignal): Promise<void> {
-    try {
-      using _ = await opening.hold([keeper.name], signal);
-      known.checkReach(keeper);
-      if (starter.areExternal) throw upgradedByKubernetes();
-      const previous = keeper.client;
-      await starter.restart(keeper.name, signal);
-      // The predecessor closes its end only later; until then calls would still go to it.
-      known.forget(keeper);
-      previous?.[Symbol.dispose]();
-      const client = await connect(keeper);
-      if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
-      // An idle data path is replaced, too: otherwise it would stay in the old container.
-      const { mounts, active } = await client.status(signal);
-      if (mounts > 0 || active !== null) await client.upgrade(program, signal);
-    } catch (cause) {
-      signal.throwIfAborted();
-      throw keeperFailure(cause, dirname(socketOf(keeper.name)));
-    }
-  }
+/** The keeper that has the mount. Undefined: none has it. */
+async function holderOf(
+  mount: string,
+  kind: KeeperKind,
+  { known, clock }: { readonly known: KnownKeepers; readonly clock: Clock },
+  signal: AbortSignal,
+): Promise<KnownKeeper | undefined> {
+  const has = async (keeper: KnownKeeper): Promise<boolean> => (await mountsOf(keeper, clock, signal)).includes(mount);
+  const look = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
+    const keeper = await known.runningOf(nameOf(kind), signal);
+    return [keeper, keeper !== undefined && (await has(keeper))];
+  };
+  // A keeper that was just ending has left a data path or nothing; the second look sees which.
+  const [own, isIt] = await look().catch((cause: unknown) => {
+    if (isGone(cause)) return look();
+    throw cause;
+  });
+  // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
+  if (isIt) return own;
+  const others = (await known.running(signal)).filter((keeper) => keeper !== own);
+  const found = await Promise.all(others.map((keeper) => has(keeper).catch(() => false)));
+  signal.throwIfAborted();
+  return others.find((_, at) => found[at]);
 }
 
 const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';

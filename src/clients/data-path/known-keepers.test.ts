@@ -9,7 +9,9 @@ import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { type AbandonedKeeper, createKnownKeepers } from './known-keepers.ts';
+import type { AbandonedKeeper } from './keeper-termination.ts';
+import { mountsOf } from './known-keeper.ts';
+import { createKnownKeepers } from './known-keepers.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
@@ -27,7 +29,7 @@ const troubled: KeeperState = {
 
 describe.skipIf(needs('linux'))('known keepers', () => {
   test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
-    const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-known-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
     const abandoned: AbandonedKeeper[] = [];
@@ -50,7 +52,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
         });
       },
     });
-    const slots = createKnownKeepers({
+    const known = createKnownKeepers({
       clock,
       folder,
       version: 'test',
@@ -72,26 +74,26 @@ describe.skipIf(needs('linux'))('known keepers', () => {
       onAbandoned: (what) => void abandoned.push(what),
     });
     onTestFinished(() => {
-      for (const each of [slots, door]) each[Symbol.dispose]();
+      for (const each of [known, door]) each[Symbol.dispose]();
       for (const connection of connections) connection.close();
       rmSync(folder, { recursive: true });
     });
-    const slot = slots.of('host');
+    const keeper = known.of('host');
     const since = (at: number) =>
       eventually(
-        () => slot.troubledSince,
+        () => keeper.troubledSince,
         (found) => found === at,
       );
-    const before = await slots.connect(slot);
+    const before = await known.connect(keeper);
     await since(0);
     clock.advance(1_999);
     // As during an upgrade.
-    slots.forget(slot);
+    known.forget(keeper);
     before?.[Symbol.dispose]();
-    await slots.connect(slot);
+    await known.connect(keeper);
     await since(1_999);
     clock.advance(1_001);
-    expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
+    expect([known.isStuck(keeper), await mountsOf(keeper, clock, unending)]).toEqual([false, ['m']]);
     expect(abandoned).toEqual([]);
     // It recovers for a moment: after that the time starts again.
     for (const state of [{ ...troubled, mounts: 0 }, troubled])
@@ -99,8 +101,8 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     await since(3_000);
     clock.advance(2_500);
     // Ending a keeper takes two requests.
-    for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
-    expect([slots.isStuck(slot), abandoned]).toEqual([true, []]);
+    for (let asked = 0; asked < 3; asked++) await mountsOf(keeper, clock, unending);
+    expect([known.isStuck(keeper), abandoned]).toEqual([true, []]);
     clock.advance(500);
     await eventually(
       () => abandoned,
