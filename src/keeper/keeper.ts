@@ -1,9 +1,11 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { serveAgent } from './agent-connection.ts';
+import { createAgents } from './agents.ts';
 import type { Connection } from './connection.ts';
+import { replaceForeignDataPath } from './foreign-data-path.ts';
 import { type HandOver, handOver } from './hand-over.ts';
-import { createHeldDescriptors, type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import { createHeldDescriptors, type HeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, type KeeperState, type MessageOf } from './protocol.ts';
 import { createSupervisor, type Supervisor } from './supervisor.ts';
 import { type Predecessor, takeOver } from './take-over.ts';
@@ -45,7 +47,6 @@ export interface Keeper {
 
 const helloMs = 5_000;
 const dataPathWaitMs = 5_000;
-const replaceRetryMs = 5_000;
 const initialState = {
   active: null,
   standby: null,
@@ -64,15 +65,12 @@ interface Charge {
 
 export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
-  const agents = new Set<Connection>();
-  /** Agents that hold copies of everything. */
-  const holders = new Set<Connection>();
+  const agents = createAgents();
   const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
   const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
   let charge: Charge | undefined;
   let isMoving = false;
   let handover: HandOver | undefined;
-  let lastSentState = '';
 
   function state(): KeeperState {
     if (charge === undefined) return initialState;
@@ -81,12 +79,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   function changed(): void {
-    const now = state();
-    const text = JSON.stringify(now);
-    if (text === lastSentState) return;
-    lastSentState = text;
-    handover?.look();
-    for (const agent of agents) agent.send({ kind: 'state', ask: 0, state: now });
+    if (agents.sendState(state())) handover?.look();
   }
 
   function takeCharge(
@@ -107,23 +100,18 @@ export function createKeeper(options: KeeperOptions): Keeper {
       changed,
     });
     charge = { supervisor, held };
-    held.watch((message, descriptors) => {
-      for (const holder of holders) holder.send(message, descriptors);
-    });
-    for (const holder of holders) sendHeldDescriptors(holder, held, 'everything');
+    agents.shareAll(held);
     log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.about.pid });
     resolveCharge();
     changed();
-    if (options.replacesForeignDataPath) void replaceForeignDataPath(supervisor);
-  }
-
-  async function replaceForeignDataPath(supervisor: Supervisor): Promise<void> {
-    while (charge?.supervisor === supervisor && supervisor.state.isBorrowed === true && !signal.aborted) {
-      await supervisor.upgrade(program, signal).catch(async (cause: unknown) => {
-        log.warn('failed to replace the data path of the previous keeper', { cause: String(cause) });
-        await clock.sleep(replaceRetryMs, signal).catch(() => undefined);
+    if (options.replacesForeignDataPath)
+      void replaceForeignDataPath(supervisor, {
+        program,
+        clock,
+        log,
+        signal,
+        isCurrent: () => charge?.supervisor === supervisor,
       });
-    }
   }
 
   const begin = (): void => {
@@ -179,8 +167,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function share(connection: Connection): void {
     if (charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
-    holders.add(connection);
-    sendHeldDescriptors(connection, charge.held, 'everything');
+    agents.share(connection, charge.held);
   }
 
   async function end(until: AbortSignal): Promise<void> {
@@ -233,10 +220,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         ended: () => finish('ended'),
         share,
         restore,
-        closed: (gone) => {
-          agents.delete(gone);
-          holders.delete(gone);
-        },
+        closed: agents.remove,
       });
     }
   }
