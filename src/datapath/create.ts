@@ -10,8 +10,8 @@ import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { type CreationMark, isMarked, verifierOf } from './creation-marks.ts';
 import type { Entries, ResolvedName } from './entries.ts';
+import { isSame } from './file-handles.ts';
 import { keyOf } from './name-cache.ts';
-import { isSame } from './server.ts';
 
 /** Creates an object with a time by which it is recognized. */
 type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<Created>;

@@ -1,7 +1,8 @@
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { LockedDirectories } from './locked-directories.ts';
 import type { Nodes } from './ports.ts';
-import type { SeenNode, Server } from './server.ts';
+import type { SeenNode } from './seen-nodes.ts';
+import type { Server } from './server.ts';
 
 export interface DentryShrinkerParts {
   readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;

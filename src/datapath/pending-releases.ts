@@ -1,9 +1,9 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { isSame } from './file-handles.ts';
 import type { Nodes } from './ports.ts';
 import type { RequestWait } from './request-wait.ts';
-import { isSame } from './server.ts';
 
 /**
  * RELEASE requests in progress. close(2) does not wait for them: after closing a removed file, an application may list

@@ -5,9 +5,9 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, ResolvedName } from './entries.ts';
+import { isSame } from './file-handles.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
-import { isSame } from './server.ts';
 import { copyEntryName, type EntryName, type NameRemoval, withoutDeadline } from './silly-rename.ts';
 import type { UnlinkOperations } from './unlink.ts';
 

@@ -1,5 +1,3 @@
-import { Errno } from '#wire/fuse/errno.ts';
-import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
@@ -7,14 +5,14 @@ import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import type { AttributeCache } from './attribute-cache.ts';
 import type { Calls } from './calls.ts';
-import { isStale } from './errors.ts';
-import { access, areSameRights, type Caller, type Identities, type Rights } from './identity.ts';
+import { access, type Caller, type Identities, type Rights } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
 import { openerOf } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
-import { isUnchanged } from './wcc-chain.ts';
+import { createSeenNodes, type SeenNode } from './seen-nodes.ts';
+import { createServerCalls, type OnOne } from './server-calls.ts';
+import { createServerRecovery, hasSameRights } from './server-recovery.ts';
 
-type OnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
 type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Promise<R>;
 
 /** The NFS server as one mount sees it: calls on nodes, on behalf of a request. */
@@ -52,116 +50,12 @@ export interface ServerParts {
   readonly notify: (bytes: Buffer) => void;
 }
 
-interface Seen {
-  readonly parent: number;
-  readonly key: string;
-}
-
-/** A node and where it was last seen. */
-export interface SeenNode extends Seen {
-  readonly id: number;
-  readonly isDirectory: boolean;
-}
-
-/** Deeper paths exceed the kernel's limit. */
-const deepest = 2048;
-
-export function createServer({ nfs, nodes, attributes, names, identities, calls, notify }: ServerParts): Server {
-  /** Least recently seen first. */
-  const places = new Map<number, Seen>();
-  const directories = new Set<number>();
-
-  function node(id: number): Node {
-    const found = nodes.get(id);
-    if (found === undefined) throw new Errno('ESTALE');
-    return found;
-  }
-
-  const ask = <R>(request: Request, credential: Buffer, id: number, call: OnOne<R>): Promise<R> =>
-    calls.ask(request, credential, (options) => call(node(id).handle, options));
-
-  const getattr = (request: Request, id: number): Promise<Attributes> =>
-    ask(request, identities.credential(request, access.none), id, (handle, options) => nfs.getattr(handle, options));
-
-  /** The handle is stale; the server may have a new one for the same file at the same path. */
-  async function findAgain(request: Request, id: number, depth: number): Promise<void> {
-    const place = places.get(id);
-    const known = attributes.last(id);
-    if (place === undefined || known === undefined || depth > deepest) return;
-    const name = Buffer.from(place.key, 'latin1');
-    const lookup = () => {
-      const credential = identities.credential(request, access.search, attributes.kernelRights(place.parent));
-      return ask(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
-    };
-    const found = await lookup().catch(async (cause: unknown) => {
-      if (!isStale(cause)) throw cause;
-      await findAgain(request, place.parent, depth + 1);
-      return await lookup();
-    });
-    const since = attributes.now();
-    const now = found.attributes ?? (await asCallerOnly(request, (options) => nfs.getattr(found.handle, options)));
-    // File ids are reused, so more must match.
-    if (now.fileId !== known.fileId || now.type !== known.type || !isUnchanged(now, known)) return;
-    nodes.changeHandle(id, found.handle);
-    attributes.update(id, now, since);
-  }
-
-  /** The directories of the path may have been replaced, too. */
-  function dropPath(id: number): void {
-    let place = places.get(id);
-    for (let depth = 0; place !== undefined && depth < deepest; depth++) {
-      names.drop(place.parent, place.key);
-      place = places.get(place.parent);
-    }
-  }
-
-  async function learn(request: Request, id: number): Promise<Attributes> {
-    const since = attributes.now();
-    const found = await getattr(request, id);
-    attributes.update(id, found, since);
-    return found;
-  }
-
-  /**
-   * The server refuses what the kernel permitted, perhaps by outdated rights. Makes the kernel look again and decide by
-   * the new ones. True: the kernel's rights were unknown after a crash, and are now taken to be those found.
-   */
-  async function isNews(request: Request, ids: readonly number[], needs: number, cause: unknown): Promise<boolean> {
-    let [hasNews, isOld] = [false, false];
-    for (const id of ids) {
-      const before = attributes.kernelRights(id);
-      const isTold = attributes.kernelView(id).rights !== undefined;
-      if (isSameAs(before, await learn(request, id))) continue;
-      notify(invalidateInode(id));
-      if (isTold) isOld = true;
-      else hasNews = true;
-    }
-    // An open directory is not looked up again.
-    if (isOld && needs !== access.list) throw new Errno('ESTALE', cause);
-    return hasNews && !isOld;
-  }
-
-  /** True: a node has a new handle. */
-  async function isFoundAgain(request: Request, ids: readonly number[]): Promise<boolean> {
-    const before = ids.map((id) => node(id).handle);
-    for (const id of ids) await findAgain(request, id, 0).catch(() => undefined);
-    if (ids.some((id, i) => !isSame(node(id).handle, before[i] as FileHandle))) return true;
-    // The kernel will look the names up again: it must not find the same cached entries.
-    for (const id of ids) dropPath(id);
-    return false;
-  }
-
-  async function mended<R>(
-    request: Request,
-    ids: readonly number[],
-    needs: number,
-    cause: unknown,
-    again: () => Promise<R>,
-  ): Promise<R> {
-    if (isNfsError(cause, 'ACCES') && (await isNews(request, ids, needs, cause))) return await again();
-    if (isStale(cause) && (await isFoundAgain(request, ids))) return await again();
-    throw cause;
-  }
+export function createServer(parts: ServerParts): Server {
+  const { attributes, identities, calls } = parts;
+  const places = createSeenNodes();
+  const serverCalls = createServerCalls(parts);
+  const { node, ask, getattr, asCallerOnly } = serverCalls;
+  const recovery = createServerRecovery(parts, serverCalls, places);
 
   function on<R>(
     request: Request,
@@ -172,7 +66,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
   ): Promise<R> {
     const once = (): Promise<R> =>
       ask(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
-    return once().catch((cause: unknown) => mended(request, [id], needs, cause, once));
+    return once().catch((cause: unknown) => recovery.retry(request, [id], needs, cause, once));
   }
 
   function onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R> {
@@ -180,18 +74,19 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       ask(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
     const about = attributes.last(id);
     return once(about).catch(async (cause: unknown) => {
-      if (!isNfsError(cause, 'ACCES')) return await mended(request, [id], needs, cause, () => once(about));
-      const now = await learn(request, id);
-      if (isSameAs(about, now)) throw cause;
+      if (!isNfsError(cause, 'ACCES')) return await recovery.retry(request, [id], needs, cause, () => once(about));
+      const now = await recovery.readAttributes(request, id);
+      if (hasSameRights(about, now)) throw cause;
       return await once(now);
     });
   }
 
-  const asCallerOnly: Server['asCallerOnly'] = (request, call) =>
-    calls.ask(request, identities.credential(request, access.none), call);
-
   return {
     node,
+    seen: places.seen,
+    isDirectory: places.isDirectory,
+    oldest: places.oldest,
+    forget: places.forget,
     on,
     onOpen,
     asCallerOnly,
@@ -200,37 +95,14 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       const credential = () => identities.credential(request, access.change, first(), attributes.kernelRights(other));
       const once = () =>
         calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
-      return once().catch((cause: unknown) => mended(request, [one, other], access.change, cause, once));
+      return once().catch((cause: unknown) => recovery.retry(request, [one, other], access.change, cause, once));
     },
     look: async (request, id) => {
       const since = attributes.now();
       const found = await getattr(request, id).catch((cause: unknown) =>
-        mended(request, [id], access.none, cause, () => getattr(request, id)),
+        recovery.retry(request, [id], access.none, cause, () => getattr(request, id)),
       );
       return attributes.update(id, found, since);
     },
-    seen: (id, parent, key) => {
-      places.delete(id);
-      places.set(id, { parent, key });
-    },
-    isDirectory: (id) => {
-      directories.add(id);
-    },
-    oldest: (most) =>
-      places
-        .entries()
-        .take(most)
-        .map(([id, seen]) => ({ id, ...seen, isDirectory: directories.has(id) }))
-        .toArray(),
-    forget: (id) => {
-      places.delete(id);
-      directories.delete(id);
-    },
   };
 }
-
-const isSameAs = (before: Rights | undefined, now: Rights): boolean =>
-  before !== undefined && areSameRights(before, now);
-
-export const isSame = (a: FileHandle, b: FileHandle): boolean =>
-  a.length === b.length && a.every((byte, i) => byte === b[i]);

@@ -9,11 +9,11 @@ import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { ResolvedName } from './entries.ts';
 import { asErrno, isNotExecuted } from './errors.ts';
+import { isSame } from './file-handles.ts';
 import type { Caller } from './identity.ts';
 import { keyOf } from './name-cache.ts';
 import type { HiddenName } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
-import { isSame } from './server.ts';
 
 /** NFS has no open files without a name: an open file gets a hidden name (silly rename) before it loses its own. */
 export interface SillyRename {

@@ -4,8 +4,8 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, ResolvedName } from './entries.ts';
+import { isSame } from './file-handles.ts';
 import { keyOf } from './name-cache.ts';
-import { isSame } from './server.ts';
 import {
   type CallOnPlace,
   copyEntryName,
