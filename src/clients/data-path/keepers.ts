@@ -12,7 +12,7 @@ import { keeperFailure } from './keeper-errors.ts';
 import type { KeeperKind } from './keeper-kind.ts';
 import type { KeeperPlacementOptions } from './keeper-placement.ts';
 import { createKeeperReplacement } from './keeper-replacement.ts';
-import { createKeeperStarter, usualKeeper } from './keeper-starter.ts';
+import { createKeeperStarter, type KeeperStarter, usualKeeper } from './keeper-starter.ts';
 import type { AbandonedKeeper } from './keeper-termination.ts';
 import { checkReach, type KnownKeeper, mountsOf, stateOf } from './known-keeper.ts';
 import { createKnownKeepers, type KnownKeepers } from './known-keepers.ts';
@@ -105,19 +105,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
   void starter
     .prepare()
     .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
-  const { opening, connect, running, isStuck } = known;
+  const { running, isStuck } = known;
   const replacement = createKeeperReplacement({ log, known, starter });
   const idle = createIdleKeepers({ clock, log, known, starter, replacement });
-
-  async function reach(keeper: KnownKeeper, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
-    using _ = await opening.hold([keeper.name], signal);
-    const current = keeper.client ?? (await connect(keeper));
-    if (current !== undefined) return current;
-    await starter.start(keeper.name, kind, signal);
-    const started = await connect(keeper);
-    if (started === undefined) throw new KeeperError('gone', 'the keeper has gone');
-    return started;
-  }
 
   const statusOf = async (keeper: KnownKeeper, signal: AbortSignal): Promise<KeeperStatus> => ({
     name: keeper.name,
@@ -151,7 +141,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
         // When an engine restarts it creates its networks again; don't make this mount wait for the next maintenance pass.
         if (kind.network !== undefined && keeper.client !== undefined)
           await replacement.replaceIfMisplaced(keeper, signal);
-        return await reach(keeper, kind, signal);
+        return await connectOrStart(keeper, kind, { known, starter }, signal);
       };
       return withKeeper(keeper, signal, client, work);
     },
@@ -220,6 +210,22 @@ async function holderOf(
   const found = await Promise.all(others.map((keeper) => has(keeper).catch(() => false)));
   signal.throwIfAborted();
   return others.find((_, at) => found[at]);
+}
+
+/** The connection to the keeper, which is started if it does not run. */
+async function connectOrStart(
+  keeper: KnownKeeper,
+  kind: KeeperKind,
+  { known, starter }: { readonly known: KnownKeepers; readonly starter: KeeperStarter },
+  signal: AbortSignal,
+): Promise<KeeperClient> {
+  using _ = await known.opening.hold([keeper.name], signal);
+  const current = keeper.client ?? (await known.connect(keeper));
+  if (current !== undefined) return current;
+  await starter.start(keeper.name, kind, signal);
+  const started = await known.connect(keeper);
+  if (started === undefined) throw new KeeperError('gone', 'the keeper has gone');
+  return started;
 }
 
 const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';

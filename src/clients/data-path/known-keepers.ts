@@ -103,20 +103,10 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
       status: client.status,
       onHang: () => void termination.kill(keeper, client),
     });
-    if (copies !== undefined) await share(keeper, client, copies);
+    if (copies !== undefined) await shareOrClose(client, copies, { keeper: keeper.name, log, clock }, closing.signal);
     [keeper.client, keeper.liveness] = [client, liveness];
     if (lastState !== undefined) stateChanged(lastState);
     return client;
-  }
-
-  async function share(keeper: KnownKeeper, client: KeeperClient, copies: DescriptorCopies): Promise<void> {
-    using limit = clock.deadline(shareMs, closing.signal);
-    try {
-      await shareDescriptors(client, copies, { keeper: keeper.name, log }, limit.signal);
-    } catch (cause) {
-      client[Symbol.dispose]();
-      throw cause;
-    }
   }
 
   function connectionClosed(keeper: KnownKeeper, client: KeeperClient | undefined, liveness: KeeperLiveness): void {
@@ -138,22 +128,14 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
     else onMountsLost();
   }
 
-  /** If the keeper is gone, a data path that lives keeps serving, and waits for another keeper to take over. */
-  async function connectOrRestart(keeper: KnownKeeper, signal: AbortSignal): Promise<boolean> {
-    if (keeper.client !== undefined || (await connect(keeper)) !== undefined) return true;
-    if (!isServed(starter.socketOf(keeper.name))) return false;
-    log.info('a data path has lost its keeper, and gets another', { keeper: keeper.name });
-    await starter.restart(keeper.name, signal);
-    return (await connect(keeper)) !== undefined;
-  }
-
   async function runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined> {
     const keeper = of(name);
     // A connected keeper is returned without the lock, so that nobody waits for an upgrade.
     if (keeper.client !== undefined) return keeper;
     using _ = await opening.hold([name], signal);
     try {
-      const isUsable = (await connectOrRestart(keeper, signal)) || (keeper.copies?.mounts.length ?? 0) > 0;
+      const isUsable =
+        (await connectOrRestart(keeper, { connect, starter, log }, signal)) || (keeper.copies?.mounts.length ?? 0) > 0;
       return isUsable ? keeper : undefined;
     } catch (cause) {
       log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
@@ -184,3 +166,31 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
 
 const keeperNames = async (folder: string): Promise<readonly string[]> =>
   (await readdir(folder).catch(() => [])).filter((name) => /^(host|net-)/.test(name) && !name.includes('.'));
+
+async function shareOrClose(
+  client: KeeperClient,
+  copies: DescriptorCopies,
+  { keeper, log, clock }: { readonly keeper: string; readonly log: Log; readonly clock: Clock },
+  signal: AbortSignal,
+): Promise<void> {
+  using limit = clock.deadline(shareMs, signal);
+  try {
+    await shareDescriptors(client, copies, { keeper, log }, limit.signal);
+  } catch (cause) {
+    client[Symbol.dispose]();
+    throw cause;
+  }
+}
+
+/** If the keeper is gone, a data path that lives keeps serving, and waits for another keeper to take over. */
+async function connectOrRestart(
+  keeper: KnownKeeper,
+  { connect, starter, log }: Pick<KnownKeepers, 'connect'> & Pick<KnownKeepersOptions, 'starter' | 'log'>,
+  signal: AbortSignal,
+): Promise<boolean> {
+  if (keeper.client !== undefined || (await connect(keeper)) !== undefined) return true;
+  if (!isServed(starter.socketOf(keeper.name))) return false;
+  log.info('a data path has lost its keeper, and gets another', { keeper: keeper.name });
+  await starter.restart(keeper.name, signal);
+  return (await connect(keeper)) !== undefined;
+}
