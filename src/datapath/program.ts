@@ -157,15 +157,18 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     },
     stop: async () => {
       requests.stopping();
-      const all = [...running.values()];
-      const quiet = async (): Promise<void> => {
-        await Promise.all(all.map(({ served }) => served.stop()));
-        await Promise.all(all.map(({ behind }) => behind.stop()));
-      };
-      using limit = clock.deadline(stopMs, signal);
-      await unlessAborted(quiet(), limit.signal).catch(() => undefined);
+      await stopMounts([...running.values()], clock, signal);
     },
   };
+}
+
+async function stopMounts(mounts: readonly RunningMount[], clock: Clock, signal: AbortSignal): Promise<void> {
+  const stopped = async (): Promise<void> => {
+    await Promise.all(mounts.map(({ served }) => served.stop()));
+    await Promise.all(mounts.map(({ behind }) => behind.stop()));
+  };
+  using limit = clock.deadline(stopMs, signal);
+  await unlessAborted(stopped(), limit.signal).catch(() => undefined);
 }
 
 /** For a mount that could not be served. */

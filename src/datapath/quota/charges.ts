@@ -125,12 +125,10 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     quota.changed(more);
   }
 
-  /** The space freed with the file: what was charged for it, if known; else what the server reports. */
-  function tookOf(id: number, { size, used }: Attributes): number {
+  const chargedFile = (id: number): Charged | undefined => {
     const file = files.get(id);
-    if (file === undefined || !isCharged(file)) return used;
-    return Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
-  }
+    return file !== undefined && isCharged(file) ? file : undefined;
+  };
 
   async function leaving(id: number, request: Request): Promise<SpaceToFree | undefined> {
     const epoch = await waitFor(request, (signal) => unlessAborted(quota.freeing(), signal));
@@ -172,7 +170,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
       // If either is unknown, the file may have been truncated, and its charges mean nothing any more.
       if (before === undefined || after === undefined) return void files.delete(id);
       if (after.size >= before.attributes.size) return;
-      const took = tookOf(id, before.attributes);
+      const took = spaceOf(chargedFile(id), before.attributes);
       files.delete(id);
       // Space before the new end stays used, even if the server reports it later.
       free(Math.min(took - after.used, roundUp(before.attributes.size) - roundUp(after.size)), before.epoch);
@@ -182,12 +180,17 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
       if (before === undefined) return void files.delete(id);
       // Other objects, and files with further links, free nothing.
       if (before.attributes.type !== fileType.regular || before.attributes.links > 1) return;
-      const took = tookOf(id, before.attributes);
+      const took = spaceOf(chargedFile(id), before.attributes);
       files.delete(id);
       free(took, before.epoch);
     },
     forget: (id) => void files.delete(id),
   };
+}
+
+/** The space freed with the file: what was charged for it, if known; else what the server reports. */
+function spaceOf(file: Charged | undefined, { size, used }: Attributes): number {
+  return file === undefined ? used : Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
 }
 
 function costOf(file: Charged, now: Pick<Attributes, 'size' | 'used'>, offset: number, length: number): number {
