@@ -1,12 +1,12 @@
 import { constants } from 'node:fs';
 import { unlessAborted } from '#base/aborted.ts';
-import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type BackgroundWritesOptions, createBackgroundWrites, type Writer } from './background-writes.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
 import type { DataLoss } from './data-loss-log.ts';
+import { createLossReports } from './loss-reports.ts';
 import type { Range } from './pieces.ts';
 import type { AcknowledgedWrite, JournaledWrites } from './ports.ts';
 import { createWriteBehind } from './write-behind.ts';
@@ -71,9 +71,7 @@ export function createWrites(parts: WritesParts): Writes {
   const { context, calls, kept, budgets } = parts;
   const { attributes, clock, nodes } = context;
   const background = createBackgroundWrites(context, parts);
-  /** Open files that were told of a loss, by node. A successor reports it to all of them once more. */
-  const reported = new Map<number, Set<number>>();
-  let isStopped = false;
+  const losses = createLossReports(nodes);
   /** Places of synchronous requests: their memory is freed with the answer. */
   const waiting = new Set<number>();
   let revalidations = 0;
@@ -93,41 +91,11 @@ export function createWrites(parts: WritesParts): Writes {
       if (!waiting.delete(place)) kept?.free(place);
     },
     onLost: (id, { code }, lost) => {
-      nodes.setLost(id, code);
-      reported.delete(id);
-      const answered = lost.filter(({ place }) => !waiting.has(place));
-      const bytes = answered.reduce((sum, { data }) => sum + data.length, 0);
+      losses.add(id, code);
+      const bytes = totalBytes(lost.filter(({ place }) => !waiting.has(place)));
       if (bytes > 0) parts.onLost?.({ id, fileId: attributes.last(id)?.fileId, code, bytes });
     },
   });
-
-  function reportLoss(id: number, fh: number, { resent }: Request): void {
-    const lost = nodes.lost(id);
-    if (lost === undefined || reported.get(id)?.has(fh) === true) return;
-    // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
-    if (resent) throw new Errno(lost);
-    markReported(id, fh);
-    // After the answer is in the journal: if killed before that, the successor reports it.
-    setImmediate(() => {
-      // Unless more was lost since.
-      if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
-      clearLossIfReported(id, 0);
-    });
-    throw new Errno(lost);
-  }
-
-  function markReported(id: number, fh: number): void {
-    const known = reported.get(id) ?? new Set();
-    reported.set(id, known.add(fh));
-  }
-
-  /** Clears the loss when all open files know. `spared` of them need not know. */
-  function clearLossIfReported(id: number, spared: number): void {
-    const { opens = 0 } = nodes.get(id) ?? {};
-    if (isStopped || (reported.get(id)?.size ?? 0) < opens - spared) return;
-    nodes.setLost(id, undefined);
-    reported.delete(id);
-  }
 
   const waitUnlessInterrupted = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
     what && calls.wait(request, (signal) => unlessAborted(what, signal));
@@ -162,14 +130,14 @@ export function createWrites(parts: WritesParts): Writes {
       // The requester was interrupted while the data are in flight: keep their memory.
       if (waiting.delete(place)) kept?.keep(place);
     }
-    reportLoss(id, at.fh, request);
+    losses.report(id, at.fh, request);
     return data.length;
   }
 
   return {
     flushed,
     write: (id, at, data, request) => {
-      reportLoss(id, at.fh, request);
+      losses.report(id, at.fh, request);
       if (data.length === 0) return 0;
       return kept === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
         ? writeThrough(id, at, data, request)
@@ -177,26 +145,19 @@ export function createWrites(parts: WritesParts): Writes {
     },
     settle: async (id, fh, request) => {
       await flushed(id, request);
-      reportLoss(id, fh, request);
+      losses.report(id, fh, request);
     },
     settled: (id, request, range) => waitUnlessInterrupted(request, behind.settled(id, range)),
     end: (id) => behind.end(id),
     get revalidations() {
       return revalidations;
     },
-    opened: (id, fh) => {
-      // The writer may have been killed, and its next step is to check the file.
-      if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
-      clearLossIfReported(id, 1);
-      if (nodes.lost(id) !== undefined) markReported(id, fh);
-    },
+    opened: losses.opened,
     closed: (id, fh) => {
-      reported.get(id)?.delete(fh);
+      losses.closed(id, fh);
       return behind.flush(id);
     },
-    forget: (id) => {
-      reported.delete(id);
-    },
+    forget: losses.forget,
     behind: {
       restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
       commitSoon: behind.commitSoon,
@@ -206,7 +167,7 @@ export function createWrites(parts: WritesParts): Writes {
       },
       flush: behind.flushAll,
       stop: () => {
-        isStopped = true;
+        losses.stop();
         return background.stop();
       },
       get files() {
@@ -217,3 +178,6 @@ export function createWrites(parts: WritesParts): Writes {
 }
 
 const neverAborted = new AbortController().signal;
+
+const totalBytes = (pieces: readonly { readonly data: Uint8Array }[]): number =>
+  pieces.reduce((sum, { data }) => sum + data.length, 0);
