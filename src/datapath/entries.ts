@@ -1,20 +1,12 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
-import { isNfsError } from '#wire/nfs3/status.ts';
-import { type Attributes, type FileHandle, fileType, maxName } from '#wire/nfs3/structures.ts';
-import type { CallOptions } from '#wire/rpc/client.ts';
+import { fileType, maxName } from '#wire/nfs3/structures.ts';
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
-import { access } from './identity.ts';
+import { createEntryTtl } from './entry-ttl.ts';
+import { createFindName, type ResolvedName } from './find-name.ts';
 import { keyOf, type Name } from './name-cache.ts';
 import type { Node, Nodes } from './ports.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
-
-/** The object of a name, as the server said. */
-export interface ResolvedName {
-  readonly handle: FileHandle;
-  readonly attributes: Attributes | undefined;
-  readonly since: number;
-}
 
 /** Directory entries as the kernel knows them. */
 export interface Entries {
@@ -33,8 +25,6 @@ export interface Entries {
   forget(id: number, lookups: number): void;
 }
 
-/** Two changes of a directory within a few ms may have the same ctime, so names expire after this. */
-const maxMs = 30_000;
 /** How long a listing's attributes are used: later the file may have been changed here. */
 const listedMs = 1_000;
 
@@ -49,20 +39,10 @@ interface KernelEntry {
 const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
 export function createEntries(context: Context): Entries {
-  const { nfs, nodes, server, attributes, names, clock, sequence, ttlMs } = context;
+  const { nodes, server, attributes, names, clock, sequence, ttlMs } = context;
   const readdirAhead = createReaddirAhead(context);
-
-  /** Longer if the directory has not changed for long. */
-  const relyMs = (parent: number, { at }: Name): number =>
-    Math.max(0, at + attributes.relyMs(parent) - clock.elapsed());
-
-  /** A kept name means that no other client changed the directory up to the time of its attributes. */
-  function keptMs(parent: number, name: Name): number {
-    const now = clock.elapsed();
-    // Negative entries expire soon: the kernel does not hear about changes by other clients.
-    if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
-    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
-  }
+  const { relyMs, keptMs } = createEntryTtl(context);
+  const find = createFindName(context);
 
   /** Records where the kernel will see the node. */
   function counted(parent: number, key: string, node: Node): Node {
@@ -104,19 +84,6 @@ export function createEntries(context: Context): Entries {
     }
     undoLookup(node.id, place);
     return undefined;
-  }
-
-  async function find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
-    const key = keyOf(name);
-    const since = attributes.now();
-    const changes = names.changes(parent);
-    // Absence is not an error: throwing through all layers would take longer than the call.
-    const lookup = (handle: FileHandle, options: CallOptions) => nfs.lookup(handle, name, options).catch(nothingThere);
-    const found = await server.on(request, parent, lookup, access.search);
-    names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
-    if (found === undefined) return undefined;
-    if (found.directory !== undefined) attributes.update(parent, found.directory, since);
-    return { handle: found.handle, attributes: found.attributes, since };
   }
 
   async function asked(parent: number, node: Node, request: Request): Promise<Entry> {
@@ -179,8 +146,4 @@ export function createEntries(context: Context): Entries {
         ? known(parent, key, name, { place, count: nodes.addListed, entryMs: relyMs(parent, name) })
         : undefined,
   };
-}
-
-function nothingThere(cause: unknown): undefined {
-  if (!isNfsError(cause, 'NOENT')) throw cause;
 }

@@ -4,11 +4,13 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { Entries, ResolvedName } from './entries.ts';
+import type { Entries } from './entries.ts';
 import { isSame } from './file-handles.ts';
+import type { ResolvedName } from './find-name.ts';
+import { type EntryName, withoutDeadline } from './hidden-name-calls.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
-import { copyEntryName, type EntryName, type NameRemoval, withoutDeadline } from './silly-rename.ts';
+import { copyEntryName, type NameRemoval } from './silly-rename.ts';
 import type { UnlinkOperations } from './unlink.ts';
 
 /** NFSv3 cannot exchange two names or refuse to replace one atomically. */

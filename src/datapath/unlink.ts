@@ -3,14 +3,15 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { Entries, ResolvedName } from './entries.ts';
+import type { Entries } from './entries.ts';
 import { isSame } from './file-handles.ts';
+import type { ResolvedName } from './find-name.ts';
+import type { EntryName } from './hidden-name-calls.ts';
 import { keyOf } from './name-cache.ts';
 import {
   type CallOnPlace,
   copyEntryName,
   createSillyRename,
-  type EntryName,
   type NameRemoval,
   type SillyRename,
   type SillyRenameParts,
