@@ -43,7 +43,7 @@ const volume: Volume = {
 };
 
 const unwritten = (): never => {
-  throw new StowageError('a file has data that the server does not have yet, and it does not take them', {
+  throw new StowageError('a file has unwritten data that the server does not accept', {
     code: 'busy',
     reason: 'data-unwritten',
     action: 'Wait.',

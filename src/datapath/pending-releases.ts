@@ -38,7 +38,7 @@ export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: Req
       if (underWay.size === 0) return undefined;
       const ends = [...underWay].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
       if (ends.length === 0) return undefined;
-      // A failed release leaves its name, which nobody will remove.
+      // A failed release leaves its name, which is then never removed.
       return waitFor(request, (signal) => unlessAborted(Promise.all(ends), signal)).then(() => undefined);
     },
   };

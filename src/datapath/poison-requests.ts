@@ -9,7 +9,7 @@ export interface PoisonRequests {
   add(place: number, begin: () => void): void;
   /** Not started yet. */
   has(place: number): boolean;
-  /** The request was answered or must not be started any more. */
+  /** The request was answered or must no longer be started. */
   done(place: number): void;
 }
 

@@ -112,7 +112,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     await expect.poll(() => isOpen(again)).toBe(false);
   });
 
-  test('reports a mount that it cannot serve, serves the others, and drops it when told to', async () => {
+  test('reports a mount that it cannot serve, serves the others, and drops it when asked to', async () => {
     const { start, told, open, rows } = await started();
     const first = await start();
     for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });

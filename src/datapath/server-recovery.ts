@@ -11,7 +11,7 @@ import type { ServerParts } from './server.ts';
 import type { ServerCalls } from './server-calls.ts';
 import { isUnchanged } from './wcc-chain.ts';
 
-/** What a failed call does before it is retried. */
+/** Recovers from stale handles and outdated rights after a failed call. */
 export interface ServerRecovery {
   /** Retries the call once if the failure was a stale handle or outdated rights, and these are now known. Else throws `cause`. */
   retry<R>(request: Request, ids: readonly number[], needs: number, cause: unknown, call: () => Promise<R>): Promise<R>;
@@ -60,7 +60,7 @@ export function createServerRecovery(
   }
 
   /**
-   * The server refuses what the kernel permitted, perhaps by outdated rights. Makes the kernel look call and decide by
+   * The server refuses what the kernel permitted, perhaps by outdated rights. Makes the kernel look again and decide by
    * the new ones. True: the kernel's rights were unknown after a crash, and are now taken to be those found.
    */
   async function areRightsNew(
@@ -78,7 +78,7 @@ export function createServerRecovery(
       if (isKnownToKernel) isOutdated = true;
       else isNew = true;
     }
-    // An open directory is not looked up call.
+    // The kernel does not look an open directory up again.
     if (isOutdated && needs !== access.list) throw new Errno('ESTALE', cause);
     return isNew && !isOutdated;
   }
@@ -88,7 +88,7 @@ export function createServerRecovery(
     const before = ids.map((id) => node(id).handle);
     for (const id of ids) await lookUpAgain(request, id, 0).catch(() => undefined);
     if (ids.some((id, i) => !isSame(node(id).handle, before[i] as FileHandle))) return true;
-    // The kernel will look the names up call: it must not find the same cached entries.
+    // The kernel will look the names up again: it must not find the same cached entries.
     for (const id of ids) dropPath(id);
     return false;
   }

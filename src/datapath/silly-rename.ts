@@ -98,7 +98,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     }
   }
 
-  /** The file has no hidden name any more. It was not counted in the link count shown. */
+  /** The file no longer has a hidden name. The link count shown did not include it. */
   function clearHidden(id: number): void {
     nodes.hide(id, undefined);
     attributes.setHidden(id, false);

@@ -41,7 +41,7 @@ export interface Keeper {
   readonly state: KeeperState;
   /** A peer of a permitted user connected. */
   connected(connection: Connection): void;
-  /** Resolves when the process may exit: nothing that somebody needs ends with it. */
+  /** Resolves when the process may exit: no mount needs it. */
   readonly outcome: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 

@@ -19,7 +19,7 @@ export interface PodKeeper {
   waitForTurn(signal: AbortSignal): Promise<void>;
   /** This keeper is in charge. From now on this pod does not take over from a live keeper of another pod again. */
   tookCharge(): void;
-  /** From now on, exits when told to and no mounts are left. */
+  /** From now on, exits on SIGTERM if no mounts are left. */
   endWhenIdle(mounts: () => number): void;
   /** Restarts the program in place, after a pause. */
   restart(ms: number): Promise<never>;

@@ -98,7 +98,7 @@ export function startChild(program: string, { clock, flags, log }: ChildOptions)
   child.on('error', () => undefined);
   child.unref();
   if (child.pid === undefined) throw new Error('the program could not be started');
-  // Otherwise nobody would kill it.
+  // Otherwise it would not be killed.
   undone.defer(() => child.kill('SIGKILL'));
   // The pid cannot have been reused: Node had no time to reap the process.
   const pidfd = openPidfd(child.pid);

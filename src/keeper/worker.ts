@@ -5,7 +5,7 @@ import type { MessageOf } from './protocol.ts';
 /** A handle on another process, started here or transferred by another keeper. */
 export interface ProcessHandle {
   readonly connection: Connection;
-  /** Kills it. Resolves when none of its threads can run its program any more. */
+  /** Kills it. Resolves when none of its threads can run its program again. */
   end(): Promise<void>;
   /** It was killed but hangs in the kernel, so its connection stays open. */
   isDying(): boolean;

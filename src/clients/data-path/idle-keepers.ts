@@ -37,7 +37,7 @@ export function createIdleKeepers(options: IdleKeepersOptions): IdleKeepers {
     const state = await stateOf(keeper, clock, signal);
     if (state?.mounts !== 0 || keeper.users > 0 || !isDue()) return;
     known.forget(keeper);
-    await client.end(signal).catch((cause: unknown) => log.warn('a keeper could not be ended', { why: String(cause) }));
+    await client.end(signal).catch((cause: unknown) => log.warn('failed to end a keeper', { why: String(cause) }));
     client[Symbol.dispose]();
   }
 

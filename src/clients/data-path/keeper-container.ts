@@ -50,7 +50,7 @@ status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
 
-/** The same as for Stowage itself. Within this time Stowage ends the keeper as soon as nobody uses it. */
+/** The same as for Stowage itself. Within this time Stowage ends the keeper if it has no mounts. */
 const stopSeconds = 60;
 
 /** Where the namespace is mounted in the container. */
@@ -71,7 +71,7 @@ export const launchContainer =
       if (!isRefused(cause)) throw cause;
       // An engine that lacks privileges itself cannot grant these, and its error does not say that this is the reason.
       const unprotected = await launched(engine, spec, signal);
-      about.tell('the data path is not protected when memory is short', { why: String(cause) });
+      about.tell('the data path is not protected from the OOM killer', { why: String(cause) });
       return unprotected;
     }
   };

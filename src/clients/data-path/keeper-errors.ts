@@ -7,7 +7,7 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
   if (cause instanceof StowageError) return cause;
   const said = cause instanceof Error ? cause.message : String(cause);
   if (cause instanceof KeeperError && cause.reason === 'full') {
-    return new StowageError(`this node has as many mounts as one data path takes: ${said}`, {
+    return new StowageError(`this node has reached the limit of mounts of one data path: ${said}`, {
       code: 'exhausted',
       reason: 'data-path-full',
       action: 'Unmount volumes that are no longer used here.',

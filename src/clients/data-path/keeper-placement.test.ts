@@ -58,7 +58,7 @@ describe('keepers run in containers of their own', () => {
   ])('but not if that is impossible: %s', async (why, script) => {
     const { placement, told } = await placed(script);
     expect(await placement.place(signal)).toBe('here');
-    expect(told).toEqual(['data paths end with this container']);
+    expect(told).toEqual(['data paths end when this container ends']);
     const asked = await placed(script, 'container');
     await expect(asked.placement.place(signal)).rejects.toMatchObject({
       reason: 'keeper-container-impossible',

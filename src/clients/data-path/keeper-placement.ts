@@ -45,7 +45,7 @@ export function createKeeperPlacement(
     const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
     if (own !== undefined && why === undefined) return own;
     if (wanted === 'container') throw impossible(why ?? '');
-    if (possibleIds(around).length > 0) tell('data paths end with this container', { why: why ?? '' });
+    if (possibleIds(around).length > 0) tell('data paths end when this container ends', { why: why ?? '' });
     return 'here';
   }
 

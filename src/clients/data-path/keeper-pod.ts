@@ -52,16 +52,16 @@ export function requirePodSupport({ network, privilegedPorts }: KeeperKind): voi
         code: 'unsupported',
         reason: 'keeper-pod-ports',
         action:
-          "Have the server's administrator export it with the option insecure, and the store's leave out the option sourceport.",
+          "Have the server's administrator add the export option insecure, and the store's administrator remove the option sourceport.",
       },
     );
   if (network === undefined) return;
   throw new StowageError(
-    "volumes of a store with a network of its own cannot be mounted: the data path's pod has the machine's",
+    "volumes of a store with a network of its own cannot be mounted: the data path's pod uses the network of the node",
     {
       code: 'unsupported',
       reason: 'keeper-pod-network',
-      action: "Have the store's administrator leave out the option network.",
+      action: "Have the store's administrator remove the option network.",
     },
   );
 }

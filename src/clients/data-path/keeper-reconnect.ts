@@ -27,7 +27,9 @@ export async function reconnectUntilTimeout(keeper: KnownKeeper, options: Reconn
   for (let ms: number = reconnectMs.shortest; isWaiting(); ms = Math.min(reconnectMs.longest, ms * 2)) {
     if (signal.aborted) return;
     if (clock.elapsed() - since > keeperWaitMs) {
-      log.error('no keeper came: giving up its mounts and remounting their volumes', { keeper: keeper.name });
+      log.error('no keeper started in time: abandoning its mounts and remounting their volumes', {
+        keeper: keeper.name,
+      });
       keeper.copies?.drop();
     } else await tryReconnect(keeper, ms, options).catch(() => undefined);
   }
@@ -40,6 +42,9 @@ async function tryReconnect(keeper: KnownKeeper, ms: number, options: ReconnectO
   using _ = await opening.hold([keeper.name], signal);
   if (keeper.client !== undefined) return;
   await connect(keeper).catch((cause: unknown) =>
-    log.warn('a keeper does not take what it had', { keeper: keeper.name, why: String(cause) }),
+    log.warn('a keeper does not accept the descriptors of its predecessor', {
+      keeper: keeper.name,
+      why: String(cause),
+    }),
   );
 }

@@ -24,11 +24,11 @@ export function createKeeperReplacement({ log, known, starter }: KeeperReplaceme
   async function replaceIfMisplaced(keeper: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
       if (!(await starter.isMisplaced(keeper.name, signal))) return;
-      log.info('a data path is replaced, by one where it shall run now', { keeper: keeper.name });
+      log.info('replacing a data path that runs in the wrong place', { keeper: keeper.name });
       await replace(keeper, signal);
     } catch (cause) {
       signal.throwIfAborted();
-      log.warn('a data path could not be replaced by one where it shall run now', {
+      log.warn('failed to replace a data path that runs in the wrong place', {
         keeper: keeper.name,
         why: String(cause),
       });

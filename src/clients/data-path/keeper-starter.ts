@@ -32,11 +32,11 @@ export interface KeeperStarter {
   /** Removes the containers of keepers that have ended. Returns how many others there are. */
   clear(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
-  /** Somebody else starts keepers, elsewhere. Stowage waits for them and never ends them. */
+  /** Kubernetes starts the keepers, elsewhere. Stowage waits for them and never ends them. */
   readonly areExternal: boolean;
   /** The user that keepers run as. */
   user(): Promise<number>;
-  /** Creates the folder that keepers started by somebody else wait for. */
+  /** Creates the folder that external keepers wait for. */
   prepare(): Promise<void>;
 }
 
@@ -184,9 +184,9 @@ async function processLaunch(
     privilegedPorts,
     paths: [folder, program, process.execPath],
   });
-  if (rights.why !== undefined) logOnce('the data path runs as root, without rights', { why: rights.why });
+  if (rights.why !== undefined) logOnce('the data path runs as root, without capabilities', { why: rights.why });
   if (rights.missing.length > 0)
-    logOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
+    logOnce('the data path is not protected from the OOM killer', { missing: rights.missing.join(', ') });
   const there = namespace === undefined ? [] : await enterNetwork(namespace);
   return { user: rights.user, enter: [...there, ...rights.enter], launch: launchProcess };
 }

@@ -64,7 +64,7 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
 
   /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
   async function end(keeper: KnownKeeper, client: KeeperClient, isReported: boolean): Promise<void> {
-    const why = 'no data path serves any more';
+    const why = 'no data path serves the mounts';
     log.error(`${why}: ending the keeper and remounting its volumes`, { keeper: keeper.name });
     const mounts = await mountsOf(keeper, clock, signal).catch(() => undefined);
     keeper.copies?.drop();
@@ -73,7 +73,7 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
       await client.end(limit.signal);
     } catch (cause) {
       if (signal.aborted) return;
-      log.warn('a keeper could not be ended, and is killed', { keeper: keeper.name, why: String(cause) });
+      log.warn('failed to end a keeper: killing it', { keeper: keeper.name, why: String(cause) });
       if (!(await killed(keeper, client))) markUnreachable(keeper);
     }
     if (!isReported) onAbandoned({ keeper: keeper.name, why, mounts });
@@ -83,8 +83,8 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
   }
 
   async function kill(keeper: KnownKeeper, client: KeeperClient): Promise<void> {
-    const why = 'the keeper does not answer any more';
-    log.error(`${why}, and is killed`, { keeper: keeper.name });
+    const why = 'the keeper no longer answers';
+    log.error(`${why}: killing it`, { keeper: keeper.name });
     if (await killed(keeper, client)) onAbandoned({ keeper: keeper.name, why, mounts: undefined });
     else markUnreachable(keeper);
   }
@@ -93,14 +93,14 @@ export function createKeeperTermination(options: KeeperTerminationOptions): Keep
   async function killed(keeper: KnownKeeper, client: KeeperClient): Promise<boolean> {
     if (client.kill()) return true;
     return await starter.kill(keeper.name).catch((cause: unknown) => {
-      log.warn('a keeper could not be killed by its container engine', { keeper: keeper.name, why: String(cause) });
+      log.warn('failed to kill a keeper through its container engine', { keeper: keeper.name, why: String(cause) });
       return false;
     });
   }
 
   function markUnreachable(keeper: KnownKeeper): void {
     keeper.isOutOfReach = true;
-    log.error('a keeper could not be killed from here: restart the container that it runs in', { keeper: keeper.name });
+    log.error('failed to kill a keeper from here: restart its container', { keeper: keeper.name });
   }
 
   return { watch, clearTrouble, isStuck, kill };

@@ -225,7 +225,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     time.skip(11_000);
     expect(await waits.said).toMatch(/abort|not connected/);
     await expect(file.read(Buffer.alloc(4), 0, 4, 0)).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
-    const told = { keeper: 'host', why: 'no data path serves any more' };
+    const told = { keeper: 'host', why: 'no data path serves the mounts' };
     await eventually(
       () => abandoned,
       ([first]) => first?.mounts?.length === 2,
@@ -274,10 +274,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(await state()).toBeUndefined();
     expect((await eventually(state, whole))?.active?.pid).toBe(active?.pid);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
-    expect(abandoned).toEqual([{ keeper: 'host', why: 'the keeper does not answer any more', mounts: undefined }]);
+    expect(abandoned).toEqual([{ keeper: 'host', why: 'the keeper no longer answers', mounts: undefined }]);
   });
 
-  test('nobody waits for ever if the keeper hangs and its data path is gone', {
+  test('no application waits forever if the keeper hangs and its data path is gone', {
     timeout: 60_000,
   }, async () => {
     const { client, at, state, lostMounts, keeperPid, stop, scope } = agent(10_000);

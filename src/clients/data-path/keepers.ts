@@ -44,7 +44,7 @@ export interface Keepers extends AsyncDisposable {
   ): Promise<T | undefined>;
   /** The mounts with this prefix that a keeper has, even if they are no longer in the mount table. */
   serving(prefix: string, signal: AbortSignal): Promise<readonly string[]>;
-  /** What is wrong with the keeper of that kind. Undefined: nothing, or it does not run. */
+  /** The problem of the keeper of that kind. Undefined: nothing, or it does not run. */
   trouble(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
   /** All keepers: those in use, and those that an earlier process started. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
@@ -52,7 +52,7 @@ export interface Keepers extends AsyncDisposable {
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Ends keepers that have been idle since the last call, and replaces those that run in the wrong place. */
   tidy(signal: AbortSignal): Promise<void>;
-  /** Keeper containers were told to stop. Only the engine does that, when it stops all containers. */
+  /** Keeper containers were asked to stop. Only the engine does that, when it stops all containers. */
   areEnding(): boolean;
   /** Ends idle keepers. */
   endIdle(signal: AbortSignal): Promise<void>;
@@ -70,7 +70,7 @@ export interface KeepersOptions {
   readonly onAbandoned: (what: AbandonedKeeper) => void;
   /** The longest time that callers wait for a serving data path. Default: a minute. */
   readonly stuckMs?: number;
-  /** If somebody else starts keepers: how long the mounts of a killed keeper wait for the next one. Default: six minutes. */
+  /** For external keepers: how long the mounts of a killed keeper wait for the next one. Default: six minutes. */
   readonly keeperWaitMs?: number;
   /** Default: networks are namespaces themselves. */
   readonly find?: FindNamespace;
@@ -104,7 +104,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
   });
   void starter
     .prepare()
-    .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
+    .catch((cause: unknown) => log.error('failed to create the folder of the keepers', { folder, why: String(cause) }));
   const { running, isStuck } = known;
   const replacement = createKeeperReplacement({ log, known, starter });
   const idle = createIdleKeepers({ clock, log, known, starter, replacement });
@@ -158,7 +158,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
       return await withKeeper(keeper, signal, client, work);
     },
     serving: async (prefix, signal) => {
-      // A keeper that does not answer is left out: its mounts are made again elsewhere, or hang.
+      // Skips keepers that do not answer: their volumes are remounted elsewhere, or hang.
       const each = (await running(signal)).map((keeper) =>
         mountsOf(keeper, clock, signal).catch((): readonly string[] => []),
       );
@@ -168,13 +168,13 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const keeper = await known.runningOf(nameOf(kind), signal);
       const state = keeper && (await stateOf(keeper, clock, signal));
       if (state === undefined) return keeper && 'the client that serves the mount does not answer';
-      return state.doing === 'failing' ? 'the client that serves the mount dies again and again' : undefined;
+      return state.doing === 'failing' ? 'the client that serves the mount keeps crashing' : undefined;
     },
     status: async (signal) => Promise.all((await running(signal)).map((keeper) => statusOf(keeper, signal))),
     upgrade: async (signal) => {
       const all = await running(signal);
       const failures: unknown[] = [];
-      // One that cannot be replaced must not keep the others from being replaced.
+      // A keeper that cannot be replaced must not prevent the replacement of the others.
       for (const keeper of all)
         await replacement.replace(keeper, signal).catch((cause: unknown) => failures.push(cause));
       if (failures.length > 0) throw failures[0];
@@ -237,7 +237,7 @@ export function nameOf({ network, privilegedPorts }: KeeperKind): string {
   return privilegedPorts ? `${where}-low` : where;
 }
 
-/** The marks of containers that were told to stop, each with its modification time. */
+/** The marks of containers that were asked to stop, each with its modification time. */
 function marksIn(folder: string): ReadonlyMap<string, number> {
   const marks = globSync(join('*', endingMark), { cwd: folder });
   const stats = marks.map((mark) => [mark, statSync(join(folder, mark), { throwIfNoEntry: false })?.mtimeMs] as const);

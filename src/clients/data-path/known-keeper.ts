@@ -16,7 +16,7 @@ export interface KnownKeeper {
   state: KeeperState | undefined;
   users: number;
   idleRounds: number;
-  /** Since when it has mounts but no serving data path. */
+  /** When it lost its serving data path while it has mounts. */
   troubledSince: number | undefined;
   /** The timer that ends the keeper if that lasts. */
   endTimer: Disposable | undefined;

@@ -106,7 +106,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
     clock.advance(500);
     await eventually(
       () => abandoned,
-      ([first]) => first?.why === 'no data path serves any more',
+      ([first]) => first?.why === 'no data path serves the mounts',
     );
   });
 });

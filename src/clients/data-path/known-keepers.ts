@@ -31,7 +31,7 @@ export interface KnownKeepers extends Disposable {
   of(name: string): KnownKeeper;
   /** Held while a keeper of that name is started, connected to or ended. */
   readonly opening: KeyedLock;
-  /** Undefined: nobody listens on its socket. */
+  /** Undefined: no process listens on its socket. */
   connect(keeper: KnownKeeper): Promise<KeeperClient | undefined>;
   /** All running keepers, in use by this process or not. If a data path has lost its keeper, starts another keeper. */
   running(signal: AbortSignal): Promise<readonly KnownKeeper[]>;
@@ -130,7 +130,7 @@ export function createKnownKeepers(options: KnownKeepersOptions): KnownKeepers {
 
   async function runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined> {
     const keeper = of(name);
-    // A connected keeper is returned without the lock, so that nobody waits for an upgrade.
+    // Without the lock for a connected keeper, so that callers do not wait for an upgrade.
     if (keeper.client !== undefined) return keeper;
     using _ = await opening.hold([name], signal);
     try {
@@ -190,7 +190,7 @@ async function connectOrRestart(
 ): Promise<boolean> {
   if (keeper.client !== undefined || (await connect(keeper)) !== undefined) return true;
   if (!isServed(starter.socketOf(keeper.name))) return false;
-  log.info('a data path has lost its keeper, and gets another', { keeper: keeper.name });
+  log.info('starting another keeper for a data path that lost its own', { keeper: keeper.name });
   await starter.restart(keeper.name, signal);
   return (await connect(keeper)) !== undefined;
 }

@@ -50,14 +50,14 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
   while (!signal.aborted) {
     const since = clock.elapsed();
     const why = await once(parts, signal, () => {
-      if (isLost) log.info('a container engine is there again', { engine: name });
+      if (isLost) log.info('a container engine answers again', { engine: name });
       isLost = false;
       wasTold = true;
       parts.opened?.(signal);
       changed();
     });
     if (signal.aborted) return;
-    if (!isLost) log.warn('a container engine was lost', { engine: name, ...why });
+    if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...why });
     isLost = true;
     // Also if the engine is not reachable at the start: the listener then finds that out.
     if (!wasTold) changed();

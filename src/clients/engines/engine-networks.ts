@@ -138,7 +138,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
         } catch (thrown) {
           signal.throwIfAborted();
           // Unreachable or busy engines are tried again in the next pass.
-          log.info('anchors could not be looked after', { why: engineFailure(thrown, kind).message });
+          log.info('failed to remove unused anchors', { why: engineFailure(thrown, kind).message });
         }
       }
     },

@@ -88,7 +88,7 @@ export function createNetworkAnchors({ clock, log, instance }: NetworkAnchorsOpt
     );
     try {
       await engine.startContainer(id, signal);
-      log.info('a container was attached to a network, for the stores in it', { network: key, container: name });
+      log.info('attached a container to a network, for the stores in that network', { network: key, container: name });
       lastUsed.set(key, clock.elapsed());
       return await engine.container(id, signal);
     } catch (thrown) {

@@ -59,7 +59,7 @@ export function createServedMounts({ keepers, clock, readTable }: ServedMountsOp
     const since = clock.elapsed();
     for (let pauseMs = firstLookMs; await isServed(ours, scope); pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
       if (clock.elapsed() - since > endingMs) {
-        scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', {
+        scope.log.info('a volume that was unmounted here is still in use elsewhere; its data path keeps serving it', {
           mount: ours.id,
         });
         return;

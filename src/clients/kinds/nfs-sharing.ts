@@ -20,7 +20,7 @@ function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): Nf
   if (wanted.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
   const differing = options.filter((name) => JSON.stringify(wanted.way[name]) !== JSON.stringify(staged.way[name]));
   if (differing.length > 0)
-    log.warn('one more mount of the volume has the options that it was first mounted with here', {
+    log.warn('another mount of the volume uses the options of its first mount on this node', {
       volume: `${volume.store}/${volume.name}`,
       differing,
     });
@@ -47,11 +47,11 @@ export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOpti
 
 function unenforced({ store, name }: Named): StowageError {
   return new StowageError(
-    `volume '${store}/${name}' is to be held to its size, and is mounted here since before that was so`,
+    `the size of volume '${store}/${name}' cannot be enforced: it is mounted here from before its store enforced sizes`,
     {
       code: 'conflict',
       reason: 'enforcement-needs-unmount',
-      action: `Unmount it everywhere on this node, then repeat: stowage mounts says where ${store}/${name} is mounted.`,
+      action: `Unmount it everywhere on this node, then retry. To see where ${store}/${name} is mounted: stowage mounts`,
     },
   );
 }

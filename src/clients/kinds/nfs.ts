@@ -45,14 +45,14 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const { mounter, clock, keepers, readTable } = parts;
   const servedMounts = createServedMounts({ keepers, clock, readTable });
 
-  /** A mount that is in the mount table but that nobody serves is removed to make room for a new one. */
+  /** Removes a mount that is in the mount table but that no data path serves, to make room for a new one. */
   async function stagedAlready(source: NfsSource, volumeId: VolumeId, place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
     const ours = ourMount(there, place, volumeId, source);
     if (await servedMounts.isServed(ours, scope)) return true;
-    scope.log.warn('a mount that nobody serves is replaced', { at: place });
-    // Aborts pending requests, since nobody will answer them.
+    scope.log.warn('replacing a mount that no data path serves', { at: place });
+    // Aborts pending requests, since no process will answer them.
     await mounter.detach(place, scope, { abort: true });
     const { id, kind } = ours;
     await keepers.holding(id, kind, scope.signal, (keeper) => keeper.drop(id, scope.signal));
@@ -123,7 +123,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         await servedMounts
           .waitForEnd(ourMount(there, place, volumeId, source), scope)
           .catch((cause: unknown) =>
-            scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
+            scope.log.info('could not determine whether a mount has ended', { at: place, why: String(cause) }),
           );
       await removeStage(place, scope);
     },

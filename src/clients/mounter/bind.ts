@@ -90,7 +90,7 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
     const anyway = { ...scope, signal: limit.signal };
     const args = ['--lazy', '--no-canonicalize', '--', inChild(0)];
     await run('umount', args, anyway, { holding: [place] }).catch((cause: unknown) => {
-      scope.log.error('a failed mount could not be undone', { at: there.at, why: String(cause) });
+      scope.log.error('failed to undo a failed mount', { at: there.at, why: String(cause) });
     });
   }
 
@@ -117,15 +117,15 @@ async function existing(
 
 function flagsRefused(at: string, flags: readonly string[]): StowageError {
   const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
-  return new StowageError(`${at} could not be made ${words}`, {
+  return new StowageError(`the mount at ${at} could not be made ${words}`, {
     code: 'internal',
     reason: 'mount-flags-refused',
-    action: 'Read what the kernel says (dmesg | tail), and ask: stowage doctor',
+    action: 'Check the kernel log (dmesg | tail), and run: stowage doctor',
   });
 }
 
 function unserved(path: string, cause: unknown): StowageError {
-  return new StowageError(`nobody serves what is mounted at ${path}`, {
+  return new StowageError(`no process serves the mount at ${path}`, {
     code: 'unavailable',
     reason: 'mount-unanswered',
     action: 'Try again in a moment. If it persists, see why: stowage client status, and stowage store check STORE',
@@ -136,7 +136,7 @@ function unserved(path: string, cause: unknown): StowageError {
 function refuseMixed(origin: HeldPath, place: HeldPath): void {
   if (origin.stats.isDirectory() === place.stats.isDirectory()) return;
   const what = `${origin.path} cannot be mounted at ${place.path}`;
-  throw new StowageError(`${what}: a folder goes onto a folder, a file onto a file`, {
+  throw new StowageError(`${what}: a folder can only be mounted on a folder, and a file only on a file`, {
     code: 'conflict',
     reason: 'target-kind',
     action: 'Give a path of the same kind.',
@@ -152,10 +152,10 @@ function occupied(place: string, there: MountEntry): StowageError {
 }
 
 function alreadyReadOnly(place: string): StowageError {
-  return new StowageError(`${place} already shows it, read-only`, {
+  return new StowageError(`the volume is already mounted read-only at ${place}`, {
     code: 'conflict',
     reason: 'mounted-read-only',
-    action: `Unmount ${place} first, or ask for it read-only.`,
+    action: `Unmount ${place} first, or mount the volume read-only.`,
   });
 }
 
@@ -163,6 +163,6 @@ function sourceReadOnly(from: string): StowageError {
   return new StowageError(`${from} is on a read-only file system and cannot be mounted for writing`, {
     code: 'conflict',
     reason: 'source-read-only',
-    action: 'Ask for it read-only.',
+    action: 'Mount the volume read-only.',
   });
 }

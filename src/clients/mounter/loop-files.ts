@@ -51,7 +51,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
 
   /**
    * A device may not answer because the file system of its file is dead, or because another program's request to the device waits for a disk.
-   * Neither tells which file it has. If nobody has the image open for writing, no device has it attached for writing. If in doubt, this
+   * Neither tells which file it has. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
    * throws: attaching the image twice would destroy it.
    */
   async function requireElsewhere(loop: Loop, image: string): Promise<void> {
@@ -102,9 +102,9 @@ async function askDevice({ name, node }: Loop): Promise<Answer> {
 }
 
 export function cannotAsk({ node, file }: Loop, image: string): StowageError {
-  return new StowageError(`${node} may have ${image} attached, and cannot be asked`, {
+  return new StowageError(`${node} may have ${image} attached, and its disk or server does not answer`, {
     code: 'unavailable',
     reason: 'loop-no-answer',
-    action: `Bring back the disk or server that ${file} lies on, or detach the device (losetup --detach ${node}), then repeat.`,
+    action: `Restore the disk or server of ${file}, or detach the device (losetup --detach ${node}), then retry.`,
   });
 }

@@ -140,7 +140,7 @@ function tooLarge(file: string, limit: number): StowageError {
   return new StowageError(`${file} holds more than ${limit} bytes`, {
     code: 'exhausted',
     reason: 'system-table-too-large',
-    action: 'Something on this machine makes mounts without end: look at it with findmnt, and stop what makes them.',
+    action: 'A program on this machine keeps creating mounts: find them with findmnt, and stop that program.',
   });
 }
 

@@ -140,7 +140,7 @@ function tooSlow(tool: Tool, ms: number, cause: Error): StowageError {
   return new StowageError(`${tool} did not finish within ${Math.round(ms / 1000)} s`, {
     code: 'deadline',
     reason: 'command-deadline',
-    action: 'Look for a disk or a server that does not answer (dmesg | tail), then repeat; repeating is safe.',
+    action: 'Check for a disk or a server that does not answer (dmesg | tail), then retry. Retrying is safe.',
     cause,
   });
 }
@@ -157,7 +157,7 @@ function notStarted(tool: Tool, cause: Error): StowageError {
   return new StowageError(`the program ${tool} could not be started: ${cause.message}`, {
     code: 'unavailable',
     reason: 'tool-not-started',
-    action: 'Look for what this machine ran out of (memory, processes, open files), then repeat.',
+    action: 'Check what this machine ran out of (memory, processes, open files), then retry.',
     cause,
   });
 }

@@ -87,7 +87,7 @@ describe.skipIf(needs('linux')).each([
   test('with a missing parent or a dangling link is refused with advice', async () => {
     await expect(inspect(join(at('no'), 'x'))).rejects.toMatchObject({
       code: 'not-found',
-      action: `Make it first: mkdir -p ${at('no')}`,
+      action: `Create the folder first: mkdir -p ${at('no')}`,
     });
     symlinkSync('nowhere', at('dangling'));
     await expect(inspect(at('dangling'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-dangling' });

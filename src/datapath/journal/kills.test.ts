@@ -8,7 +8,7 @@ import { createRequests, type Requests } from './requests.ts';
 
 /*
  * A process can be killed between any two stores. This test kills it at each: the n-th store throws, nothing more is
- * done, and the next process must find everything. Stores that nobody reads yet (plain ones, to an unused line) are
+ * done, and the next process must find everything. Stores that no process reads yet (plain ones, to an unused line) are
  * skipped.
  */
 

@@ -167,7 +167,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     },
     leaving: (id, request) => (id === undefined ? undefined : leaving(id, request).catch(() => undefined)),
     resized: (id, before, after) => {
-      // If either is unknown, the file may have been truncated, and its charges mean nothing any more.
+      // If either is unknown, the file may have been truncated, and its charges are no longer valid.
       if (before === undefined || after === undefined) return void files.delete(id);
       if (after.size >= before.attributes.size) return;
       const took = spaceOf(chargedFile(id), before.attributes);

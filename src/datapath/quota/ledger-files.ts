@@ -31,7 +31,7 @@ export interface LedgerFilesParts {
   readonly folder: FileHandle;
   /** Credential and deadline: the directory belongs to the store, not to users. */
   readonly options: CallOptions;
-  /** The temporary name for writes, used by nobody else. */
+  /** The temporary name for writes, used by no other process. */
   readonly scratch: string;
   /** Resolves when changes may start: calls of a predecessor may still run. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
