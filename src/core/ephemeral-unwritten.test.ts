@@ -144,6 +144,6 @@ test('unmounts a volume that is no longer on record', async () => {
 
 test('records the end of the volume before unmounting it, so that a crash cannot leak it', async () => {
   isStuck = true;
-  await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has data');
+  await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has unwritten data');
   expect(JSON.parse(records.settings.get('ephemeral.volumes') ?? '[]')).toMatchObject([{ key: 'key', over: true }]);
 });
