@@ -10,7 +10,7 @@ import type { Entries } from './entries.ts';
 import { isSame } from './file-handles.ts';
 import type { ResolvedName } from './find-name.ts';
 import { keyOf } from './name-cache.ts';
-import { createRegularFile, type Make, type NewObject } from './new-object.ts';
+import { type CreateCall, createRegularFile, type NewObject } from './new-object.ts';
 import { createPredecessorLookup } from './predecessor-lookup.ts';
 
 export type CreateOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 'link'> & {
@@ -27,7 +27,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     names.set(parent, keyOf(name), { meant: { handle, attributes: there.attributes }, at: clock.elapsed(), since });
   }
 
-  async function make(what: NewObject, request: Request): Promise<ResolvedName> {
+  async function createOnServer(what: NewObject, request: Request): Promise<ResolvedName> {
     const { parent } = what;
     const before = proofs.find(request.place);
     // Check before creating an object that the kernel could not be told of.
@@ -41,7 +41,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     const since = attributes.now();
     const isSure = before === undefined && marks.areKept === true;
     const call = isSure ? what.make : (what.exclusively ?? what.make);
-    const send = () => server.on(request, parent, (directory, options) => call(directory, mark, options));
+    const send = () => server.callOn(request, parent, (directory, options) => call(directory, mark, options));
     try {
       const { handle, attributes: found, change } = await recordChange(attributes, parent, send, (made) => made.change);
       marks.sawChange(change?.after);
@@ -56,8 +56,8 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     }
   }
 
-  async function made(what: NewObject, request: Request): Promise<Entry> {
-    const there = await make(what, request);
+  async function createEntry(what: NewObject, request: Request): Promise<Entry> {
+    const there = await createOnServer(what, request);
     remember(what.parent, what.name, there);
     return await entries.entry(what.parent, keyOf(what.name), there, request);
   }
@@ -75,7 +75,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     create: async (parent, name, { flags, mode }, request) => {
       const isExclusive = (flags & constants.O_EXCL) !== 0;
       try {
-        const there = await make(regular(parent, name, mode, isExclusive), request);
+        const there = await createOnServer(regular(parent, name, mode, isExclusive), request);
         remember(parent, name, there);
         return there;
       } catch (cause) {
@@ -83,22 +83,22 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       }
     },
     mkdir: async (parent, name, mode, request) => {
-      const make: Make = (directory, { set }, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
-      const entry = await made({ parent, name, type: fileType.directory, make }, request);
+      const make: CreateCall = (directory, { set }, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
+      const entry = await createEntry({ parent, name, type: fileType.directory, make }, request);
       // A new directory is empty.
       names.complete(entry.node, names.changes(entry.node));
       return entry;
     },
     mknod: (parent, name, { mode, rdev }, request) => {
       const type = typeByBits(mode);
-      if (type === fileType.regular) return made(regular(parent, name, mode, true), request);
+      if (type === fileType.regular) return createEntry(regular(parent, name, mode, true), request);
       const special = { name, type, major: majorOf(rdev), minor: minorOf(rdev) };
-      const make: Make = (directory, { set }, options) =>
+      const make: CreateCall = (directory, { set }, options) =>
         nfs.mknod({ directory, ...special, set: { ...set, mode: mode & 0o7777 } }, options);
-      return made({ parent, name, type, make }, request);
+      return createEntry({ parent, name, type, make }, request);
     },
     symlink: (parent, name, target, request) =>
-      made(
+      createEntry(
         {
           parent,
           name,
@@ -119,7 +119,9 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       } else proofs.write(request.place, { kind: 'moved', handle });
       const since = attributes.now();
       const send = () =>
-        server.onTwo(request, id, parent, (file, directory, options) => nfs.link(file, { directory, name }, options));
+        server.callOnTwo(request, id, parent, (file, directory, options) =>
+          nfs.link(file, { directory, name }, options),
+        );
       const onFile = () =>
         recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
       const linked = await recordChange(attributes, parent, onFile, ({ change }) => change);

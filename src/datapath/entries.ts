@@ -41,7 +41,7 @@ const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: und
 export function createEntries(context: Context): Entries {
   const { nodes, server, attributes, names, clock, sequence, ttlMs } = context;
   const readdirAhead = createReaddirAhead(context);
-  const { relyMs, keptMs } = createEntryTtl(context);
+  const { remainingMs, cachedMs } = createEntryTtl(context);
   const find = createFindName(context);
 
   /** Records where the kernel will see the node. */
@@ -88,8 +88,8 @@ export function createEntries(context: Context): Entries {
 
   async function asked(parent: number, node: Node, request: Request): Promise<Entry> {
     try {
-      await server.look(request, node.id);
-      return entryOf(node, attributes.relyMs(parent));
+      await server.getattr(request, node.id);
+      return entryOf(node, attributes.ttlOf(parent));
     } catch (cause) {
       undoLookup(node.id, request.place);
       throw cause;
@@ -100,8 +100,8 @@ export function createEntries(context: Context): Entries {
     const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
     if (there.attributes === undefined) return asked(parent, node, request);
     attributes.update(node.id, there.attributes, there.since);
-    sequence.looked(node.id, request);
-    return entryOf(node, attributes.relyMs(parent));
+    sequence.lookedUp(node.id, request);
+    return entryOf(node, attributes.ttlOf(parent));
   }
 
   return {
@@ -115,7 +115,7 @@ export function createEntries(context: Context): Entries {
     lookup: (parent, name, request) => {
       const key = keyOf(name);
       const cached = names.get(parent, key);
-      const entryMs = cached === undefined ? 0 : keptMs(parent, cached);
+      const entryMs = cached === undefined ? 0 : cachedMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
         const entry = known(parent, key, cached, { place: request.place, count: nodes.addLookup, entryMs });
@@ -138,12 +138,12 @@ export function createEntries(context: Context): Entries {
       if (cached === undefined) return await find(parent, name, request);
       const handle = cached.meant?.handle;
       if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
-      return cached.meant === undefined && keptMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
+      return cached.meant === undefined && cachedMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
     },
     // Without room for a node, the kernel gets the name only.
     listed: (parent, key, name, place) =>
       nodes.hasRoom()
-        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: relyMs(parent, name) })
+        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: remainingMs(parent, name) })
         : undefined,
   };
 }

@@ -4,9 +4,9 @@ import type { Name } from './name-cache.ts';
 /** How long the kernel may keep a name. */
 export interface EntryTtl {
   /** Longer if the directory has not changed for long. */
-  relyMs(parent: number, name: Name): number;
-  /** A kept name means that no other client changed the directory up to the time of its attributes. */
-  keptMs(parent: number, name: Name): number;
+  remainingMs(parent: number, name: Name): number;
+  /** A cached name means that no other client changed the directory up to the time of its attributes. */
+  cachedMs(parent: number, name: Name): number;
 }
 
 /** Two changes of a directory within a few ms may have the same ctime, so names expire after this. */
@@ -16,15 +16,15 @@ export function createEntryTtl({
   clock,
   ttlMs,
 }: Pick<Context, 'attributes' | 'clock' | 'ttlMs'>): EntryTtl {
-  const relyMs = (parent: number, { at }: Name): number =>
-    Math.max(0, at + attributes.relyMs(parent) - clock.elapsed());
+  const remainingMs = (parent: number, { at }: Name): number =>
+    Math.max(0, at + attributes.ttlOf(parent) - clock.elapsed());
 
-  function keptMs(parent: number, name: Name): number {
+  function cachedMs(parent: number, name: Name): number {
     const now = clock.elapsed();
     // Negative entries expire soon: the kernel does not hear about changes by other clients.
     if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
-    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
+    return Math.max(remainingMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
   }
 
-  return { relyMs, keptMs };
+  return { remainingMs, cachedMs };
 }

@@ -69,7 +69,7 @@ export interface FileSystemParts {
   readonly ended?: AbortSignal;
   /** Default: writes are answered when they are on the server's disk. */
   readonly behind?: {
-    readonly kept: JournaledWrites;
+    readonly journal: JournaledWrites;
     /** Shared by all mounts of the process. */
     readonly budget: Budget;
     /** Resolves when data may be sent. Undefined: now. */
@@ -102,17 +102,17 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const entries = createEntries(context);
   const creating = createCreateOperations(context, entries);
   const { quota } = parts;
-  const look = async (id: number, request: Request): Promise<Attributes> => {
+  const getattr = async (id: number, request: Request): Promise<Attributes> => {
     await writes.settled(id, request);
-    return await server.look(request, id);
+    return await server.getattr(request, id);
   };
-  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, waitFor });
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, getattr, waitFor });
   const unlinking = createUnlink(context, entries, { charges, ready });
   const own = createBudget(maxUnwrittenOfMount);
   const uncharged = createWrites({
     context,
     calls,
-    kept: parts.behind?.kept,
+    journal: parts.behind?.journal,
     ready,
     isSync: options.sync === true,
     maxWrite: Math.min(maxWrite, maxTransfer),

@@ -170,7 +170,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const wasCommitUrgent = isCommitUrgent;
     isCommitUrgent = false;
     try {
-      const { verifier } = await parts.commit(first.who);
+      const { verifier } = await parts.commit(first.writer);
       const lost = withLaterOverlaps(
         entries,
         covered.filter((entry) => entry.verifier !== verifier),

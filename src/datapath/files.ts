@@ -55,7 +55,7 @@ export function createFiles(parts: FileParts): FileOperations {
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
     await writes.settled(id, request);
     const known = sequence.wasJustLookedUp(id, request) ? attributes.last(id) : undefined;
-    const found = known ?? (await server.look(request, id));
+    const found = known ?? (await server.getattr(request, id));
     const { size, rights, isAll } = attributes.kernelView(id);
     const isOld = rights !== undefined && !areSameRights(rights, found);
     // The kernel's attributes are outdated by another client's change.

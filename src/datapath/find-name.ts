@@ -23,7 +23,7 @@ export function createFindName({ nfs, server, attributes, names, clock }: Contex
     const changes = names.changes(parent);
     // Absence is not an error: throwing through all layers would take longer than the call.
     const lookup = (handle: FileHandle, options: CallOptions) => nfs.lookup(handle, name, options).catch(nothingThere);
-    const found = await server.on(request, parent, lookup, access.search);
+    const found = await server.callOn(request, parent, lookup, access.search);
     names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
     if (found === undefined) return undefined;
     if (found.directory !== undefined) attributes.update(parent, found.directory, since);

@@ -11,7 +11,7 @@ export function createGetattr(
 
   async function asked(id: number, settled: Promise<void> | undefined, request: Request): Promise<AttrReply> {
     await settled;
-    if (!isKnown(id, request)) await server.look(request, id);
+    if (!isKnown(id, request)) await server.getattr(request, id);
     return attributes.attrReply(id);
   }
 

@@ -39,7 +39,7 @@ export function createHiddenNameCalls(
     request: Request,
   ): Promise<void> {
     const send = () =>
-      server.on(request, parent, (directory, options) =>
+      server.callOn(request, parent, (directory, options) =>
         nfs.rename(
           { directory, name: from },
           { directory, name: to },
@@ -54,7 +54,7 @@ export function createHiddenNameCalls(
   async function addName(id: number, { parent, name }: EntryName, request: Request): Promise<boolean> {
     const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
       nfs.link(file, { directory, name }, withoutDeadline(options));
-    const send = () => server.onTwo(request, id, parent, link, false);
+    const send = () => server.callOnTwo(request, id, parent, link, false);
     const onFile = () => recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
     try {
       await recordChange(attributes, parent, onFile, ({ change }) => change);

@@ -5,16 +5,16 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { type CreationMark, verifierOf } from './creation-marks.ts';
 
 /** Creates an object with a time by which it is recognized. */
-export type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<Created>;
+export type CreateCall = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<Created>;
 
 export interface NewObject {
   readonly parent: number;
   readonly name: Buffer;
   /** One of `fileType`. */
   readonly type: number;
-  readonly make: Make;
+  readonly make: CreateCall;
   /** Used if the server may not keep the time, or if the object may already have been created. */
-  readonly exclusively?: Make | undefined;
+  readonly exclusively?: CreateCall | undefined;
   /** For a symbolic link: servers do not keep our time for it, so it is recognized by its target. */
   readonly target?: Buffer;
 }
@@ -27,10 +27,10 @@ export function createRegularFile(nfs: NfsClient): RegularFile {
 
   return (parent, name, bits, isExclusive) => {
     const mode = bits & 0o7777;
-    const make: Make = (directory, { set }, options) =>
+    const make: CreateCall = (directory, { set }, options) =>
       nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
     /** With EXCLUSIVE, the server recognizes a repeated call until the file's times are set. */
-    const exclusively: Make = async (directory, mark, options) => {
+    const exclusively: CreateCall = async (directory, mark, options) => {
       if (!hasExclusive) return await make(directory, mark, options);
       try {
         const made = await nfs.create(directory, name, { mode: 'exclusive', verifier: verifierOf(mark.time) }, options);

@@ -25,7 +25,7 @@ export function withPermissionChecks(
 ): Checked {
   async function ask(request: Request, id: number, needs: number): Promise<void> {
     const mask = rightsFor(needs);
-    const granted = await server.on(request, id, (handle, how) => nfs.access(handle, mask, how), access.none);
+    const granted = await server.callOn(request, id, (handle, how) => nfs.access(handle, mask, how), access.none);
     if (!isGranted(needs, granted)) throw new Errno('EACCES');
   }
 

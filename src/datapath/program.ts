@@ -63,7 +63,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   const connections = createConnections(clock, holder);
   const paused = new Set<() => void>();
   const running = new Map<string, RunningMount>();
-  const unfinished = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
+  const unfinished = Map.groupBy(requests.unfinished().toSorted(byUnique), ({ mount }) => mount);
   const leases = new Set<ServerLease>();
   const predecessorConnections = createPredecessorConnections(given.sockets, {
     clock,

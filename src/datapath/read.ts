@@ -17,7 +17,7 @@ type Read = (id: number, fh: number, offset: number, size: number, request: Requ
 /** Reads from the server, after its answers to earlier writes of the range. */
 export function createRead({ nfs, server, attributes }: Context, { writes, memory, maxRead }: ReadParts): Read {
   const readInto = (id: number, fh: number, offset: number, into: Buffer | DeferredBuffer, request: Request) =>
-    server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
+    server.callOnOpenFile(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
 
   /** Reads the rest after a short read: the kernel takes a short answer as end of file. */
   async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {

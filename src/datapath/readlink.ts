@@ -8,7 +8,7 @@ const maxTargetBytes = 4095;
 
 export function createReadlink({ nfs, server }: Context): Operations['readlink'] {
   return async (id, request) => {
-    const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
+    const target = await server.callOn(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
     const bytes = typeof target === 'string' ? Buffer.from(target) : target;
     if (bytes.length > maxTargetBytes) throw new Errno('ENAMETOOLONG');
     return bytes;

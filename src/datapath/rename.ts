@@ -20,7 +20,7 @@ export function createRename(
   context: Context,
   entries: Entries,
   unlinking: UnlinkOperations,
-  charges: Pick<Charges, 'leaving' | 'removed'>,
+  charges: Pick<Charges, 'spaceToFree' | 'removed'>,
 ): Pick<Operations, 'rename'> {
   const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
@@ -52,7 +52,7 @@ export function createRename(
     isHidden = false,
   ): Promise<void> {
     const send = () =>
-      server.onTwo(request, from.parent, to.parent, (one, other, options) =>
+      server.callOnTwo(request, from.parent, to.parent, (one, other, options) =>
         nfs.rename(
           { directory: one, name: from.name },
           { directory: other, name: to.name },
@@ -96,7 +96,7 @@ export function createRename(
       }
       const take: NameRemoval['take'] = async (isHidden, itself) => {
         const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
-        const leaves = await charges.leaving(replacedId, itself);
+        const leaves = await charges.spaceToFree(replacedId, itself);
         try {
           await move(from, to, moved, itself, isHidden);
         } catch (cause) {

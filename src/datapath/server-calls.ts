@@ -6,11 +6,11 @@ import { access } from './identity.ts';
 import type { Node } from './ports.ts';
 import type { Server, ServerParts } from './server.ts';
 
-export type OnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
+export type CallOnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
 
 /** Calls on nodes, without recovery from stale handles and outdated rights. */
 export interface ServerCalls extends Pick<Server, 'node' | 'asCallerOnly'> {
-  ask<R>(request: Request, credential: Buffer, id: number, call: OnOne<R>): Promise<R>;
+  callAs<R>(request: Request, credential: Buffer, id: number, call: CallOnOne<R>): Promise<R>;
   getattr(request: Request, id: number): Promise<Attributes>;
 }
 
@@ -26,14 +26,14 @@ export function createServerCalls({
     return found;
   }
 
-  const ask = <R>(request: Request, credential: Buffer, id: number, call: OnOne<R>): Promise<R> =>
-    calls.ask(request, credential, (options) => call(node(id).handle, options));
+  const callAs = <R>(request: Request, credential: Buffer, id: number, call: CallOnOne<R>): Promise<R> =>
+    calls.call(request, credential, (options) => call(node(id).handle, options));
 
   const getattr = (request: Request, id: number): Promise<Attributes> =>
-    ask(request, identities.credential(request, access.none), id, (handle, options) => nfs.getattr(handle, options));
+    callAs(request, identities.credential(request, access.none), id, (handle, options) => nfs.getattr(handle, options));
 
   const asCallerOnly: Server['asCallerOnly'] = (request, call) =>
-    calls.ask(request, identities.credential(request, access.none), call);
+    calls.call(request, identities.credential(request, access.none), call);
 
-  return { node, ask, getattr, asCallerOnly };
+  return { node, callAs, getattr, asCallerOnly };
 }

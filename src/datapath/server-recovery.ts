@@ -21,7 +21,7 @@ export interface ServerRecovery {
 
 export function createServerRecovery(
   { nfs, nodes, attributes, names, identities, notify }: ServerParts,
-  { node, ask, getattr, asCallerOnly }: ServerCalls,
+  { node, callAs, getattr, asCallerOnly }: ServerCalls,
   places: SeenNodes,
 ): ServerRecovery {
   /** The handle is stale; the server may have a new one for the same file at the same path. */
@@ -32,7 +32,7 @@ export function createServerRecovery(
     const name = Buffer.from(place.key, 'latin1');
     const lookup = () => {
       const credential = identities.credential(request, access.search, attributes.kernelRights(place.parent));
-      return ask(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
+      return callAs(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
     };
     const found = await lookup().catch(async (cause: unknown) => {
       if (!isStale(cause)) throw cause;

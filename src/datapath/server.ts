@@ -10,27 +10,27 @@ import type { NameCache } from './name-cache.ts';
 import { openerOf } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
 import { createSeenNodes, type SeenNode } from './seen-nodes.ts';
-import { createServerCalls, type OnOne } from './server-calls.ts';
+import { type CallOnOne, createServerCalls } from './server-calls.ts';
 import { createServerRecovery, hasSameRights } from './server-recovery.ts';
 
-type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Promise<R>;
+type CallOnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Promise<R>;
 
 /** The NFS server as one mount sees it: calls on nodes, on behalf of a request. */
 export interface Server {
   node(id: number): Node;
   /** `needs`: one of `access`; default: the right to change names in a directory. */
-  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Caller): Promise<R>;
+  callOn<R>(request: Request, id: number, call: CallOnOne<R>, needs?: number, who?: Caller): Promise<R>;
   /**
    * Calls through an open file with its opener's identity, which the kernel checked at open. Uses the file's current
    * group: if another process changes the group, a reader can continue and no acknowledged data are lost.
    */
-  onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R>;
+  callOnOpenFile<R>(request: Request, id: number, fh: number, call: CallOnOne<R>, needs: number): Promise<R>;
   /** For two directories. `isChecked` false: the first is a file that the kernel has not checked the caller for. */
-  onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>, isChecked?: boolean): Promise<R>;
+  callOnTwo<R>(request: Request, one: number, other: number, call: CallOnTwo<R>, isChecked?: boolean): Promise<R>;
   /** For an object unknown to the kernel: the caller alone, without any object's group. */
   asCallerOnly<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
   /** Gets the attributes of a node from the server. */
-  look(request: Request, id: number): Promise<Attributes>;
+  getattr(request: Request, id: number): Promise<Attributes>;
   /** Records where a node was seen last; the key has one character per byte of the name. */
   seen(id: number, parent: number, key: string): void;
   isDirectory(id: number): void;
@@ -54,24 +54,24 @@ export function createServer(parts: ServerParts): Server {
   const { attributes, identities, calls } = parts;
   const places = createSeenNodes();
   const serverCalls = createServerCalls(parts);
-  const { node, ask, getattr, asCallerOnly } = serverCalls;
+  const { node, callAs, getattr, asCallerOnly } = serverCalls;
   const recovery = createServerRecovery(parts, serverCalls, places);
 
-  function on<R>(
+  function callOn<R>(
     request: Request,
     id: number,
-    call: OnOne<R>,
+    call: CallOnOne<R>,
     needs: number = access.change,
     who: Caller = request,
   ): Promise<R> {
     const once = (): Promise<R> =>
-      ask(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
+      callAs(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
     return once().catch((cause: unknown) => recovery.retry(request, [id], needs, cause, once));
   }
 
-  function onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R> {
+  function callOnOpenFile<R>(request: Request, id: number, fh: number, call: CallOnOne<R>, needs: number): Promise<R> {
     const once = (about: Rights | undefined): Promise<R> =>
-      ask(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
+      callAs(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
     const about = attributes.last(id);
     return once(about).catch(async (cause: unknown) => {
       if (!isNfsError(cause, 'ACCES')) return await recovery.retry(request, [id], needs, cause, () => once(about));
@@ -87,17 +87,17 @@ export function createServer(parts: ServerParts): Server {
     isDirectory: places.isDirectory,
     oldest: places.oldest,
     forget: places.forget,
-    on,
-    onOpen,
+    callOn,
+    callOnOpenFile,
     asCallerOnly,
-    onTwo: (request, one, other, call, isChecked = true) => {
+    callOnTwo: (request, one, other, call, isChecked = true) => {
       const first = () => (isChecked ? attributes.kernelRights(one) : undefined);
       const credential = () => identities.credential(request, access.change, first(), attributes.kernelRights(other));
       const once = () =>
-        calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
+        calls.call(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
       return once().catch((cause: unknown) => recovery.retry(request, [one, other], access.change, cause, once));
     },
-    look: async (request, id) => {
+    getattr: async (request, id) => {
       const since = attributes.now();
       const found = await getattr(request, id).catch((cause: unknown) =>
         recovery.retry(request, [id], access.none, cause, () => getattr(request, id)),

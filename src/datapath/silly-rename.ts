@@ -46,12 +46,12 @@ export const copyEntryName = ({ parent, name }: EntryName): EntryName => ({ pare
 export type CallOnPlace = (place: DirOpArgs, options: CallOptions) => Promise<Wcc>;
 
 export interface SillyRenameParts {
-  readonly charges: Pick<Charges, 'leaving' | 'removed'>;
+  readonly charges: Pick<Charges, 'spaceToFree' | 'removed'>;
   /** Resolves when hidden names may be removed: RELEASE itself cannot be delayed until then. */
   readonly ready: () => Promise<void> | undefined;
   readonly remove: (at: EntryName, request: Request, call: CallOnPlace) => Promise<void>;
   /** Records that the name is absent. */
-  readonly gone: (at: EntryName) => void;
+  readonly recordAbsent: (at: EntryName) => void;
 }
 
 /** The form that other NFS clients use: backup programs skip them. */
@@ -59,11 +59,14 @@ const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
 const never = new AbortController().signal;
 
-export function createSillyRename(context: Context, { charges, ready, remove, gone }: SillyRenameParts): SillyRename {
+export function createSillyRename(
+  context: Context,
+  { charges, ready, remove, recordAbsent: gone }: SillyRenameParts,
+): SillyRename {
   const { nfs, nodes, server, attributes, waitFor } = context;
   const calls = createHiddenNameCalls(context, gone);
   /** Who hid a file: the last close may come from another user, or from none. */
-  const hiders = new Map<number, Caller>();
+  const hiddenBy = new Map<number, Caller>();
   /** OPENs in progress, by file. The journal counts them when they have succeeded. */
   const openings = new Map<number, number>();
   /** Files that are not open and may be losing their last name. */
@@ -103,12 +106,12 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     nodes.hide(id, undefined);
     attributes.setHidden(id, false);
     attributes.expire(id);
-    hiders.delete(id);
+    hiddenBy.delete(id);
   }
 
   async function removeHidden(id: number, hidden: HiddenName, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
-    const before = await charges.leaving(id, request);
+    const before = await charges.spaceToFree(id, request);
     const call: CallOnPlace = ({ directory, name }, options) =>
       nfs.remove(directory, name, { ...options, expected: 'anything' });
     try {
@@ -144,7 +147,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     if (isRecorded()) {
       attributes.setHidden(id, true);
       attributes.expire(id);
-      hiders.set(id, { uid: request.uid, gid: request.gid });
+      hiddenBy.set(id, { uid: request.uid, gid: request.gid });
     }
     let isThere = true;
     const undo = async (): Promise<void> => {
@@ -175,7 +178,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     // Hiding failed, or the file was reopened; then the next close removes the name.
     if (hidden === undefined || isOpen(id)) return;
     await whileLeaving(id, async () => {
-      const who = hiders.get(id) ?? (await calls.ownerOf(hidden, request));
+      const who = hiddenBy.get(id) ?? (await calls.ownerOf(hidden, request));
       await removeHidden(id, hidden, withIdentity(request, who));
     });
   }
@@ -191,7 +194,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
 
   return {
     closed,
-    forget: (id) => void hiders.delete(id),
+    forget: (id) => void hiddenBy.delete(id),
     removeName: async (removal, request) => {
       const { there, take } = removal;
       const id = nodes.find(there.handle)?.id;
@@ -201,7 +204,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       const takeOnly = () => whileLeaving(id, () => take(false, request));
       if (!isOpen(id)) return await takeOnly();
       const before = nodes.hidden(id);
-      if (before !== undefined && (await calls.isAt(before, there, withIdentity(request, hiders.get(id) ?? request))))
+      if (before !== undefined && (await calls.isAt(before, there, withIdentity(request, hiddenBy.get(id) ?? request))))
         return await takeOnly();
       const still = held.move();
       await runToCompletion(request, (itself) => renameAndRemove(id, removal, itself).finally(() => still.dispose()));

@@ -106,7 +106,7 @@ export async function startMount(
       notify: (bytes) => served.notify(bytes),
       notifyApart: (bytes) => served.notifyApart(bytes),
       behind: {
-        kept: { keep: journal.keep, free: (place) => served.committed(place) },
+        journal: { keep: journal.keep, free: (place) => served.committed(place) },
         budget: resources.budget,
         ready,
         onLost: createDataLossLog({ clock, log, mount: id, report: parts.report }),

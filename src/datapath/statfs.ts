@@ -9,7 +9,7 @@ const statfsBlock = 4096;
 export function createStatfs({ nfs, server }: Context, quota: Quota | undefined): Operations['statfs'] {
   return async (id, request) => {
     if (quota !== undefined) return quotaStatfs(quota.statfs());
-    const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
+    const found = await server.callOn(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
     const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
     return {
       blocks: blocks(found.totalBytes),

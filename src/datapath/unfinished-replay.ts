@@ -51,8 +51,8 @@ export function createUnfinishedReplay(options: UnfinishedReplayOptions): Unfini
       // The kernel refuses a second answer.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
-    } else if (left.outlived >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have died over it`));
-    else if (left.outlived < maxByChance) begin(left);
+    } else if (left.crashCount >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have died over it`));
+    else if (left.crashCount < maxByChance) begin(left);
     else if (left.isInterrupted) giveUp(left, new Errno('EINTR'));
     else suspect(left);
   }

@@ -42,12 +42,12 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
   }
 
   async function remove({ parent, name }: EntryName, request: Request, call: CallOnPlace): Promise<void> {
-    const send = () => server.on(request, parent, (directory, options) => call({ directory, name }, options));
+    const send = () => server.callOn(request, parent, (directory, options) => call({ directory, name }, options));
     await recordChange(attributes, parent, send, (change) => change);
     gone({ parent, name });
   }
 
-  const sillyRename = createSillyRename(context, { charges, ready, remove, gone });
+  const sillyRename = createSillyRename(context, { charges, ready, remove, recordAbsent: gone });
 
   return {
     ...sillyRename,
@@ -58,7 +58,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
       const take: NameRemoval['take'] = async (isHidden) => {
         if (isHidden) return;
         const id = nodes.find(there.handle)?.id;
-        const before = await charges.leaving(id, request);
+        const before = await charges.spaceToFree(id, request);
         await remove(at, request, (place, options) =>
           nfs.remove(place.directory, place.name, { ...options, expected: there.handle }),
         );

@@ -55,7 +55,7 @@ export interface WritesParts extends BackgroundWritesOptions {
   readonly context: Context;
   readonly calls: Calls;
   /** Undefined: nothing outlives this process, so a write is answered only when it is on the server's disk. */
-  readonly kept: JournaledWrites | undefined;
+  readonly journal: JournaledWrites | undefined;
   /** Treats every file as opened with O_SYNC. */
   readonly isSync: boolean;
   readonly budgets: readonly Budget[];
@@ -68,7 +68,7 @@ export interface WritesParts extends BackgroundWritesOptions {
 const syncFlags = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
 
 export function createWrites(parts: WritesParts): Writes {
-  const { context, calls, kept, budgets } = parts;
+  const { context, calls, journal, budgets } = parts;
   const { attributes, clock, nodes } = context;
   const background = createBackgroundWrites(context, parts);
   const losses = createLossReports(nodes);
@@ -84,11 +84,11 @@ export function createWrites(parts: WritesParts): Writes {
     commit: background.commit,
     keyOf: (id) => id,
     keep: (place) => {
-      if (!waiting.has(place)) kept?.keep(place);
+      if (!waiting.has(place)) journal?.keep(place);
     },
     free: (place) => {
       parts.onDone?.(place);
-      if (!waiting.delete(place)) kept?.free(place);
+      if (!waiting.delete(place)) journal?.free(place);
     },
     onLost: (id, { code }, lost) => {
       losses.add(id, code);
@@ -105,7 +105,7 @@ export function createWrites(parts: WritesParts): Writes {
 
   function accept(id: number, { fh, offset }: WritePosition, data: Buffer, request: Request): number | Promise<number> {
     const { place, uid, gid } = request;
-    const piece = { place, offset, data, who: { fh, uid, gid } };
+    const piece = { place, offset, data, writer: { fh, uid, gid } };
     const taken = (length: number): number => {
       attributes.grew(id, offset + length);
       return length;
@@ -128,7 +128,7 @@ export function createWrites(parts: WritesParts): Writes {
       await flushed(id, request);
     } finally {
       // The requester was interrupted while the data are in flight: keep their memory.
-      if (waiting.delete(place)) kept?.keep(place);
+      if (waiting.delete(place)) journal?.keep(place);
     }
     losses.report(id, at.fh, request);
     return data.length;
@@ -139,7 +139,7 @@ export function createWrites(parts: WritesParts): Writes {
     write: (id, at, data, request) => {
       losses.report(id, at.fh, request);
       if (data.length === 0) return 0;
-      return kept === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
+      return journal === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
         ? writeThrough(id, at, data, request)
         : accept(id, at, data, request);
     },
@@ -159,7 +159,7 @@ export function createWrites(parts: WritesParts): Writes {
     },
     forget: losses.forget,
     behind: {
-      restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
+      restore: ({ place, node, offset, data, ...writer }) => behind.restore(node, { place, offset, data, writer }),
       commitSoon: behind.commitSoon,
       revalidate: () => {
         if (behind.files > 0) revalidations++;

@@ -24,7 +24,7 @@ export interface Account {
   /** Replaces a charge by the actual growth; negative: freed. */
   settle(charged: number, delta: number): void;
   /** Unsettled growth may have to move into the next epoch: until then the ledger must be polled. */
-  isUnderWay(): boolean;
+  hasUnsettled(): boolean;
   /** Reads the ledger and moves to its epoch. */
   catchUp(): Promise<LedgerView | undefined>;
   /** Obtains a grant for this many bytes. False: there is no room. */
@@ -126,7 +126,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
       const isCredited = delta > 0 || (isKnown && !view.counting);
       if (epoch !== 0) count((isCredited ? delta : 0) - was);
     },
-    isUnderWay: () => charged > 0 || late.bytes > 0,
+    hasUnsettled: () => charged > 0 || late.bytes > 0,
     catchUp,
     obtain,
     isDue: () => {
