@@ -68,7 +68,7 @@ export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
         clock,
         keepers,
         instance,
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable,
         settled,
       }),

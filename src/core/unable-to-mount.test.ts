@@ -41,7 +41,7 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
         mounter,
         clock,
         run: createRun(clock, undefined, parent),
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable: readMountTable,
         instance: 'here',
         keepers: createKeepers({

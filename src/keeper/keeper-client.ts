@@ -56,8 +56,8 @@ interface ClientOptions {
 }
 
 type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
-type Unasked<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
-type Question = Unasked<
+type WithoutAsk<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
+type Question = WithoutAsk<
   MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end' | 'copies' | 'restore'>
 >;
 
@@ -91,7 +91,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     await ask({ kind: 'restore' }, signal);
   }
 
-  function heard(message: Answer | MessageOf<'failed'>): void {
+  function handleAnswer(message: Answer | MessageOf<'failed'>): void {
     const asker = waiting.get(message.ask);
     if (message.kind === 'state' && message.ask === 0) changed(message.state);
     else if (message.kind !== 'failed') asker?.resolve(message);
@@ -114,7 +114,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
 
   connection.handle({
     accepts: [...answers, ...(copies === undefined ? [] : copyMessages)],
-    message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : heard(message)),
+    message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : handleAnswer(message)),
     closed: (why) => {
       behind?.[Symbol.dispose]();
       for (const asker of waiting.values()) asker.reject(gone());

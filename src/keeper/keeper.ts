@@ -58,7 +58,7 @@ const initialState = {
   ...({ doing: 'settling', shares: true, isBorrowed: false } as const),
 };
 
-interface Charge {
+interface ActiveKeeper {
   readonly supervisor: Supervisor;
   readonly held: HeldDescriptors;
 }
@@ -67,8 +67,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
   const agents = createAgents();
   const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
-  const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
-  let charge: Charge | undefined;
+  const { promise: inChargeOnce, resolve: resolveCharge } = Promise.withResolvers<void>();
+  let charge: ActiveKeeper | undefined;
   let isMoving = false;
   let handover: HandOver | undefined;
 
@@ -79,7 +79,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   function changed(): void {
-    if (agents.sendState(state())) handover?.look();
+    if (agents.sendState(state())) handover?.check();
   }
 
   function takeCharge(
@@ -101,7 +101,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     });
     charge = { supervisor, held };
     agents.shareAll(held);
-    log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.about.pid });
+    log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.info.pid });
     resolveCharge();
     changed();
     if (options.replacesForeignDataPath)
@@ -135,7 +135,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /** Drops an empty set of descriptors, to be replaced by another one. */
-  async function giveUp({ supervisor, held }: Charge): Promise<void> {
+  async function giveUp({ supervisor, held }: ActiveKeeper): Promise<void> {
     charge = undefined;
     await supervisor.end(signal);
     held[Symbol.dispose]();
@@ -159,8 +159,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
     takeCharge(everything, true, undefined);
   }
 
-  async function inCharge(): Promise<Charge> {
-    await charged;
+  async function inCharge(): Promise<ActiveKeeper> {
+    await inChargeOnce;
     if (isMoving || charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
     return charge;
   }
@@ -203,7 +203,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       descriptors.shift();
       receiveTransfer({
         child,
-        about: { pid, version },
+        info: { pid, version },
         clock,
         offered: (transferred) =>
           takeover?.isOver === false ? takeover.offered(transferred) : void offered(transferred),

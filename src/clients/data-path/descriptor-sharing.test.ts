@@ -93,7 +93,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         clock,
         keepers,
         instance: 'test',
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable: createTableReader(),
       });
       return { keepers, client };

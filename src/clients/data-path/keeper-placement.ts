@@ -35,12 +35,12 @@ const answerMs = 1_000;
 export function createKeeperPlacement(
   { engines, wanted }: KeeperPlacementOptions,
   { folder, clock, tell }: KeeperPlacementParts,
-  look: () => Promise<Surroundings> = surroundings,
+  inspect: () => Promise<Surroundings> = surroundings,
 ): KeeperPlacement {
   let known: OwnContainer | 'here' | undefined;
 
   async function decided(signal: AbortSignal): Promise<OwnContainer | 'here'> {
-    const around = await look();
+    const around = await inspect();
     const own = await findOwnContainer(around, engines.values(), signal);
     const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
     if (own !== undefined && why === undefined) return own;

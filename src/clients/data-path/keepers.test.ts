@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       clock,
       keepers,
       instance: 'test',
-      look: createPathAccess(clock),
+      accessPath: createPathAccess(clock),
       readTable: createTableReader(),
     });
     const places: string[] = [];

@@ -195,17 +195,17 @@ async function holderOf(
   signal: AbortSignal,
 ): Promise<KnownKeeper | undefined> {
   const has = async (keeper: KnownKeeper): Promise<boolean> => (await mountsOf(keeper, clock, signal)).includes(mount);
-  const look = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
+  const ownKeeper = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
     const keeper = await known.runningOf(nameOf(kind), signal);
     return [keeper, keeper !== undefined && (await has(keeper))];
   };
-  // A keeper that was just ending has left a data path or nothing; the second look sees which.
-  const [own, isIt] = await look().catch((cause: unknown) => {
-    if (isGone(cause)) return look();
+  // A keeper that was just ending has left a data path or nothing; the second call sees which.
+  const [own, isHolder] = await ownKeeper().catch((cause: unknown) => {
+    if (isGone(cause)) return ownKeeper();
     throw cause;
   });
   // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
-  if (isIt) return own;
+  if (isHolder) return own;
   const others = (await known.running(signal)).filter((keeper) => keeper !== own);
   const found = await Promise.all(others.map((keeper) => has(keeper).catch(() => false)));
   signal.throwIfAborted();

@@ -15,7 +15,7 @@ export interface FollowingParts {
   readonly opened?: (signal: AbortSignal) => void;
 }
 
-interface Ended {
+interface StreamEnd {
   readonly why: string;
   readonly action?: string;
 }
@@ -69,7 +69,7 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
 }
 
 /** Runs until the event stream ends or fails to open. Returns why, and what to do. */
-async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<Ended> {
+async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<StreamEnd> {
   const { name, client, clock, changed } = parts;
   try {
     // Ask for events from a moment ago, so that none is missed between the list that is now taken and the first event.

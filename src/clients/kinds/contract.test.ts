@@ -99,14 +99,14 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         onMountsLost: () => undefined,
         onAbandoned: () => undefined,
       });
-      const look = createPathAccess(clock);
+      const accessPath = createPathAccess(clock);
       const client = createNfsClient({
         mounter,
         run,
         clock,
         keepers,
         instance: 'test',
-        look,
+        accessPath,
         readTable: createTableReader(),
       });
       const place = onGround(ground);

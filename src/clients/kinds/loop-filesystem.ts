@@ -88,7 +88,7 @@ async function mountImage(
   await using device = (await presentLoop(parts, image, scope)) ?? (await attachLoop(parts, image, false, scope));
   try {
     const words = ['-t', kind, '-o', 'nosuid,nodev', '--', device.path, place];
-    await parts.run('mount', words, scope, { holding: [device] });
+    await parts.run('mount', words, scope, { inherited: [device] });
   } catch (cause) {
     throw loopMountFailure(image, place, kind, cause);
   }

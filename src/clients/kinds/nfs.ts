@@ -25,7 +25,7 @@ export interface NfsClientParts {
   readonly mounter: Mounter;
   readonly run: Run;
   readonly clock: Clock;
-  readonly look: PathAccess;
+  readonly accessPath: PathAccess;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
   /** Waits for programs that a killed Stowage left running. */
@@ -89,7 +89,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   /** Checks that the new mount works. */
   async function answers(place: string, scope: Scope): Promise<void> {
     try {
-      await parts.look({ path: place, table: await readTable(), signal: scope.signal }, () => stat(place));
+      await parts.accessPath({ path: place, table: await readTable(), signal: scope.signal }, () => stat(place));
     } catch (cause) {
       scope.signal.throwIfAborted();
       throw cause instanceof StowageError ? cause : noAnswer(cause);

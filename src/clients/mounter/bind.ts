@@ -5,7 +5,7 @@ import type { Mounter } from '#core/ports.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { mountFailure } from './mount-failure.ts';
 import type { MounterParts } from './mounter-parts.ts';
-import { type MountEntry, type Shown, same } from './mountinfo.ts';
+import { type BindIdentity, type MountEntry, same } from './mountinfo.ts';
 import { checkPath, located } from './paths.ts';
 import { inChild } from './run-program.ts';
 import { bindThroughScratch, inherited } from './scratch-bind.ts';
@@ -17,7 +17,7 @@ export const confined = ['nosuid', 'nodev'];
 interface Origin {
   readonly origin: HeldPath;
   readonly source: MountEntry | undefined;
-  readonly shown: Shown | undefined;
+  readonly shown: BindIdentity | undefined;
 }
 
 export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
@@ -27,7 +27,7 @@ const undoMs = 5_000;
 const unending = new AbortController().signal;
 
 export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): Mounter['bind'] {
-  const { clock, run, calls, readTable, look, near, places, isOwn } = parts;
+  const { clock, run, calls, readTable, accessPath, near, places, isOwn } = parts;
 
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
@@ -37,7 +37,7 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
     const { signal } = scope;
     // Usually `from` contains no symbolic links, so try without resolving it first.
     const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
-    await using origin = near(from, table) ?? (await look({ path: from, table, signal }, find));
+    await using origin = near(from, table) ?? (await accessPath({ path: from, table, signal }, find));
     const shown = table.shown(origin.path);
     const there = table.at(at);
     // A block device bound onto a file must stay usable, so no `nodev`.
@@ -54,7 +54,7 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
     const now = there === undefined ? table : await readTable();
     await using place = isOwn(at)
       ? await existing(at, at, holdOwnPath)
-      : (near(at, now) ?? (await look({ path: at, table: now, signal }, () => existing(at, at))));
+      : (near(at, now) ?? (await accessPath({ path: at, table: now, signal }, () => existing(at, at))));
     refuseMixed(origin, place);
     await mountBind({ origin, source, shown }, place, flags, scope);
   }
@@ -83,13 +83,13 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
   }
 
   /** A mount without the requested flags, or in another place, must not stay. So this continues after the caller has given up. */
-  async function undo(place: HeldPath, shown: Shown | undefined, scope: Scope): Promise<void> {
+  async function undo(place: HeldPath, shown: BindIdentity | undefined, scope: Scope): Promise<void> {
     const there = (await readTable()).at(place.where());
     if (there === undefined || !same(there, shown)) return;
     using limit = clock.deadline(undoMs, unending);
     const anyway = { ...scope, signal: limit.signal };
     const args = ['--lazy', '--no-canonicalize', '--', inChild(0)];
-    await run('umount', args, anyway, { holding: [place] }).catch((cause: unknown) => {
+    await run('umount', args, anyway, { inherited: [place] }).catch((cause: unknown) => {
       scope.log.error('failed to undo a failed mount', { at: there.at, why: String(cause) });
     });
   }

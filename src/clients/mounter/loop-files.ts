@@ -24,10 +24,10 @@ export interface LoopFiles {
 }
 
 /** Undefined: the query failed. */
-type Answer = LoopFile | 'not attached' | undefined;
+type AttachedFile = LoopFile | 'not attached' | undefined;
 
-interface Question {
-  readonly answer: Promise<Answer>;
+interface PendingQuery {
+  readonly answer: Promise<AttachedFile>;
   readonly since: number;
 }
 
@@ -36,9 +36,9 @@ const answerMs = 5_000;
 
 export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   /** Each query occupies a thread until the kernel answers, so concurrent callers share one query per device. */
-  const pending = new Map<string, Question>();
+  const pending = new Map<string, PendingQuery>();
 
-  async function answerOf(loop: Loop): Promise<Answer | 'silent'> {
+  async function answerOf(loop: Loop): Promise<AttachedFile | 'silent'> {
     const key = `${loop.name} ${loop.sequence} ${loop.file}`;
     const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
     if (!pending.has(key)) {
@@ -91,7 +91,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
 }
 
 /** A device with autoclear has a user, so opening and closing it here does not detach it. */
-async function askDevice({ name, node }: Loop): Promise<Answer> {
+async function askDevice({ name, node }: Loop): Promise<AttachedFile> {
   try {
     await makeNode(node, `/sys/block/${name}/dev`);
     await using device = await open(node, 'r');

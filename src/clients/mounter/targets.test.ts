@@ -19,8 +19,8 @@ describe.skipIf(needs('linux')).each([
   let ground: ScratchFolder;
   const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
-  const look = createPathAccess(systemClock());
-  const targets = createTargets({ look, near, readTable: readMountTable, forbidden: () => [at('state')] });
+  const accessPath = createPathAccess(systemClock());
+  const targets = createTargets({ accessPath, near, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
     targets.inspectTarget(target, access, ground.scope);
 
@@ -163,7 +163,7 @@ describe.skipIf(needs('linux')).each([
       execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);
       try {
         const never = async (): Promise<never> => expect.fail('it was looked at');
-        const blind = createTargets({ look: never, near, readTable: readMountTable, forbidden: () => [] });
+        const blind = createTargets({ accessPath: never, near, readTable: readMountTable, forbidden: () => [] });
         const said: string[] = [];
         const log = { ...ground.scope.log, info: (message: string) => void said.push(message) };
         await blind.removeTarget(at('theirs'), { ...ground.scope, log });

@@ -19,7 +19,7 @@ const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64'
 const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
 
 export interface TargetParts {
-  readonly look: PathAccess;
+  readonly accessPath: PathAccess;
   readonly near: HoldLocal;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
@@ -40,14 +40,14 @@ const isOutside = (place: string, folder: string | undefined): boolean =>
 
 export type Targets = Pick<Mounter, 'inspectTarget' | 'resolvePath' | 'makeTarget' | 'removeTarget'>;
 
-export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
+export function createTargets({ accessPath, near, readTable, forbidden, published }: TargetParts): Targets {
   const inLine = createLocalTargets(near);
   /** The resolved paths of the forbidden folders, as of the last check. */
   const real = new Map<string, string>();
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
     checkPath(path);
     const table = await readTable();
-    return await look({ path, table, signal: scope.signal }, () => work(table));
+    return await accessPath({ path, table, signal: scope.signal }, () => work(table));
   };
   /** In `published` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
   const isOwn = (target: string, access: Access): boolean =>

@@ -16,7 +16,7 @@ import { CommandFailed, inChild } from './run-program.ts';
 
 /** Opens the mount's parent folder; opening the mount itself would keep it busy. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look, near, isOwn }: MounterParts,
+  { accessPath, near, isOwn }: MounterParts,
   at: string,
   table: MountTable,
   { signal }: Scope,
@@ -24,7 +24,7 @@ async function parentOf(
   if (table.at(at) === undefined) return undefined;
   const folder = dirname(at);
   if (isOwn(at)) return holdOwnPath(folder);
-  return near(folder, table) ?? (await look({ path: folder, table, signal }, () => holdPath(folder)));
+  return near(folder, table) ?? (await accessPath({ path: folder, table, signal }, () => holdPath(folder)));
 }
 
 const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
@@ -96,7 +96,7 @@ export function createTakeAway(parts: MounterParts): Mounter['unmount'] {
       try {
         if (isElsewhereToo(at, table)) calls.unmount(parent, basename(at));
         else if (!isOwn || !(await aside(parent, at, held, scope)))
-          await run('umount', paths, scope, { holding: [parent] });
+          await run('umount', paths, scope, { inherited: [parent] });
         return;
       } catch (cause) {
         if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) throw cause;
@@ -121,7 +121,7 @@ export function createDetach(parts: MounterParts): Mounter['detach'] {
     if (parent === undefined) return;
     const flags = ['--lazy', ...(how?.abort === true ? ['--force'] : [])];
     try {
-      await run('umount', [...flags, ...inParent(at)], scope, { holding: [parent] });
+      await run('umount', [...flags, ...inParent(at)], scope, { inherited: [parent] });
     } catch (cause) {
       if ((await readTable()).at(at) !== undefined) throw mountFailure(`${at} could not be detached`, cause);
     }

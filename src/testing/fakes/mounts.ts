@@ -156,7 +156,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   }
 
   const targets = createTargets({
-    look: (_at, work) => work(),
+    accessPath: (_at, work) => work(),
     near: () => undefined,
     readTable,
     forbidden,
