@@ -35,14 +35,14 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
 
   function begin(path: string): void {
     const found = current === undefined ? charge() : undefined;
-    const isStillSo = found?.supervisor.isEmpty === true ? sendEverything(found) : found?.supervisor.move(path);
-    if (found === undefined || isStillSo === undefined) {
+    const isCurrent = found?.supervisor.isEmpty === true ? sendEverything(found) : found?.supervisor.move(path);
+    if (found === undefined || isCurrent === undefined) {
       refuse();
       return;
     }
     const { supervisor, held } = found;
     log.info('handing over to another keeper', { mounts: held.mounts.size });
-    current = { supervisor, path, isCurrent: isStillSo };
+    current = { supervisor, path, isCurrent };
     clean.use(clock.after(maxMs, cancel));
     begun();
   }
