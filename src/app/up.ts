@@ -146,7 +146,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       version,
       folder: keepersFolder(folders.socket),
       find: networks.find,
-      placement: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
+      placement: { engines: clients, instance: instanceOf(records), requestedPlace: settings.keeperPlace },
       onMountsLost: () => void late.repairLoop?.trigger(),
       onAbandoned: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),

@@ -49,9 +49,9 @@ export async function examine(options: DoctorOptions, scope: Scope): Promise<rea
     stateFolder: options.stateFolder,
     engines: options.engines ?? usualEngines(),
   };
-  const wanted = Object.entries(checks).filter(([name]) => platform === 'linux' || everywhere.includes(name));
+  const selected = Object.entries(checks).filter(([name]) => platform === 'linux' || everywhere.includes(name));
   const groups = await Promise.all(
-    wanted.map(async ([name, check]) => {
+    selected.map(async ([name, check]) => {
       using limit = clock.deadline(deadline, scope.signal);
       return await inTime(name, check(context, limit.signal), limit.signal);
     }),

@@ -298,8 +298,8 @@ export function createAttributeCache({
       const known = of(id);
       if (known.kernelSize !== undefined && known.kernelSize < size) known.kernelSize = size;
     },
-    setHidden: (id, isIt) => {
-      of(id).isHidden = isIt;
+    setHidden: (id, isHiddenNow) => {
+      of(id).isHidden = isHiddenNow;
     },
     [Symbol.dispose]: () => share[Symbol.dispose](),
   };

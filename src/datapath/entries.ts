@@ -70,10 +70,10 @@ export function createEntries(context: Context): Entries {
   }
 
   /** Undefined: not fully cached. */
-  function known(parent: number, key: string, name: Name, told: KernelEntry): Entry | undefined {
+  function known(parent: number, key: string, name: Name, kernelEntry: KernelEntry): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
-    const { place, count, entryMs } = told;
+    const { place, count, entryMs } = kernelEntry;
     const node = counted(parent, key, count(handle, place));
     // Newer attributes than those of the listing may be known.
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
@@ -86,7 +86,7 @@ export function createEntries(context: Context): Entries {
     return undefined;
   }
 
-  async function asked(parent: number, node: Node, request: Request): Promise<Entry> {
+  async function entryFromServer(parent: number, node: Node, request: Request): Promise<Entry> {
     try {
       await server.getattr(request, node.id);
       return entryOf(node, attributes.ttlOf(parent));
@@ -98,7 +98,7 @@ export function createEntries(context: Context): Entries {
 
   function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
     const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
-    if (there.attributes === undefined) return asked(parent, node, request);
+    if (there.attributes === undefined) return entryFromServer(parent, node, request);
     attributes.update(node.id, there.attributes, there.since);
     sequence.lookedUp(node.id, request);
     return entryOf(node, attributes.ttlOf(parent));

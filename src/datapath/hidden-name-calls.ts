@@ -27,10 +27,10 @@ export interface HiddenNameCalls {
   isAt(hidden: HiddenName, there: ResolvedName, asker: Request): Promise<boolean>;
 }
 
-/** `gone`: records that the name is absent. */
+/** `recordAbsent`: records that the name is absent. */
 export function createHiddenNameCalls(
   { nfs, server, attributes, names }: Context,
-  gone: (at: EntryName) => void,
+  recordAbsent: (at: EntryName) => void,
 ): HiddenNameCalls {
   async function move(
     { parent, name: from }: EntryName,
@@ -47,7 +47,7 @@ export function createHiddenNameCalls(
         ),
       );
     await recordChange(attributes, parent, send, ({ to: change }) => change);
-    gone({ parent, name: from });
+    recordAbsent({ parent, name: from });
     names.drop(parent, keyOf(to));
   }
 

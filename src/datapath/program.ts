@@ -143,9 +143,9 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   return {
     add,
     remove: (id) => {
-      const soon = pendingAdds.get(id);
-      if (soon === undefined) drop(id);
-      else void soon.then(() => drop(id));
+      const pendingAdd = pendingAdds.get(id);
+      if (pendingAdd === undefined) drop(id);
+      else void pendingAdd.then(() => drop(id));
     },
     flush: async (id, ms) => {
       const known = running.get(id);

@@ -32,8 +32,8 @@ export function createRename(
       if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
       // It is at neither name: it was renamed, and then changed again by another client. The old name may belong to
       // another object now.
-      const still = await entries.find(from.parent, from.name, request);
-      return still !== undefined && isSame(still.handle, before.handle) ? still : undefined;
+      const current = await entries.find(from.parent, from.name, request);
+      return current !== undefined && isSame(current.handle, before.handle) ? current : undefined;
     }
     const { parent, name } = from;
     const there =

@@ -61,10 +61,10 @@ const never = new AbortController().signal;
 
 export function createSillyRename(
   context: Context,
-  { charges, ready, remove, recordAbsent: gone }: SillyRenameParts,
+  { charges, ready, remove, recordAbsent }: SillyRenameParts,
 ): SillyRename {
   const { nfs, nodes, server, attributes, waitFor } = context;
-  const calls = createHiddenNameCalls(context, gone);
+  const calls = createHiddenNameCalls(context, recordAbsent);
   /** Who hid a file: the last close may come from another user, or from none. */
   const hiddenBy = new Map<number, Caller>();
   /** OPENs in progress, by file. The journal counts them when they have succeeded. */
@@ -149,11 +149,11 @@ export function createSillyRename(
       attributes.expire(id);
       hiddenBy.set(id, { uid: request.uid, gid: request.gid });
     }
-    let isThere = true;
+    let hasHiddenName = true;
     const undo = async (): Promise<void> => {
       // If this fails, the last close removes it.
       if (isAdded) await removeHidden(id, hidden, request);
-      isThere = false;
+      hasHiddenName = false;
       if (isRecorded()) clearHidden(id);
       // If this fails, leave the file: the caller gets an error that says nothing was done.
       if (!isAdded) await calls.move({ parent: at.parent, name }, at.name, there, request);
@@ -165,7 +165,7 @@ export function createSillyRename(
       throw cause;
     } finally {
       // The file was closed meanwhile, perhaps by an interrupted process, before the hidden name was known to exist.
-      if (isThere && !isOpen(id))
+      if (hasHiddenName && !isOpen(id))
         await whileLeaving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
     }
   }
@@ -206,8 +206,10 @@ export function createSillyRename(
       const before = nodes.hidden(id);
       if (before !== undefined && (await calls.isAt(before, there, withIdentity(request, hiddenBy.get(id) ?? request))))
         return await takeOnly();
-      const still = held.move();
-      await runToCompletion(request, (itself) => renameAndRemove(id, removal, itself).finally(() => still.dispose()));
+      const fileLock = held.move();
+      await runToCompletion(request, (itself) =>
+        renameAndRemove(id, removal, itself).finally(() => fileLock.dispose()),
+      );
     },
     opening: async (id, request, open) => {
       openings.set(id, (openings.get(id) ?? 0) + 1);

@@ -160,7 +160,7 @@ export async function startMount(
 /** Also owns the connection, which it needs until unused grants are returned. */
 function quotaOf({ spec, server, ...own }: QuotaRequest, { clock, log }: ProgramParts): MountedQuota {
   if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
-  const gone = new AbortController();
+  const removed = new AbortController();
   const failed = (cause: unknown): void =>
     log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
   const quota = createMountQuota({
@@ -169,13 +169,13 @@ function quotaOf({ spec, server, ...own }: QuotaRequest, { clock, log }: Program
     quota: spec.quota,
     ...own,
     clock,
-    signal: gone.signal,
+    signal: removed.signal,
     failed,
   });
   return {
     quota,
     [Symbol.dispose]: () => {
-      gone.abort();
+      removed.abort();
       void quota
         .close()
         .catch(failed)

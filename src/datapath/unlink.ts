@@ -24,7 +24,7 @@ export type UnlinkParts = Pick<SillyRenameParts, 'charges' | 'ready'>;
 export function createUnlink(context: Context, entries: Entries, { charges, ready }: UnlinkParts): UnlinkOperations {
   const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
-  const gone = ({ parent, name }: EntryName): void =>
+  const recordAbsent = ({ parent, name }: EntryName): void =>
     names.set(parent, keyOf(name), { meant: undefined, at: clock.elapsed(), since: attributes.now() });
 
   /** The object to remove. Undefined: a predecessor has already removed it. */
@@ -44,10 +44,10 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
   async function remove({ parent, name }: EntryName, request: Request, call: CallOnPlace): Promise<void> {
     const send = () => server.callOn(request, parent, (directory, options) => call({ directory, name }, options));
     await recordChange(attributes, parent, send, (change) => change);
-    gone({ parent, name });
+    recordAbsent({ parent, name });
   }
 
-  const sillyRename = createSillyRename(context, { charges, ready, remove, recordAbsent: gone });
+  const sillyRename = createSillyRename(context, { charges, ready, remove, recordAbsent });
 
   return {
     ...sillyRename,

@@ -82,11 +82,11 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
   const behind = processAt(fd);
   const connection = createConnection(fd, clock);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
-  let asked = 0;
+  let lastQuestion = 0;
 
   /** Sends a snapshot: changes made while it is sent do not affect it. */
   async function restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void> {
-    if (!connection.isOpen) throw gone();
+    if (!connection.isOpen) throw keeperGone();
     sendHeldDescriptors(connection, everything, 'everything');
     await ask({ kind: 'restore' }, signal);
   }
@@ -100,8 +100,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
   }
 
   async function ask(question: Question, signal: AbortSignal, descriptors: readonly number[] = []): Promise<Answer> {
-    if (!connection.isOpen) throw gone();
-    const number = ++asked;
+    if (!connection.isOpen) throw keeperGone();
+    const number = ++lastQuestion;
     const answer = Promise.withResolvers<Answer>();
     waiting.set(number, answer);
     try {
@@ -117,7 +117,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : handleAnswer(message)),
     closed: (why) => {
       behind?.[Symbol.dispose]();
-      for (const asker of waiting.values()) asker.reject(gone());
+      for (const asker of waiting.values()) asker.reject(keeperGone());
       closed(why);
     },
   });
@@ -181,5 +181,5 @@ function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   }
 }
 
-const gone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
+const keeperGone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
 const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper sent an unexpected reply');

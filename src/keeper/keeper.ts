@@ -244,14 +244,14 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     outcome,
     connected: (connection) => {
-      const late = clock.after(helloMs, () => connection.close());
+      const helloTimer = clock.after(helloMs, () => connection.close());
       connection.handle({
         accepts: ['hello'],
         message: (hello, descriptors) => {
-          late[Symbol.dispose]();
+          helloTimer[Symbol.dispose]();
           introduced(connection, hello, descriptors);
         },
-        closed: () => late[Symbol.dispose](),
+        closed: () => helloTimer[Symbol.dispose](),
       });
     },
   };

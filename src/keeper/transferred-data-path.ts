@@ -29,11 +29,11 @@ const transferTimeoutMs = 5_000;
 export function receiveTransfer({ child, info, clock, offered }: TransferOptions): void {
   const { connection } = child;
   const collector = createCollector();
-  const late = clock.after(transferTimeoutMs, () => connection.close());
+  const transferTimer = clock.after(transferTimeoutMs, () => connection.close());
   let held: HeldDescriptors | undefined;
   let isLost = false;
 
-  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+  function handleMessage(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     if (message.kind === 'ready' || message.kind === 'report') return;
     if (held !== undefined && message.kind === 'ended') endMount(held, message.mount);
     else if (held !== undefined) update(held, message, descriptors);
@@ -54,7 +54,7 @@ export function receiveTransfer({ child, info, clock, offered }: TransferOptions
   }
 
   function offer(whole: HeldDescriptors): void {
-    late[Symbol.dispose]();
+    transferTimer[Symbol.dispose]();
     offered({
       held: whole,
       serving: { child, info },
@@ -73,10 +73,10 @@ export function receiveTransfer({ child, info, clock, offered }: TransferOptions
 
   connection.handle({
     accepts,
-    message: heard,
+    message: handleMessage,
     closed: () => {
       isLost = true;
-      late[Symbol.dispose]();
+      transferTimer[Symbol.dispose]();
       collector[Symbol.dispose]();
       if (held === undefined) child.forget();
     },

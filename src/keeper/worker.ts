@@ -71,7 +71,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
   let info = serving;
   let ended: Promise<void> | undefined;
   if (serving !== undefined) for (const each of [greeted, ready]) each.set(true);
-  const late = clock.after(helloMs, () => {
+  const helloTimer = clock.after(helloMs, () => {
     if (info === undefined) void worker.end();
   });
 
@@ -122,7 +122,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     accepts,
     message: handleMessage,
     closed: (why) => {
-      late[Symbol.dispose]();
+      helloTimer[Symbol.dispose]();
       for (const each of [greeted, ready, stopped]) each.set(false);
       events.lost(worker, why);
     },

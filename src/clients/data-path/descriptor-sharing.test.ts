@@ -78,7 +78,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         keeperWaitMs,
         onAbandoned: () => undefined,
         onMountsLost: () => void lostMounts.times++,
-        placement: { engines: new Map(), instance: 'test', wanted: 'pod' },
+        placement: { engines: new Map(), instance: 'test', requestedPlace: 'pod' },
       });
       const mounts = createRun(clock, undefined, ground.folder);
       const mounter = createLinuxMounter({

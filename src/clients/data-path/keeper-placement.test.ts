@@ -22,7 +22,7 @@ const says =
   (_path, _request, response) =>
     void response.writeHead(status).end(JSON.stringify(answer));
 
-async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = systemClock()) {
+async function placed(script: Script, requestedPlace?: KeeperPlace, clock: Clock = systemClock()) {
   const engine = await startScriptedEngine(script);
   const client = createDockerClient({ socket: engine.socket, clock });
   onTestFinished(async () => {
@@ -31,7 +31,7 @@ async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = syste
   });
   const told: string[] = [];
   const placement = createKeeperPlacement(
-    { engines: new Map([['docker', client]]), instance: 'test', wanted },
+    { engines: new Map([['docker', client]]), instance: 'test', requestedPlace },
     { folder: '/run/stowage/keepers', clock, tell: (message) => void told.push(message) },
     inside,
   );

@@ -13,7 +13,7 @@ export const podKeeperUser = 65_519;
 
 /** Longer than a container takes to restart. Callers that mount retry by themselves. */
 const findMs = 15_000;
-const lookMs = 50;
+const pollMs = 50;
 
 /** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
 export async function createKeeperFolder(folder: string, user: number): Promise<void> {
@@ -26,7 +26,7 @@ export async function createKeeperFolder(folder: string, user: number): Promise<
 export async function waitForKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
   using limit = clock.deadline(findMs, signal);
   try {
-    while (!isListening(socket)) await clock.sleep(lookMs, limit.signal);
+    while (!isListening(socket)) await clock.sleep(pollMs, limit.signal);
   } catch (cause) {
     signal.throwIfAborted();
     throw limit.signal.aborted ? notFound(socket, cause) : cause;

@@ -73,10 +73,10 @@ export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarte
   const { clock, log, folder, version, find = asItIs } = options;
   const logOnce = createLogOnce(log);
   const { instance = '', podUser = podKeeperUser, ...rest } = options.placement ?? {};
-  const areExternal = options.placement?.wanted === 'pod';
+  const areExternal = options.placement?.requestedPlace === 'pod';
   const user = (): Promise<number> => (areExternal ? keeperUser(folder, podUser) : keeperUser(folder));
   const placement = createKeeperPlacement(
-    { instance, engines: new Map(), wanted: 'process', ...rest },
+    { instance, engines: new Map(), requestedPlace: 'process', ...rest },
     { folder, clock, tell: logOnce },
   );
   const socketOf = (name: string): string => join(folder, name, 'sock');

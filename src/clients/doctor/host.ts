@@ -5,12 +5,15 @@ import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
 import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
 
-const wanted = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [Tool, (typeof tools)[Tool]][];
+const requiredTools = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [
+  Tool,
+  (typeof tools)[Tool],
+][];
 
 export const programs: Check = async (context) => {
   const folders = context.path.split(':').filter((folder) => folder !== '');
   return await Promise.all(
-    wanted.map(async ([tool, { for: use }]) => {
+    requiredTools.map(async ([tool, { for: use }]) => {
       const lacking = (why: string): Finding =>
         use === 'mounting' ? no(tool, why, installation(tool)) : warn(tool, `${why} (for ${use})`, installation(tool));
       for (const folder of folders) {

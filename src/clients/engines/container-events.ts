@@ -45,14 +45,14 @@ export function followContainers(parts: FollowingParts): AsyncDisposable {
 async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void> {
   const { name, clock, log, changed } = parts;
   let isLost = false;
-  let wasTold = false;
+  let hasNotified = false;
   let pause = firstPauseMs;
   while (!signal.aborted) {
     const since = clock.elapsed();
     const why = await once(parts, signal, () => {
       if (isLost) log.info('a container engine answers again', { engine: name });
       isLost = false;
-      wasTold = true;
+      hasNotified = true;
       parts.opened?.(signal);
       changed();
     });
@@ -60,8 +60,8 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
     if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...why });
     isLost = true;
     // Also if the engine is not reachable at the start: the listener then finds that out.
-    if (!wasTold) changed();
-    wasTold = true;
+    if (!hasNotified) changed();
+    hasNotified = true;
     // Back off even if it answered, in case it always hangs up at once.
     pause = clock.elapsed() - since > longestPauseMs ? firstPauseMs : Math.min(pause * 2, longestPauseMs);
     await clock.sleep(pause, signal).catch(() => undefined);

@@ -17,8 +17,8 @@ export function damaged(image: string, kind: Superblock['kind'], cause?: unknown
 /** Interprets a failed `mount` of the image's loop device. */
 export function loopMountFailure(image: string, at: string, kind: Superblock['kind'], cause: unknown): unknown {
   if (!(cause instanceof CommandFailed)) return cause;
-  const said = cause.stderr.toLowerCase();
-  if (said.includes('unknown filesystem type')) {
+  const output = cause.stderr.toLowerCase();
+  if (output.includes('unknown filesystem type')) {
     return new StowageError(`the kernel of this machine does not support ${kind}`, {
       code: 'unsupported',
       reason: 'filesystem-unknown',
@@ -28,9 +28,9 @@ export function loopMountFailure(image: string, at: string, kind: Superblock['ki
   }
   // The kernel reports the same for an image whose UUID is mounted already: such a copy would need `nouuid`.
   if (
-    said.includes('structure needs cleaning') ||
-    said.includes('bad superblock') ||
-    said.includes("can't read superblock")
+    output.includes('structure needs cleaning') ||
+    output.includes('bad superblock') ||
+    output.includes("can't read superblock")
   )
     return damaged(image, kind, cause);
   return mountFailure(`${image} could not be mounted at ${at}`, cause);

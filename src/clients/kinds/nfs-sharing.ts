@@ -16,9 +16,9 @@ const options = [
  * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws if that would
  * break a promise.
  */
-function join(volume: VolumeName, wanted: NfsSource, staged: NfsSource, log: Log): NfsSource {
-  if (wanted.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
-  const differing = options.filter((name) => JSON.stringify(wanted.way[name]) !== JSON.stringify(staged.way[name]));
+function join(volume: VolumeName, requested: NfsSource, staged: NfsSource, log: Log): NfsSource {
+  if (requested.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
+  const differing = options.filter((name) => JSON.stringify(requested.way[name]) !== JSON.stringify(staged.way[name]));
   if (differing.length > 0)
     log.warn('another mount of the volume uses the options of its first mount on this node', {
       volume: `${volume.store}/${volume.name}`,

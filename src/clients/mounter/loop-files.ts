@@ -63,15 +63,15 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   const loopsWith: LoopsWith = async (image, loops) => {
     const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
     if (named.length === 0) return [];
-    const wanted = await unlessMissing(stat(image, { bigint: true }));
+    const imageStats = await unlessMissing(stat(image, { bigint: true }));
     // The image is not visible now, so compare paths.
-    if (wanted === undefined) return named.filter(({ file }) => file === image);
+    if (imageStats === undefined) return named.filter(({ file }) => file === image);
     const asked = named.map(async (loop) => {
       const found = await answerOf(loop);
       if (found === 'silent' || found === 'not attached') return found;
       if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
       if (found === undefined) return 'attached';
-      return found.device === wanted.dev && found.inode === wanted.ino ? 'attached' : 'other';
+      return found.device === imageStats.dev && found.inode === imageStats.ino ? 'attached' : 'other';
     });
     const answers = await Promise.all(asked);
     const attached = named.filter((_, index) => answers[index] === 'attached');

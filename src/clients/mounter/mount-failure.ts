@@ -5,8 +5,8 @@ import { CommandFailed } from './run-program.ts';
 /** Interprets a failed mount by the kernel's errno, or by the message of util-linux in the C locale. */
 export function mountFailure(what: string, cause: unknown): unknown {
   if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) return cause;
-  const said = cause instanceof SystemError ? cause.code : cause.stderr.toLowerCase();
-  if (/permission denied|not permitted|^(?:EACCES|EPERM)$/.test(said)) {
+  const reason = cause instanceof SystemError ? cause.code : cause.stderr.toLowerCase();
+  if (/permission denied|not permitted|^(?:EACCES|EPERM)$/.test(reason)) {
     return new StowageError(`${what}: the kernel did not permit it`, {
       code: 'denied',
       reason: 'mount-denied',
@@ -14,7 +14,7 @@ export function mountFailure(what: string, cause: unknown): unknown {
       cause,
     });
   }
-  if (/no space left|^ENOSPC$/.test(said)) {
+  if (/no space left|^ENOSPC$/.test(reason)) {
     return new StowageError(`${what}: this machine has reached its limit of mounts`, {
       code: 'exhausted',
       reason: 'mounts-exhausted',

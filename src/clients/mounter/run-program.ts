@@ -80,7 +80,7 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
 }
 
 const byName = (text: string, inherited: readonly InheritedDescriptor[]): string =>
-  inherited.reduce((said, { path }, index) => said.replaceAll(inChild(index), () => path), text);
+  inherited.reduce((message, { path }, index) => message.replaceAll(inChild(index), () => path), text);
 
 type ProgramEnd = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';
 

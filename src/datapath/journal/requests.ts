@@ -262,13 +262,13 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       crashSuspects.counted();
       // First, because the predecessor may have been killed before it marked these slots as used.
       for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
-      const late = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
-      const used = new Set(slotsOf([...known, ...late]));
+      const withoutLine = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
+      const used = new Set(slotsOf([...known, ...withoutLine]));
       for (const slot of slots.owned()) {
         // Also a slot marked as used for a line that was never written. Slots with waiting requests stay.
         if (!used.has(slot.place) && armedAt(slot) === undefined) slots.free(slot.place);
       }
-      return [...known, ...late];
+      return [...known, ...withoutLine];
     },
     suspect: crashSuspects.suspect,
     stopping: () => {

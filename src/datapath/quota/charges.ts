@@ -75,7 +75,7 @@ const nothing: Pick<Attributes, 'size' | 'used'> = { size: 0, used: 0 };
 export function createCharges({ quota, attributes, getattr, waitFor }: ChargesParts): Charges {
   const files = new Map<number, Charged>();
   const unsettled = new Map<number, { bytes: number; readonly file?: Charged }>();
-  const gone = new WeakSet<Request>();
+  const abandonedRequests = new WeakSet<Request>();
 
   const isOurs = ({ id, content }: Charged): boolean => content === attributes.epoch(id);
   const isOfThisEpoch = ({ ledger }: Charged): boolean => ledger === undefined || ledger === quota.epoch();
@@ -103,7 +103,7 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
     return quota.admit(bytes).then(
       () => {
         file.ledger ??= quota.epoch();
-        if (gone.has(request)) return quota.changed(bytes, bytes);
+        if (abandonedRequests.has(request)) return quota.changed(bytes, bytes);
         const { place } = request;
         file.unsettledBytes += bytes;
         unsettled.set(place, { bytes: bytes + (unsettled.get(place)?.bytes ?? 0), file });
@@ -162,7 +162,7 @@ export function createCharges({ quota, attributes, getattr, waitFor }: ChargesPa
     },
     written,
     abandoned: (request) => {
-      gone.add(request);
+      abandonedRequests.add(request);
       written(request.place);
     },
     spaceToFree: (id, request) => (id === undefined ? undefined : stateBefore(id, request).catch(() => undefined)),
