@@ -9,7 +9,7 @@ import type { Context } from './context.ts';
 import type { Entries } from './entries.ts';
 import { isSame } from './file-handles.ts';
 import type { ResolvedName } from './find-name.ts';
-import { keyOf } from './name-cache.ts';
+import { keyOf, type NameCache } from './name-cache.ts';
 import { type CreateCall, createRegularFile, type NewObject } from './new-object.ts';
 import { createPredecessorLookup } from './predecessor-lookup.ts';
 
@@ -62,15 +62,6 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     return await entries.entry(what.parent, keyOf(what.name), there, request);
   }
 
-  /**
-   * Another client created it between the kernel's lookup and ours. On ESTALE the kernel looks it up again, checks
-   * permissions and truncates it if asked to.
-   */
-  function staleName(parent: number, name: Buffer, cause: unknown): Errno {
-    names.drop(parent, keyOf(name));
-    return new Errno('ESTALE', cause);
-  }
-
   return {
     create: async (parent, name, { flags, mode }, request) => {
       const isExclusive = (flags & constants.O_EXCL) !== 0;
@@ -79,7 +70,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
         remember(parent, name, there);
         return there;
       } catch (cause) {
-        throw isNfsError(cause, 'EXIST') && !isExclusive ? staleName(parent, name, cause) : cause;
+        throw isNfsError(cause, 'EXIST') && !isExclusive ? staleName(names, parent, name, cause) : cause;
       }
     },
     mkdir: async (parent, name, mode, request) => {
@@ -130,4 +121,13 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       return await entries.entry(parent, keyOf(name), there, request);
     },
   };
+}
+
+/**
+ * Another client created it between the kernel's lookup and ours. On ESTALE the kernel looks it up again, checks
+ * permissions and truncates it if asked to.
+ */
+function staleName(names: NameCache, parent: number, name: Buffer, cause: unknown): Errno {
+  names.drop(parent, keyOf(name));
+  return new Errno('ESTALE', cause);
 }
