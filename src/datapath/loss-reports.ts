@@ -6,7 +6,7 @@ import type { Nodes } from './ports.ts';
 export interface LossReports {
   /** Acknowledged data of the file were lost. */
   add(id: number, code: ErrnoName): void;
-  /** Throws the file's loss, unless this open file was told of it. */
+  /** Throws the file's loss, unless this open file has reported it. */
   report(id: number, fh: number, request: Request): void;
   opened(id: number, fh: number): void;
   closed(id: number, fh: number): void;
@@ -16,7 +16,7 @@ export interface LossReports {
 }
 
 export function createLossReports(nodes: Nodes): LossReports {
-  /** Open files that were told of a loss, by node. */
+  /** Open files that have reported a loss, by node. */
   const reported = new Map<number, Set<number>>();
   let isStopped = false;
 
