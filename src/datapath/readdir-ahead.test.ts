@@ -238,7 +238,7 @@ describe('the limits of listing ahead', () => {
       clock,
       ttlMs: 1_000,
       nfs: { readdirplus },
-      server: { on: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
+      server: { callOn: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
       attributes: { last: () => undefined, now: () => 0 },
       names: { get: () => undefined, put: () => undefined, changes: () => 0, complete: () => undefined },
     } as unknown as Context);
