@@ -68,7 +68,7 @@ export async function createAppCore(pieces: AppCoreOptions): Promise<WholeCore> 
         clock,
         keepers,
         instance,
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable,
         settled,
       }),

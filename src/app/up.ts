@@ -146,9 +146,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       version,
       folder: keepersFolder(folders.socket),
       find: networks.find,
-      placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void deferred.repairLoop?.trigger(),
-      gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
+      placement: { engines: clients, instance: instanceOf(records), requestedPlace: settings.keeperPlace },
+      onMountsLost: () => void deferred.repairLoop?.trigger(),
+      onAbandoned: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
   const node = nodeNameFrom(settings.nodeName);

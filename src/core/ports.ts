@@ -288,7 +288,7 @@ export interface Client<K extends SourceKind = SourceKind> {
   stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: StageOptions): Promise<void>;
   /** Not staged is success. Forced: programs that use the volume get errors, and no server is waited for. */
   unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: UnstageOptions): Promise<void>;
-  /** Every path on this node where the source, or a part of it, is mounted, by anybody, including hidden mounts. */
+  /** Every path on this node where the source, or a part of it, is mounted, by any program, including hidden mounts. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
   /** Completes the expansion of a staged volume on the node. Present if that is needed. */
   grow?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;

@@ -77,24 +77,24 @@ async function untilNobodyHas(
     scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
     await clock.sleep(200, scope.signal);
   }
-  throw new StowageError(`${image} is being worked on by another program`, {
+  throw new StowageError(`another program is using ${image}`, {
     code: 'busy',
     reason: 'image-busy',
-    action: `Wait until it is done, then repeat. Who has it open: fuser -v ${image}`,
+    action: `Wait until that program has finished, then retry. To see which it is: fuser -v ${image}`,
   });
 }
 
-/** Asks the kernel whether nobody has the image open for writing; both programs would. */
+/** Asks the kernel whether no process has the image open for writing; both programs would. */
 async function isUnwritten(image: string, clock: Clock): Promise<boolean> {
   const looking = isWrittenByNobody(image);
   return (await endsWithin(looking, leaseDeadline, clock)) && (await looking);
 }
 
 const holdersUnknown = (image: string): StowageError =>
-  new StowageError(`Stowage could not find out whether another program has ${image} open`, {
+  new StowageError(`Stowage could not determine whether another program has ${image} open`, {
     code: 'busy',
     reason: 'image-busy',
-    action: `Repeat when the machine is less busy. Who has it open: fuser -v ${image}`,
+    action: `Retry when the machine is less busy. To see which process has the image open: fuser -v ${image}`,
   });
 
 /** Grows the file system while it is mounted at `place`. Does nothing if there is no room to grow into. */
