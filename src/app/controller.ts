@@ -2,7 +2,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { untilAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -181,7 +181,7 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
   const either = AbortSignal.any([scope.signal, stop]);
   const begun = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
-    await Promise.race([begun, aborted(either)]);
+    await untilAborted(begun, either);
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { aborted, untilAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
@@ -98,7 +98,7 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
     const either = AbortSignal.any([scope.signal, stop]);
     const keeping = [maintainCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
     try {
-      await Promise.race([first.promise, aborted(either)]);
+      await untilAborted(first.promise, either);
       if (either.aborted) return;
       const slice = { ...common, address: at.address, port: await listen(door, at) };
       const behind = { ...slice, pod: at.pod };

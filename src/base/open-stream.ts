@@ -1,4 +1,5 @@
 import type { EventEmitter } from 'node:events';
+import { onAbort } from './aborted.ts';
 import type { Clock } from './clock.ts';
 
 export interface Opening<T> {
@@ -14,19 +15,14 @@ export interface Opening<T> {
 export async function opened<T extends EventEmitter>(opening: Opening<T>, signal: AbortSignal): Promise<T> {
   const { clock, limitMs, open, failureOf } = opening;
   const ended = new AbortController();
-  const stop = (): void => ended.abort(signal.reason);
   using limit = clock.deadline(limitMs, signal);
-  const late = (): void => ended.abort(limit.signal.reason);
-  limit.signal.addEventListener('abort', late, { once: true });
+  using _ = onAbort(limit.signal, () => ended.abort(limit.signal.reason));
   try {
-    if (signal.aborted) stop();
     const stream = await open(ended.signal);
-    signal.addEventListener('abort', stop, { once: true });
-    stream.once('close', () => signal.removeEventListener('abort', stop));
+    const stop = onAbort(signal, () => ended.abort(signal.reason));
+    stream.once('close', () => stop[Symbol.dispose]());
     return stream;
   } catch (thrown) {
     throw failureOf(thrown, ended.signal);
-  } finally {
-    limit.signal.removeEventListener('abort', late);
   }
 }

@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { request as httpRequest, type IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
@@ -66,20 +67,16 @@ async function withLeader<T>(
     // The published authority may be the server's own certificate, whose issuer is not published.
     allowPartialTrustChain: true,
   });
-  const stop = (): void => {
+  using _ = onAbort(limit.signal, () => {
     socket.destroy(limit.signal.reason instanceof Error ? limit.signal.reason : new Error('stopped'));
-  };
-  limit.signal.addEventListener('abort', stop, { once: true });
+  });
   try {
-    if (limit.signal.aborted) stop();
     // Send nothing, above all not the token, before the server's certificate is verified.
     await waitForTls(socket);
     return await talk(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
     throw thrown;
-  } finally {
-    limit.signal.removeEventListener('abort', stop);
   }
 }
 

@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
@@ -212,8 +213,7 @@ export function createEvents(options: EventsOptions): Events {
       return dropped;
     },
     run: async (scope) => {
-      const wakeUp = (): void => wake?.();
-      scope.signal.addEventListener('abort', wakeUp, { once: true });
+      using _ = onAbort(scope.signal, () => wake?.());
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
         const heldMs = release();
@@ -232,7 +232,6 @@ export function createEvents(options: EventsOptions): Events {
         await deliver(topic, scope);
         inFlight = 0;
       }
-      scope.signal.removeEventListener('abort', wakeUp);
     },
   };
 }

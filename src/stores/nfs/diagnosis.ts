@@ -1,4 +1,4 @@
-import { aborted } from '#base/aborted.ts';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import {
@@ -151,7 +151,7 @@ async function addressHangsUp(
   try {
     const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
     const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
-    const why = await Promise.race([connection.ended, aborted(limit.signal).then(() => undefined)]);
+    const why = await unlessAborted(connection.ended, limit.signal).catch(() => undefined);
     connection.close();
     return why;
   } catch {

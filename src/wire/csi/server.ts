@@ -7,6 +7,7 @@ import {
   type ServerHttp2Stream,
 } from 'node:http2';
 import { createServer, type Server, type Socket } from 'node:net';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { patiently } from '#base/wait.ts';
 import { withAcceptableAuthority } from './authority-filter.ts';
@@ -182,7 +183,7 @@ async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: 
 const headerText = (header: string | readonly string[] | undefined): string | undefined =>
   typeof header === 'string' ? header : header?.[0];
 
-function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+async function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
   const chunks: Buffer[] = [];
   let length = 0;
@@ -193,10 +194,7 @@ function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal):
     else chunks.push(chunk);
   });
   stream.once('end', () => resolve(Buffer.concat(chunks)));
-  const stop = (): void => reject(signal.reason);
-  if (signal.aborted) stop();
-  else signal.addEventListener('abort', stop, { once: true });
-  return promise;
+  return await unlessAborted(promise, signal);
 }
 
 const contentType = 'application/grpc+proto';
