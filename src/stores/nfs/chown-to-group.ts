@@ -5,6 +5,7 @@ import {
   type Attributes,
   type FileHandle,
   fileType,
+  isGone,
   isNfsError,
   type SetAttributes,
   walkTree,
@@ -53,7 +54,7 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
           // Another file system is mounted there; it does not belong to the volume.
           if (attributes.fsid !== before.fsid) return false;
           await chownEntry(handle, attributes).catch((cause: unknown) => {
-            if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
+            if (!isGone(cause)) throw cause;
           });
           return true;
         },

@@ -6,10 +6,12 @@ import { errnoOf } from '#base/errno.ts';
 import { type Connect, identityOf } from '#stores/nfs/connect.ts';
 import {
   type Attributes,
+  errnoByStatus,
   type FileHandle,
   fileType,
   type NfsClient,
   NfsError,
+  type NfsStatusName,
   nfsStatus,
   type Time,
 } from '#wire/nfs3/index.ts';
@@ -44,16 +46,9 @@ export function connectToDisk(folder: string): Connect {
 }
 
 const statuses: Readonly<Record<string, number>> = {
-  ENOENT: nfsStatus.NOENT,
-  EEXIST: nfsStatus.EXIST,
-  ENOTDIR: nfsStatus.NOTDIR,
-  EISDIR: nfsStatus.ISDIR,
-  ENOTEMPTY: nfsStatus.NOTEMPTY,
-  EACCES: nfsStatus.ACCES,
-  EPERM: nfsStatus.PERM,
-  ENOSPC: nfsStatus.NOSPC,
-  EROFS: nfsStatus.ROFS,
-  ENAMETOOLONG: nfsStatus.NAMETOOLONG,
+  ...Object.fromEntries(
+    Object.entries(errnoByStatus).map(([name, errno]) => [errno, nfsStatus[name as NfsStatusName]]),
+  ),
   NOT_SYNC: nfsStatus.NOT_SYNC,
 };
 

@@ -23,7 +23,7 @@ export {
 export { NameError } from './names.ts';
 export { accessRight, type DeferredBuffer as LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
 export { emptyDirectory, RemovalRefused, removeTree } from './remove-tree.ts';
-export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
+export { errnoByStatus, isGone, isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 export {
   type Attributes,
   type Entry,

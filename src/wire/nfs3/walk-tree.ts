@@ -3,7 +3,7 @@ import type { CallOptions } from '../rpc/client.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
 import { listDirectory } from './listing.ts';
-import { isNfsError } from './status.ts';
+import { isGone } from './status.ts';
 import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf } from './structures.ts';
 
 export interface TreeOptions extends CallOptions {
@@ -106,8 +106,6 @@ export function pathOf(folder: WalkedDirectory, ...below: readonly Text[]): stri
 }
 
 const toDisplayName = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());
-
-export const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');
 
 export interface ResolvedEntry {
   readonly handle: FileHandle;
