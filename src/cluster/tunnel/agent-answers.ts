@@ -21,7 +21,7 @@ export function agentLost(node: string, thrown: unknown): unknown {
       action: "The agent continues what it has started. Try again; if the problem persists, check that agent's log.",
     });
   }
-  if (thrown instanceof AnswerTooLong) return unreadable(node, thrown.message, thrown);
+  if (thrown instanceof AnswerTooLong) return unreadableAnswer(node, thrown.message, thrown);
   if (!(thrown instanceof ConnectionLost)) return thrown;
   return new StowageError(`the connection to the agent of node ${node} was lost before it answered`, {
     code: 'unavailable',
@@ -31,7 +31,7 @@ export function agentLost(node: string, thrown: unknown): unknown {
   });
 }
 
-const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
+export const unreadableAnswer = (node: string, why: string, cause?: unknown): StowageError =>
   new StowageError(`the agent of node ${node} gave an answer that cannot be read: ${why}`, {
     code: 'internal',
     reason: 'agent-answer-unreadable',
@@ -43,7 +43,7 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
 export function parsedAnswer(node: string, { status, text }: Answer): unknown {
   const body = parsed(node, status, text);
   if (status >= 200 && status < 300) return body;
-  throw problem(body) ?? unreadable(node, `status ${status}`);
+  throw problem(body) ?? unreadableAnswer(node, `status ${status}`);
 }
 
 function parsed(node: string, status: number, text: string): unknown {
@@ -51,7 +51,7 @@ function parsed(node: string, status: number, text: string): unknown {
   try {
     return JSON.parse(text);
   } catch (cause) {
-    throw unreadable(node, `it is not JSON (status ${status})`, cause);
+    throw unreadableAnswer(node, `it is not JSON (status ${status})`, cause);
   }
 }
 

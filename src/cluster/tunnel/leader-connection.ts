@@ -4,6 +4,7 @@ import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
+import { jsonIn } from '#base/json.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
 import { harmless } from '#base/terminal-safe.ts';
@@ -134,10 +135,6 @@ async function refusalOf(answer: IncomingMessage): Promise<Error> {
 }
 
 function problemText(text: string): string | undefined {
-  try {
-    const problem = problemIn(JSON.parse(text));
-    return problem && harmless(`${problem.detail}. ${problem.action}`);
-  } catch {
-    return undefined;
-  }
+  const problem = problemIn(jsonIn(text));
+  return problem && harmless(`${problem.detail}. ${problem.action}`);
 }

@@ -2,8 +2,8 @@ import { constants } from 'node:fs';
 import { access } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
+import { isJsonObject } from '#base/json.ts';
 import { StowageError } from '#core/errors.ts';
-import { isObject } from '../file-store/meta.ts';
 import { lstatIfThere, readBounded } from './files.ts';
 
 const sqliteBusy = 5;
@@ -59,7 +59,8 @@ async function locked(root: string, ownerFile: string, cause: unknown): Promise<
 async function holder(ownerFile: string): Promise<string> {
   try {
     const owner: unknown = JSON.parse((await readBounded(ownerFile, 4096)).toString('utf8'));
-    if (isObject(owner)) return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
+    if (isJsonObject(owner))
+      return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
   } catch {
     // The holder is still starting, or the file is damaged.
   }
