@@ -1,4 +1,5 @@
 import { onAbort } from './aborted.ts';
+
 /** Limits concurrency; callers beyond the limit wait in a queue. */
 export interface Limiter {
   /** The signal ends only the wait in the queue, and its reason is thrown; `work` must check it itself. */

@@ -1,4 +1,5 @@
 import { onAbort } from '#base/aborted.ts';
+
 /**
  * Limits the calls that a store has in flight. Long calls have slots of their own, so that scans that take minutes don't delay short
  * calls. A call with a long slot may wait for a volume's name and for a short slot, never the other way round: that prevents deadlocks.

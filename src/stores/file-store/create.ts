@@ -7,10 +7,11 @@ import type { Store } from '#core/ports.ts';
 import { beingCreated, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
 import { isDefiniteFailure } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parent-folders.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /** Retries of one create while other hosts release and take the name. */
 const maxAttempts = 8;

@@ -3,10 +3,11 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingCreated } from './errors.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { tryTakeName } from './take-name.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /**
  * Every verb writes its intent into the record, then moves the data, then the record, each by one rename. After a crash the location of the

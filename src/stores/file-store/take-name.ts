@@ -3,8 +3,9 @@ import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
 import { isDefiniteFailure } from './files.ts';
+import type { HeldScope, HoldLimit } from './held-scope.ts';
 import type { MetaRead } from './meta.ts';
-import type { HeldScope, HoldLimit, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /** Retries while other hosts take and release the name. */
 const maxAttempts = 8;

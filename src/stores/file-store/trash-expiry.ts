@@ -1,4 +1,5 @@
 import { isJsonObject } from '#base/json.ts';
+
 /** When a trash entry may be purged, and by whom. Part of the entry's record. docs/designs/trash-expiry.md has the reasons. */
 export interface Expiry {
   /** In ms, by the clock of the server that has the files. Undefined: the server's time is not known yet. */

@@ -4,9 +4,10 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { ignoreBusy } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
 import { stagedId } from './trash-names.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
 // `deleting/`. A host that was suspended right before the first move may have lost its lock. The entry at `trash/<id>` may then belong

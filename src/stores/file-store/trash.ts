@@ -5,6 +5,7 @@ import { isVolumeId, quoted } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { finishInterrupted, finishRestore, removeTrashFolder } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, withoutMove } from './meta.ts';
 import { createObservedTime } from './observed-time.ts';
@@ -14,7 +15,7 @@ import type { Expiry } from './trash-expiry.ts';
 import { trashedId } from './trash-names.ts';
 import { createTrashPurge, entryOf } from './trash-purge.ts';
 import { putBack } from './trash-staging.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
 
