@@ -57,26 +57,93 @@ interruptedController.abort(new Errno('EINTR'));
 /** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
 const scratch = createReplyBuffer(64 * 1024);
 
-export function createSession({ operations, initOptions, store, onInit, onFault }: SessionOptions): Session {
+/** Writes the reply header with the request's unique number, including the resent bit. */
+function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
+  view.setUint32(0, end, true);
+  view.setInt32(4, -error, true);
+  view.setUint32(8, asked.getUint32(8, true), true);
+  view.setUint32(12, asked.getUint32(12, true), true);
+  return end === buffer.length ? buffer : buffer.subarray(0, end);
+}
+
+interface InitReply {
+  readonly bytes: Buffer;
+  readonly agreement: InitResult;
+  /** False: the kernel sends INIT again, with a version that this library has. */
+  readonly isAgreed: boolean;
+}
+
+/** Undefined: the kernel is too old. */
+function initReply(message: Message, options: InitOptions): InitReply | undefined {
+  const offer = readInitRequest(message);
+  if (!isSupported(offer)) return undefined;
+  const agreement = negotiate(offer, options);
+  const end = putInitReply(scratch, outHeaderSize, offer, agreement, options);
+  return { bytes: writeHeader(scratch, message, end, 0), agreement, isAgreed: offer.major === 7 };
+}
+
+function refuse(store: RequestStore, message: Message, place: number, code: ErrnoName): void {
+  store.reply(place, writeHeader(scratch, message, outHeaderSize, errno[code]));
+}
+
+type BuiltInHandler = (place: number, message: Message) => void;
+
+/** Requests that have no reply, or that the session answers itself. */
+function createBuiltIn(
+  { operations, initOptions, store, onInit }: SessionOptions,
+  pending: ReadonlyMap<number, PendingRequest>,
+): Partial<Record<number, BuiltInHandler>> {
+  function init(place: number, message: Message): void {
+    const answer = initReply(message, initOptions);
+    if (answer === undefined) {
+      refuse(store, message, place, 'EPROTO');
+      return;
+    }
+    store.reply(place, answer.bytes);
+    if (answer.isAgreed) onInit?.(answer.agreement);
+  }
+
+  function batchForget(place: number, message: Message): void {
+    requireBytes(message, 8);
+    const count = u32(message, 0);
+    requireBytes(message, 8 + count * 16);
+    store.finished(place);
+    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
+  }
+
+  return {
+    [opcode.init]: init,
+    [opcode.forget]: (place, message) => {
+      requireBytes(message, 8);
+      const [node, lookups] = [header.node(message), u64(message, 0)];
+      store.finished(place);
+      operations.forget?.(node, lookups);
+    },
+    [opcode.batchForget]: batchForget,
+    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
+    [opcode.interrupt]: (place, message) => {
+      requireBytes(message, 8);
+      const waiting = pending.get(key(message.view, 40));
+      waiting?.interrupt();
+      if (waiting !== undefined) store.interrupted?.(waiting.place);
+      store.finished(place);
+    },
+    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
+    [opcode.destroy]: (place, message) => {
+      store.reply(place, writeHeader(scratch, message, outHeaderSize, 0));
+    },
+    [opcode.notifyReply]: (place) => store.finished(place),
+  };
+}
+
+export function createSession(options: SessionOptions): Session {
+  const { operations, store, onFault } = options;
   const pending = new Map<number, PendingRequest>();
-
-  /** Writes the reply header with the request's unique number, including the resent bit. */
-  function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
-    view.setUint32(0, end, true);
-    view.setInt32(4, -error, true);
-    view.setUint32(8, asked.getUint32(8, true), true);
-    view.setUint32(12, asked.getUint32(12, true), true);
-    return end === buffer.length ? buffer : buffer.subarray(0, end);
-  }
-
-  function refuse(message: Message, place: number, code: ErrnoName): void {
-    store.reply(place, writeHeader(scratch, message, outHeaderSize, errno[code]));
-  }
 
   function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
-    refuse(message, request.place, cause instanceof Errno ? cause.code : 'EIO');
+    refuse(store, message, request.place, cause instanceof Errno ? cause.code : 'EIO');
   }
 
   function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
@@ -115,52 +182,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
     }
   }
 
-  function init(place: number, message: Message): void {
-    const offer = readInitRequest(message);
-    if (!isSupported(offer)) {
-      refuse(message, place, 'EPROTO');
-      return;
-    }
-    const agreement = negotiate(offer, initOptions);
-    store.reply(
-      place,
-      writeHeader(scratch, message, putInitReply(scratch, outHeaderSize, offer, agreement, initOptions), 0),
-    );
-    if (offer.major === 7) onInit?.(agreement);
-  }
-
-  function batchForget(place: number, message: Message): void {
-    requireBytes(message, 8);
-    const count = u32(message, 0);
-    requireBytes(message, 8 + count * 16);
-    store.finished(place);
-    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
-  }
-
-  /** Requests that have no reply, or that the session answers itself. */
-  const builtIn: Partial<Record<number, (place: number, message: Message) => void>> = {
-    [opcode.init]: init,
-    [opcode.forget]: (place, message) => {
-      requireBytes(message, 8);
-      const [node, lookups] = [header.node(message), u64(message, 0)];
-      store.finished(place);
-      operations.forget?.(node, lookups);
-    },
-    [opcode.batchForget]: batchForget,
-    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
-    [opcode.interrupt]: (place, message) => {
-      requireBytes(message, 8);
-      const waiting = pending.get(key(message.view, 40));
-      waiting?.interrupt();
-      if (waiting !== undefined) store.interrupted?.(waiting.place);
-      store.finished(place);
-    },
-    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
-    [opcode.destroy]: (place, message) => {
-      store.reply(place, writeHeader(scratch, message, outHeaderSize, 0));
-    },
-    [opcode.notifyReply]: (place) => store.finished(place),
-  };
+  const builtIn = createBuiltIn(options, pending);
 
   function take(place: number, message: Message, inherited?: InheritedRequest): void {
     const code = header.opcode(message);
@@ -169,7 +191,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
     try {
       if (special !== undefined) special(place, message);
       else if (operation !== undefined) run(operation, message, addPending(place, message, inherited));
-      else refuse(message, place, 'ENOSYS');
+      else refuse(store, message, place, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
       store.finished(place);
