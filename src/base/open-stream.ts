@@ -2,7 +2,7 @@ import type { EventEmitter } from 'node:events';
 import { onAbort } from './aborted.ts';
 import type { Clock } from './clock.ts';
 
-export interface Opening<T> {
+export interface StreamOpening<T> {
   readonly clock: Clock;
   /** The deadline for opening the stream. */
   readonly limitMs: number;
@@ -12,7 +12,7 @@ export interface Opening<T> {
 }
 
 /** Opens a stream with a deadline for the opening only. Afterwards the stream lives until it ends or the signal is aborted. */
-export async function opened<T extends EventEmitter>(opening: Opening<T>, signal: AbortSignal): Promise<T> {
+export async function openStream<T extends EventEmitter>(opening: StreamOpening<T>, signal: AbortSignal): Promise<T> {
   const { clock, limitMs, open, failureOf } = opening;
   const ended = new AbortController();
   using limit = clock.deadline(limitMs, signal);

@@ -1,4 +1,4 @@
-import { harmless } from './terminal-safe.ts';
+import { terminalSafe } from './terminal-safe.ts';
 
 /** Errors over HTTP: RFC 9457, with extension members. */
 export const problemType = 'application/problem+json';
@@ -35,10 +35,10 @@ export function problemDocument<Code extends string>(about: ProblemAbout<Code>):
     title,
     status,
     // Internal errors go to the log, not to the client.
-    detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
+    detail: code === 'internal' ? 'Stowage failed to do this' : terminalSafe(message),
     code,
     reason,
-    action: harmless(action),
+    action: terminalSafe(action),
     requestId,
   };
 }

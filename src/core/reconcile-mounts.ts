@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
@@ -19,7 +19,7 @@ export function createReconcileMounts(parts: MountParts, staging: VolumeStaging)
     if (!clients.outlivesMount(mount.source)) return true;
     try {
       scope.signal.throwIfAborted();
-      await patiently(staging.unstageIfIdle(mount, scope), scope.signal, clock);
+      await waitWithGrace(staging.unstageIfIdle(mount, scope), scope.signal, clock);
       return true;
     } catch (thrown) {
       const { message: why, action } = stowageError(thrown);

@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptor-sockets.ts';
+import { createReceiver, sendMessage, shutDown } from '#base/linux/descriptor-sockets.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
 import { shutDownAtExit } from './system-calls.ts';
@@ -89,7 +89,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
   /** False: the socket has no room. */
   function sent(bytes: Buffer, descriptors: readonly number[]): boolean {
     try {
-      sendParcel(fd, { bytes, descriptors });
+      sendMessage(fd, { bytes, descriptors });
       return true;
     } catch (cause) {
       if (isErrno(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;

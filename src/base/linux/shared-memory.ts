@@ -27,7 +27,7 @@ export function growMemory(fd: number, size: number): void {
 }
 
 /** A mapping of such memory. Writes are visible to other processes at once. */
-export interface Mapped extends Disposable {
+export interface MemoryMapping extends Disposable {
   readonly bytes: ArrayBuffer;
   /** A part of the mapping. For a small part, prefer this to `bytes`: V8 counts the size of every buffer as memory in use. */
   part(from: number, length: number): ArrayBuffer;
@@ -37,7 +37,7 @@ export interface Mapped extends Disposable {
   forget(from: number, length: number): void;
 }
 
-export function mapMemory(fd: number, offset: number, length: number): Mapped {
+export function mapMemory(fd: number, offset: number, length: number): MemoryMapping {
   const { koffi } = libc();
   const at: bigint = calls().map(null, length, readWrite, shared, fd, offset);
   if (BigInt.asIntN(64, at) === -1n) throw new SystemError('mmap', koffi.errno());

@@ -1,7 +1,7 @@
 import { chown, mkdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
 import { dirname, extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
+import { enterNetwork, type FindNamespace, findNamedNamespace, namespacePath } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import { type Launch, launchProcess } from '#keeper/launch.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
@@ -83,7 +83,7 @@ export const program = isSource
   : join(import.meta.dirname, 'data-path.mjs');
 
 export function createKeeperStarter(options: StartingOptions): KeeperStarter {
-  const { clock, log, folder, version, find = asItIs } = options;
+  const { clock, log, folder, version, find = findNamedNamespace } = options;
   const told = new Set<string>();
   const { instance = '', podUser = podKeeperUser, ...rest } = options.placing ?? {};
   const areFound = options.placing?.wanted === 'pod';

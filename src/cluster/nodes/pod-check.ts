@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import Value from 'typebox/value';
 import type { Scope } from '#base/log.ts';
-import { harmlessPart } from '#base/terminal-safe.ts';
+import { terminalSafeExcerpt } from '#base/terminal-safe.ts';
 import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';
@@ -28,10 +28,10 @@ export async function checkFromPod(
   return {
     ok: check.ok,
     steps: check.steps.slice(0, maxSteps).map(({ step, ok, detail, action, reason }) => ({
-      step: harmlessPart(step),
+      step: terminalSafeExcerpt(step),
       ok,
-      detail: harmlessPart(detail),
-      ...(action === null ? {} : { action: harmlessPart(action) }),
+      detail: terminalSafeExcerpt(detail),
+      ...(action === null ? {} : { action: terminalSafeExcerpt(action) }),
       ...(reason === undefined ? {} : { reason }),
     })),
     totalBytes: check.totalBytes === null ? undefined : BigInt(check.totalBytes),

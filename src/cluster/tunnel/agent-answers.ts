@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
-import { harmlessPart } from '#base/terminal-safe.ts';
+import { terminalSafeExcerpt } from '#base/terminal-safe.ts';
 import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, AnswerTooLong, ConnectionLost } from './exchange.ts';
 
@@ -57,9 +57,9 @@ function parsed(node: string, status: number, text: string): unknown {
 
 const reasonPattern = new RegExp(reasonGrammar);
 
-/** An agent is not trusted with the controller's log and Events, so its texts are made harmless. */
+/** An agent is not trusted with the controller's log and Events, so its texts are escaped and shortened. */
 function problem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;
-  return relayed(harmlessPart(detail), { code, reason, action: harmlessPart(action) });
+  return relayed(terminalSafeExcerpt(detail), { code, reason, action: terminalSafeExcerpt(action) });
 }

@@ -7,7 +7,7 @@ import type { Clock } from '#base/clock.ts';
 import { jsonIn } from '#base/json.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
-import { harmless } from '#base/terminal-safe.ts';
+import { terminalSafe } from '#base/terminal-safe.ts';
 import { upgrade } from '../names.ts';
 
 /** The leader's address, and how to verify its certificate. */
@@ -136,5 +136,5 @@ async function refusalOf(answer: IncomingMessage): Promise<Error> {
 
 function problemText(text: string): string | undefined {
   const problem = problemIn(jsonIn(text));
-  return problem && harmless(`${problem.detail}. ${problem.action}`);
+  return problem && terminalSafe(`${problem.detail}. ${problem.action}`);
 }

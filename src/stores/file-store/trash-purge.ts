@@ -11,8 +11,8 @@ import type { ObservedTime } from './observed-time.ts';
 import type { HostLocks } from './store-root.ts';
 import { type Expiry, judge, type Verdict } from './trash-expiry.ts';
 import { createTrashObserver } from './trash-observer.ts';
-import { createTrashRecords, looking } from './trash-records.ts';
-import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
+import { createTrashRecords, runTrashScan } from './trash-records.ts';
+import { finishStaged, moveToDeleting, restoreFromStaging } from './trash-staging.ts';
 import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
@@ -67,7 +67,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     isWanted: (meta: Meta) => Promise<boolean>,
   ): Promise<boolean> {
     let found = await records.read(id);
-    if (found.state === 'absent' && (await putBack(ctx, id, scope))) found = await records.read(id);
+    if (found.state === 'absent' && (await restoreFromStaging(ctx, id, scope))) found = await records.read(id);
     const meta = records.remember(id, found);
     if (found.state === 'absent') hostLocks?.forget(id, 'not found');
     else if (found.state !== 'ok') throw found.error;
@@ -90,7 +90,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   }
 
   const holderOf = (id: VolumeId, scope: Scope): ReturnType<HostLocks['holderOf']> =>
-    looking(ctx, scope, async () => (await hostLocks?.holderOf(id)) ?? 'nobody');
+    runTrashScan(ctx, scope, async () => (await hostLocks?.holderOf(id)) ?? 'nobody');
 
   async function recordAll(ids: readonly VolumeId[], retention: number, scope: Scope): Promise<void> {
     const stale: VolumeId[] = [];
@@ -104,18 +104,18 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const names = await looking(ctx, scope, () => files.names(storeRoot.ownPath('trash')));
+    const names = await runTrashScan(ctx, scope, () => files.names(storeRoot.ownPath('trash')));
     await finishStaged(ctx, names, scope);
     const ids = names.filter(isVolumeId);
     const present = new Set(ids);
     records.keepOnly(present);
     if (ids.length === 0) return [];
-    const observed = await looking(ctx, scope, observedTime.save);
+    const observed = await runTrashScan(ctx, scope, observedTime.save);
     let asked: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
       // Most entries only wait for the observed time of their owner. Ask the server only if its time can matter.
       if (judge(expiry, observing.at(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
-      asked ??= looking(ctx, scope, observing.serverTime);
+      asked ??= runTrashScan(ctx, scope, observing.serverTime);
       const serverNow = await asked;
       return serverNow === undefined ? 'keep' : judge(expiry, observing.at(observed, serverNow)).verdict;
     };

@@ -48,7 +48,7 @@ export function createTrashRecords(ctx: VerbContext): TrashRecords {
     look: async (id, scope) => {
       const known = remembered.get(id);
       if (known !== undefined && clock.elapsed() - known.at < rereadAfterMs) return known.meta;
-      const found = await looking(ctx, scope, () => read(id));
+      const found = await runTrashScan(ctx, scope, () => read(id));
       const isUnreadable = found.state === 'unreadable' || (found.state === 'ok' && found.meta.expiry === 'unreadable');
       if (isUnreadable && !reported.has(id)) {
         const why = found.state === 'unreadable' ? found.error.message : 'its expiry is not in a known form';
@@ -64,5 +64,5 @@ export function createTrashRecords(ctx: VerbContext): TrashRecords {
   };
 }
 
-export const looking = <T>({ runVerb }: VerbContext, scope: Scope, work: () => Promise<T>): Promise<T> =>
+export const runTrashScan = <T>({ runVerb }: VerbContext, scope: Scope, work: () => Promise<T>): Promise<T> =>
   runVerb('looking for expired entries of the trash', [], scope, work);

@@ -40,7 +40,7 @@ export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: He
 }
 
 /** The caller holds the volume's lock. Moves the entries of interrupted purges back. Returns false if there are none. */
-export async function putBack(ctx: VerbContext, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
+export async function restoreFromStaging(ctx: VerbContext, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
   const { storeRoot, layout } = ctx;
   const { files } = storeRoot;
   const names = (await files.names(storeRoot.ownPath('trash'))).filter((name) => stagedId(name) === id);
@@ -74,7 +74,7 @@ export async function finishStaged(ctx: VerbContext, names: readonly string[], s
     // The purge may be under way on another host.
     if ((await ctx.runVerb(doing, [], scope, async () => hostLocks?.holderOf(id))) === 'another') continue;
     const work = ctx.runVerb(doing, [id], scope, (held) =>
-      storeRoot.reserve.retryWithReserve(() => putBack(ctx, id, held)),
+      storeRoot.reserve.retryWithReserve(() => restoreFromStaging(ctx, id, held)),
     );
     await ignoreBusy(work).catch((cause: unknown) => {
       scope.signal.throwIfAborted();

@@ -14,7 +14,7 @@ import { takeName } from './take-name.ts';
 import type { Expiry } from './trash-expiry.ts';
 import { trashedId } from './trash-names.ts';
 import { createTrashPurge, entryOf } from './trash-purge.ts';
-import { putBack } from './trash-staging.ts';
+import { restoreFromStaging } from './trash-staging.ts';
 import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
@@ -79,7 +79,7 @@ export function createTrash(ctx: VerbContext): Trash {
     const target = await ctx.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
     // An interrupted purge may have moved the entry, or half of it.
-    await putBack(ctx, id, scope);
+    await restoreFromStaging(ctx, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
       storeRoot.hostLocks?.forget(id, 'not found');

@@ -53,7 +53,7 @@ export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext):
 }
 
 /** Explains an error without naming the operation. */
-export function nfsTrouble(
+export function explainNfsError(
   thrown: unknown,
   about: ErrorContext,
 ): Pick<Explanation, 'why' | 'action'> & { readonly reason: string } {

@@ -14,7 +14,7 @@ import {
 import { type Entry, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
 import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
-import { isSameMark, isTaken } from './lock-marks.ts';
+import { isProcessMarkTime, isSameMark } from './lock-marks.ts';
 import { asSystemError } from './system-error.ts';
 import { ms, writeDurably } from './write-durably.ts';
 
@@ -46,7 +46,7 @@ export interface NfsFilesParts {
   nextMark(): { readonly seconds: number; readonly nanoseconds: number };
 }
 
-interface Found {
+interface FoundFile {
   readonly handle: FileHandle;
   readonly attributes: Attributes;
 }
@@ -76,7 +76,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
   const listing = { ...within, maxEntries };
   const { at } = folders;
 
-  const find = (path: string): Promise<Found | undefined> =>
+  const find = (path: string): Promise<FoundFile | undefined> =>
     at(path, async (folder, name) => {
       try {
         const { handle, attributes } = await nfs.lookup(folder, name, within);
@@ -108,7 +108,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
     try {
       const changedAt = await writeDurably(nfs, { path, handle }, text, within);
       // Some servers do not update mtime on a write. A file with content must not keep a mark.
-      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
+      if (changedAt > 0 && isProcessMarkTime({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;

@@ -6,15 +6,15 @@ import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { type Answer, maxQuestions, type Question, readAnswer } from './network-messages.ts';
 
-type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
+type QuestionFields<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
 /** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
   readonly isOver: boolean;
   /** All addresses of that name. Throws the system's error. */
-  lookup(what: Asked<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
+  lookup(what: QuestionFields<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
   /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
-  connect(to: Asked<'connect'>, signal: AbortSignal): Promise<Socket>;
+  connect(to: QuestionFields<'connect'>, signal: AbortSignal): Promise<Socket>;
 }
 
 /** The process ended before it was ready. */

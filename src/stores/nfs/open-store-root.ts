@@ -23,7 +23,7 @@ import { createHostLocks } from './host-locks.ts';
 import { createLockFile } from './lock-file.ts';
 import { createLockIo } from './lock-io.ts';
 import { createMarks } from './lock-marks.ts';
-import { type NfsOptions, shownPlace } from './options.ts';
+import { displayLocation, type NfsOptions } from './options.ts';
 import { createNfsReserve } from './reserve.ts';
 import { createScratchNames } from './scratch-names.ts';
 import { serverTime } from './server-time.ts';
@@ -60,7 +60,7 @@ export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): numbe
 
 export const errorContextOf = (options: NfsOptions, store: string): ErrorContext => ({
   store,
-  location: shownPlace(options),
+  location: displayLocation(options),
   server: options.hosts.join(', '),
   uid: identityOf(options).uid,
   privileged: options.sourcePorts !== undefined,
@@ -82,7 +82,7 @@ export async function openNfsStoreRoot(parts: OpenNfsStoreRoot, scope: Scope): P
     }
   } catch (cause) {
     if (scope.signal.aborted && !(cause instanceof StowageError)) throw scope.signal.reason;
-    throw failure(cause, `opening store ${store} (${shownPlace(options)})`);
+    throw failure(cause, `opening store ${store} (${displayLocation(options)})`);
   }
 }
 
@@ -95,7 +95,7 @@ async function open(
 ): Promise<NfsStoreRoot> {
   const { nfs } = session;
   const explain = createExplain(session, clock);
-  const root = shownPlace(options);
+  const root = displayLocation(options);
   const ownPath = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(process);
   const current = { handle: first, identity: undefined as string | undefined };

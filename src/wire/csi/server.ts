@@ -9,7 +9,7 @@ import {
 import { createServer, type Server, type Socket } from 'node:net';
 import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import { withAcceptableAuthority } from './authority-filter.ts';
 import {
   decodeFrame,
@@ -171,7 +171,7 @@ async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: 
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
     const message = decodeFrame(await readBody(stream, shared.maximums.messageBytes + 5, call.signal));
-    succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
+    succeed(stream, await waitWithGrace(handle(message, call), call.signal, shared.clock));
     took(grpcCodes.ok);
   } catch (thrown) {
     const status = thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call);

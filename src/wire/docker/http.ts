@@ -2,7 +2,7 @@ import { Agent, type IncomingMessage } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import { httpFailure, pathWithQuery, readText, send, socketTarget } from '#base/http.ts';
 import { asJsonObject, jsonIn } from '#base/json.ts';
-import { opened } from '#base/open-stream.ts';
+import { openStream } from '#base/open-stream.ts';
 import { DockerError } from './errors.ts';
 
 export interface EngineRequest {
@@ -79,7 +79,7 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
         return answer;
       };
       const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
-      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
+      return openStream({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => {
       keepAliveAgent.destroy();

@@ -4,7 +4,7 @@ import { createSecureContext, type SecureContext } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { httpFailure, pathWithQuery, readText, send, targetOf } from '#base/http.ts';
-import { opened } from '#base/open-stream.ts';
+import { openStream } from '#base/open-stream.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import { statusError } from './status.ts';
@@ -132,7 +132,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
       };
       const failure = (thrown: unknown, ended: AbortSignal): KubeError =>
         reportFailure('watch', failureOf(callOf(out), thrown, ended));
-      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
+      return openStream({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => agent.destroy(),
   };

@@ -33,17 +33,17 @@ export interface FileSearch {
   find(origin: HandleContents): Promise<Node | undefined>;
 }
 
-interface Found {
+interface FoundEntry {
   readonly directory: Node;
   readonly name: ByteString;
   readonly stats: BigIntStats;
 }
 
-type Visit = (found: Found) => boolean;
+type Visit = (found: FoundEntry) => boolean;
 
 interface WantedFile {
   readonly origin: HandleContents;
-  found: Found | undefined;
+  found: FoundEntry | undefined;
 }
 
 /** Visits the entries of a directory until `visit` returns true. */
@@ -82,10 +82,11 @@ function createScan(tree: ExportedTree, { elapsed }: Clock, closing: AbortSignal
   };
 }
 
-const nodeFor = ({ directory, name, stats }: Found): Node => createNode(stats.ino, stats.birthtimeNs, directory, name);
+const nodeFor = ({ directory, name, stats }: FoundEntry): Node =>
+  createNode(stats.ino, stats.birthtimeNs, directory, name);
 
-async function followParentHashes(scan: Scan, root: Node, origin: HandleContents): Promise<Found | undefined> {
-  let found: Found | undefined;
+async function followParentHashes(scan: Scan, root: Node, origin: HandleContents): Promise<FoundEntry | undefined> {
+  let found: FoundEntry | undefined;
   let level = [root];
   for (let depth = 0; depth <= origin.parentHashes.length && found === undefined; depth++) {
     const next: Node[] = [];
@@ -157,7 +158,7 @@ export function createFileSearch(
     }
   }
 
-  async function joinTreeSearch(origin: HandleContents): Promise<Found | undefined> {
+  async function joinTreeSearch(origin: HandleContents): Promise<FoundEntry | undefined> {
     if (gathering === undefined) {
       if (isWalking || elapsed() < restUntil) refuse('JUKEBOX');
       const wanted = new Map<bigint, WantedFile>();
