@@ -101,7 +101,7 @@ export function listenAt(path: string): number {
 }
 
 /**
- * Connects without waiting, or throws: ENOENT or ECONNREFUSED if nobody listens, EAGAIN if the backlog is full. A blocking
+ * Connects without waiting, or throws: ENOENT or ECONNREFUSED if no process listens, EAGAIN if the backlog is full. A blocking
  * connect would wait then, and block the whole process.
  */
 export function connectTo(path: string): number {
@@ -165,7 +165,7 @@ async function receiveInto(fd: number, bytes: Buffer, control: Buffer): Promise<
     flags: 0,
   };
   const length = await callAsync((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
-  // 0 means the end of the stream, since nobody here sends empty messages.
+  // 0 means the end of the stream, since no program of ours sends empty messages.
   if (length <= 0) return undefined;
   const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
   if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {

@@ -61,7 +61,7 @@ export function mapMemory(fd: number, offset: number, length: number): MemoryMap
       }
     },
     forget: (from, bytes) => told(advice.remove, from, bytes),
-    // Accessing the bytes after this crashes the process, so dispose of the mapping only when nobody uses it any more.
+    // Accessing the bytes after this crashes the process, so dispose of the mapping only after its last use.
     [Symbol.dispose]: () => {
       checked('munmap', calls().unmap(at, length));
     },

@@ -17,7 +17,7 @@ import type { VerbContext } from './verb-context.ts';
 const isSame = (found: MetaRead, meta: Meta): boolean =>
   found.state === 'ok' && encodeMeta(found.meta) === encodeMeta(meta);
 
-/** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record (any more). */
+/** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record. */
 export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: HeldScope): Promise<boolean> {
   const { storeRoot } = ctx;
   const { files } = storeRoot;

@@ -40,7 +40,7 @@ export interface LockFile {
   create(path: string): Promise<HeldLock>;
   /**
    * Takes a lock that is free or abandoned. Returns undefined if another process took it first.
-   * `isOurs`: nobody has changed the file since our own release.
+   * `isOurs`: no host has changed the file since our own release.
    */
   take(found: FoundFile, isOurs: boolean, signal: AbortSignal): Promise<HeldLock | undefined>;
   /** Returns the file after the release. Undefined: another host took the lock over, and we left it alone. */

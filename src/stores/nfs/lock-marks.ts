@@ -9,7 +9,7 @@ import type { Attributes, Time } from '#wire/nfs3/index.ts';
  */
 const firstMark = 2;
 const marksEnd = 2 ** 29;
-/** The seconds of a lock that nobody holds. Older versions made lock files with a hash here: any other value is "held". */
+/** The seconds of a free lock. Older versions made lock files with a hash here: any other value is "held". */
 const freeSeconds = 1;
 
 /** The middle of a millisecond, so that rounding on the server or in a conversion does not matter. */

@@ -6,7 +6,7 @@ import type { NfsOptions } from './options.ts';
 
 /**
  * Refuses a directory that no caller could write to; otherwise containers would get EACCES without a reason. Either it belongs to root, and
- * the server or the store's options map root to another user; or squash=all maps everybody to a user who may not write to it. Without
+ * the server or the store's options map root to another user; or squash=all maps every user to one that may not write to it. Without
  * squash=all, a directory that belongs to another user, or that its group or others may write to, is fine.
  */
 export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
@@ -23,7 +23,7 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
         nfs.getattr(handle, within),
       ]);
       const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
-      // The mode makes it read-only for everybody, so that is intended.
+      // The mode makes it read-only for all users, so that is intended.
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {

@@ -88,7 +88,7 @@ async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<st
     if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // SIGKILL, since nobody waits for a plugin that ignores signals.
+    // SIGKILL, since this process does not wait for a plugin that ignores signals.
     child.kill('SIGKILL');
     // Processes that it started may still have it open.
     child.stdout.destroy();

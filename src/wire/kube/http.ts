@@ -57,7 +57,7 @@ interface ResponseHead {
   readonly identity: Identity;
 }
 
-/** The name of a call in messages. Without the query, which may contain what somebody else wrote. */
+/** The name of a call in messages. Without the query, which may contain text of other users. */
 export const callOf = ({ method, path }: Pick<ApiRequest, 'method' | 'path'>): string => `${method} ${path}`;
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {

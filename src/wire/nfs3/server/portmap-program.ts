@@ -14,8 +14,8 @@ export interface RegisteredProgram {
 const nothing: Reply = () => undefined;
 
 /**
- * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: nobody can register
- * a program.
+ * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: no client can
+ * register a program.
  */
 export function createPortmapPrograms(registered: () => readonly RegisteredProgram[]): readonly ServedProgram[] {
   const portOf = (program: number, version: number): number => {
