@@ -118,6 +118,6 @@ function storeFull(store: string): StowageError {
   return new StowageError(`no room is left in store ${store}`, {
     code: 'exhausted',
     reason: 'store-full',
-    action: "Delete volumes or files that are no longer needed, or have the server's administrator give it more room.",
+    action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",
   });
 }

@@ -157,8 +157,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       message: new RegExp(
         `^creating volume 'big' in store test failed: no room is left on the server's disk of ${placeOf('small')}$`,
       ),
-      action:
-        /^Delete volumes or files that are no longer needed, or have the server's administrator give it more room\.$/,
+      action: /^Delete volumes or files that are no longer needed, or have the server's administrator add space\.$/,
     });
     expect(readdirSync(at('small'), { recursive: true })).toHaveLength(before);
   });

@@ -225,7 +225,7 @@ async function refuseLocked(files: NfsFiles, root: string, lock: string): Promis
     code: 'conflict',
     reason: 'store-local-elsewhere',
     action:
-      'Give the NFS store a directory of its own; or only read this one: readOnly=true. If no Stowage has it as a local store any more, remove .stowage/lock there.',
+      'Give the NFS store a directory of its own; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
   });
 }
 

@@ -36,7 +36,7 @@ export const optionHelp = {
   gid: "numeric group of a new volume's top directory (default: the same)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
-    'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
+    'none (default): the server sees root as root; root: it sees root as uid and gid; all: it sees every user as uid and gid. If the server maps root to nobody, set root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
   retries:
     'how often a connection is retried before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0; with client=host at least 1)',

@@ -66,8 +66,12 @@ test.runIf(asRoot)(
 );
 
 test.runIf(asRoot).each([
-  [{ uid: 0, mode: 0o755 }, 'root', /^nobody could write to the volume: root is user 7 on its server \(squash=root\)/],
-  [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
+  [
+    { uid: 0, mode: 0o755 },
+    'root',
+    /^no container could write to the volume: root is user 7 on its server \(squash=root\)/,
+  ],
+  [{ uid: 1000, mode: 0o755 }, 'all', /^no container could write to the volume: every user is user 7 on its server/],
 ] as const)('a directory with %o is refused with squash=%s', async (about, squash, message) => {
   expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
     code: 'denied',
