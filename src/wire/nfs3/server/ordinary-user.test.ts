@@ -29,7 +29,7 @@ async function serving(directory: string, state: string): Promise<number> {
 }
 
 describe.skipIf(needs('linux', 'ordinary-user'))('a server that is not root', () => {
-  test('serves what is its own, to everybody as itself, and nothing else', async () => {
+  test('serves its own files, to all callers as its own user, and no other files', async () => {
     const folder = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-user-'));
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));
     const directory = join(folder, 'exported');
