@@ -108,7 +108,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'denied',
       reason: 'store-permission',
       message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
-      action: /^On the server, give that user the directory \(chown 1000 …\)/,
+      action: /^On the server, make that user the owner of the directory \(chown 1000 …\)/,
     });
     chownSync(at('squashed'), 1000, 1000);
     const store = await open('squashed', options);
