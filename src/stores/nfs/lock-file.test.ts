@@ -158,7 +158,7 @@ describe('whatever the order in which a server works', () => {
           const { which, ns } = order.next().value;
           server.pass(ns);
           if (server.waiting > 0) server.run(which);
-          // A clock that never moved would let nobody in.
+          // With a clock that never advances, no host would get the lock.
           if (ns === 0) server.pass(50_000);
         }
         await all;

@@ -14,7 +14,7 @@ import { nfsStatus } from './status.ts';
 const { EXIST } = nfsStatus;
 
 describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
-  /** Stands in for it: guarded, with a time that nobody else would give the file. */
+  /** Replaces it: guarded, with an mtime that no other client sets. */
   const marked = (seconds: number) => ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
 
   async function served() {

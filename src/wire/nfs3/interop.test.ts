@@ -21,7 +21,7 @@ import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf, sta
 const seconds = (ms: number): number => Math.floor(ms / 1000);
 const text = (bytes: Text): string => Buffer.from(bytes as Uint8Array).toString('latin1');
 /** What an ordinary user, with no rights of his own on the folder, is called here. */
-const somebody = 4321;
+const otherUser = 4321;
 
 async function everything(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
@@ -401,13 +401,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       const handle = await create('file', 0o600);
       const all = accessRight.read | accessRight.modify | accessRight.extend;
       expect(await nfs.access(handle, all)).toBe(all);
-      using other = await openExport(server, 'rw', { identity: user(somebody) });
+      using other = await openExport(server, 'rw', { identity: user(otherUser) });
       expect(await other.nfs.access(handle, all)).toBe(0);
       await expect(other.nfs.read(handle, 0, Buffer.alloc(1))).rejects.toThrow('READ: NFS3ERR_ACCES');
       await expect(other.nfs.create(directory, 'mine', { mode: 'guarded', set: {} })).rejects.toThrow(
         'CREATE: NFS3ERR_ACCES',
       );
-      await expect(other.nfs.setattr(handle, { uid: somebody })).rejects.toThrow('SETATTR: NFS3ERR_PERM');
+      await expect(other.nfs.setattr(handle, { uid: otherUser })).rejects.toThrow('SETATTR: NFS3ERR_PERM');
     });
 
     test('of 17 groups the first 16 count, and the last one causes no error', async () => {
@@ -416,15 +416,15 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         const handle = await create(`of-${group}`, 0o040);
         await nfs.setattr(handle, { gid: group });
       }
-      using other = await openExport(server, 'rw', { identity: user(somebody, somebody, groups) });
+      using other = await openExport(server, 'rw', { identity: user(otherUser, otherUser, groups) });
       const mayRead = async (name: string): Promise<number> =>
         await other.nfs.access((await other.nfs.lookup(directory, name)).handle, accessRight.read);
       expect(await Promise.all(['of-5000', 'of-5015', 'of-5016'].map(mayRead))).toEqual([1, 1, 0]);
     });
 
     test('the server refuses a caller without credentials', async () => {
-      using nobody = rpcTo(server.host, server.nfsPort, {});
-      await expect(nobody.call(getattr, directory)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
+      using anonymous = rpcTo(server.host, server.nfsPort, {});
+      await expect(anonymous.call(getattr, directory)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
     });
 
     test('root squash: root has the rights of others', async () => {

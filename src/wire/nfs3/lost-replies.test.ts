@@ -43,13 +43,13 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
 
   test('CREATE, guarded: does not take a file with content for ours', async () => {
     const { nfs, proxy } = await through();
-    fs.writeFileSync(it.on('file'), 'of somebody else');
+    fs.writeFileSync(it.on('file'), 'of another client');
     proxy.cutReplyTo(create.number);
     await expect(nfs.create(it.directory, 'file', guarded)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  /** What stands in for an exclusive one where a server has none: a time that nobody else would give it. */
+  /** Replaces an exclusive CREATE on servers without it: an mtime that no other client sets. */
   const marked = { mode: 'guarded', set: { mode: 0o640, mtime: { seconds: 1_234_567, nanoseconds: 1000 } } } as const;
 
   test('CREATE, guarded, with an mtime: returns the file that the first call created', async () => {

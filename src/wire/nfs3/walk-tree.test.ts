@@ -16,7 +16,7 @@ interface Meddled {
   readonly refusals: Set<string>;
 }
 
-/** The client as it is, but somebody else does something between a page of a listing and what is made of it. */
+/** The client, but another client makes a change between a page of a listing and its processing. */
 function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], directory: FileHandle) => unknown): Meddled {
   const refusals = new Set<string>();
   const noting =

@@ -43,8 +43,8 @@ describe('the permission checks by mode', () => {
     ['others, to write', 0o004, user(3), permission.write, false],
     ['two at once', 0o006, user(3), permission.read | permission.write, true],
     ['root', 0o000, root, permission.read | permission.write, true],
-    ['root, to run what nobody may', 0o666, root, permission.execute, false],
-    ['root, to run what somebody may', 0o001, root, permission.execute, true],
+    ['root, to execute a file without any execute bit', 0o666, root, permission.execute, false],
+    ['root, to execute a file with an execute bit', 0o001, root, permission.execute, true],
   ])('%s', (_, mode, who, want, expected) => {
     expect(hasPermission(file(mode, 1, 2), who, want)).toBe(expected);
   });
@@ -81,7 +81,7 @@ describe('the permission checks for SETATTR', () => {
   test.each([
     ['the owner the mode', { mode: 0o777 }, user(1), undefined],
     ['another the mode', { mode: 0o777 }, user(3), 1],
-    ['nobody but root the owner', { uid: 3 }, user(1), 1],
+    ['no user but root sets the owner', { uid: 3 }, user(1), 1],
     ['the owner, to what it is', { uid: 1 }, user(1), undefined],
     ['root the owner', { uid: 3, gid: 3 }, root, undefined],
     ['the owner a group of his', { gid: 7 }, user(1, 7), undefined],

@@ -49,7 +49,7 @@ async function prey(): Promise<Prey> {
     check: async () => {
       expect(pictureOf(own.outside)).toEqual(before);
       expect((await nfs.getattr(root)).type).toBe(2);
-      // Whatever a client sends, nothing comes of it that somebody would have to look at.
+      // No input of a client causes an error that an administrator would have to look at.
       expect(own.errors).toEqual([]);
     },
   };

@@ -91,7 +91,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     const early = await own.mount();
     const before = heldMib();
     const idle = await crowd(own, 1000);
-    // Somebody who was there, and somebody who comes now.
+    // A client that was connected before, and a new one.
     await works(early, 'early');
     await works(await own.mount(), 'late');
     await expect
