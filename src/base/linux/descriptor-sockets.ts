@@ -1,4 +1,5 @@
 import { closeSync } from 'node:fs';
+import { constants } from 'node:os';
 import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
 
 /**
@@ -77,7 +78,7 @@ const longestSocketPath = 107;
 function addressOf(path: string): Buffer {
   const address = Buffer.alloc(2 + longestSocketPath + 1);
   address.writeUInt16LE(unix);
-  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', 36);
+  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', constants.errno.ENAMETOOLONG);
   return address;
 }
 
@@ -125,7 +126,8 @@ export function shutDown(fd: number): void {
 
 /** Sends without waiting, or throws: EAGAIN if the other end does not read, EPIPE or ECONNRESET if it is gone. */
 export function sendMessage(fd: number, { bytes, descriptors }: DescriptorMessage): void {
-  if (bytes.length > longestMessage || descriptors.length > mostDescriptors) throw new SystemError('sendmsg', 90);
+  if (bytes.length > longestMessage || descriptors.length > mostDescriptors)
+    throw new SystemError('sendmsg', constants.errno.EMSGSIZE);
   const control = Buffer.alloc(controlHeader + ((4 * descriptors.length + 7) & ~7));
   control.writeBigUInt64LE(BigInt(controlHeader + 4 * descriptors.length), 0);
   control.writeInt32LE(solSocket, 8);
@@ -170,7 +172,7 @@ async function receiveInto(fd: number, bytes: Buffer, control: Buffer): Promise<
   const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
   if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {
     for (const descriptor of descriptors) closeSync(descriptor);
-    throw new SystemError('recvmsg', 90);
+    throw new SystemError('recvmsg', constants.errno.EMSGSIZE);
   }
   return { bytes: Buffer.from(bytes.subarray(0, length)), descriptors };
 }

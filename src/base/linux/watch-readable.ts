@@ -1,5 +1,6 @@
 import { closeSync, writeSync } from 'node:fs';
 import { Socket } from 'node:net';
+import { constants } from 'node:os';
 // Imported, since looking up the global takes longer than reading the time.
 import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
@@ -18,7 +19,7 @@ import { createSpin } from './spin.ts';
 
 const calls = foreign({ read: 'int64_t read(int fd, void *into, size_t most)' });
 
-const tryAgain = -11;
+const tryAgain = -constants.errno.EAGAIN;
 /** The key of Node's own loop. */
 const nodeKey = 0;
 /** How long a thread keeps waiting after the last watch ended. */
