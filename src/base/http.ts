@@ -92,8 +92,8 @@ export async function readText(answer: IncomingMessage, maxBytes: number): Promi
 }
 
 export function pathWithQuery(path: string, query: Readonly<Record<string, string | undefined>> = {}): string {
-  const given = Object.entries(query).filter((pair): pair is [string, string] => pair[1] !== undefined);
-  return given.length === 0 ? path : `${path}?${new URLSearchParams(given).toString()}`;
+  const definedPairs = Object.entries(query).filter((pair): pair is [string, string] => pair[1] !== undefined);
+  return definedPairs.length === 0 ? path : `${path}?${new URLSearchParams(definedPairs).toString()}`;
 }
 
 /** The connection broke. The server may have received the request. */

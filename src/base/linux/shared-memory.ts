@@ -41,7 +41,7 @@ export function mapMemory(fd: number, offset: number, length: number): MemoryMap
   const { koffi } = libc();
   const at: bigint = calls().map(null, length, readWrite, shared, fd, offset);
   if (BigInt.asIntN(64, at) === -1n) throw new SystemError('mmap', koffi.errno());
-  const told = (what: number, from: number, bytes: number): void => {
+  const advise = (what: number, from: number, bytes: number): void => {
     checked('madvise', calls().advise(at + BigInt(from), bytes, what));
   };
   const part = (from: number, bytes: number): ArrayBuffer => koffi.view(at + BigInt(from), bytes);
@@ -54,13 +54,13 @@ export function mapMemory(fd: number, offset: number, length: number): MemoryMap
     part,
     populate: (from, bytes) => {
       try {
-        told(advice.populateWrite, from, bytes);
+        advise(advice.populateWrite, from, bytes);
       } catch (cause) {
         if (!isErrno(cause, 'EINVAL')) throw cause;
         touch(part(from, bytes));
       }
     },
-    forget: (from, bytes) => told(advice.remove, from, bytes),
+    forget: (from, bytes) => advise(advice.remove, from, bytes),
     // Accessing the bytes after this crashes the process, so dispose of the mapping only after its last use.
     [Symbol.dispose]: () => {
       checked('munmap', calls().unmap(at, length));

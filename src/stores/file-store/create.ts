@@ -31,8 +31,8 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     // Check for existing data before the record gets its text. After a crash between record and data, any data there can then
     // only be our own.
     const limit = ctx.limit();
-    const how = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
-    if (how !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
+    const outcome = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
+    if (outcome !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
     limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
       if (isOutcomeUnknown(cause)) throw cause;

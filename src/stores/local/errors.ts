@@ -81,9 +81,9 @@ const tooManyFiles: Explanation = {
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errnoOf(cause);
-  const about = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
-  if (about === undefined) return stowageError(cause);
-  const { why, ...rest } = about;
+  const explanation = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
+  if (explanation === undefined) return stowageError(cause);
+  const { why, ...rest } = explanation;
   return new StowageError(`${doing} failed: ${why}`, { ...rest, cause });
 }
 

@@ -33,19 +33,19 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
     const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
     const identity = identityOf(options);
-    const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
+    const callOptions = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
     const limit = createLimiter(atOnce);
     let changed = 0;
 
     const chownEntry = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
       const set = missingChanges(attributes, group);
       if (set === undefined) return;
-      await limit.run(() => nfs.setattr(handle, set, how));
+      await limit.run(() => nfs.setattr(handle, set, callOptions));
       changed++;
     };
 
     try {
-      const before = await nfs.getattr(top, how);
+      const before = await nfs.getattr(top, callOptions);
       if (missingChanges(before, group) === undefined) return;
       await walkTree(
         nfs,
@@ -58,10 +58,11 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
           });
           return true;
         },
-        how,
+        callOptions,
       );
       await chownEntry(top, before);
-      if (missingChanges(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
+      if (missingChanges(await nfs.getattr(top, callOptions), group) !== undefined)
+        throw refused(group, identity.uid, squash);
     } catch (cause) {
       if (signal.aborted) throw stowageError(signal.reason);
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);

@@ -46,10 +46,10 @@ async function isAdmittedFromPrivilegedPort(
   mountPort: number,
   signal: AbortSignal,
 ): Promise<boolean> {
-  const how = { localPort: createLocalPorts('privileged'), dialRounds };
+  const dialOverrides = { localPort: createLocalPorts('privileged'), dialRounds };
   const within = { signal, deadlineMs: probeTimeoutMs };
-  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...how });
-  using rpc = createRpcClient({ ...dial(addresses, port), ...how });
+  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...dialOverrides });
+  using rpc = createRpcClient({ ...dial(addresses, port), ...dialOverrides });
   try {
     const { handle } = await mounting.call(mnt, options.path, within);
     await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);

@@ -179,11 +179,11 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
         const entries: Entry[] = [];
         for await (const page of listDirectory(nfs, handle, listing))
           await eachBounded(page, 16, async (entry) => {
-            const about = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
-            if (about === undefined) return;
-            const mark = `${about.fileId} ${about.ctime}.${about.ctimeNs}`;
-            const isEmpty = about.type === fileType.regular && about.size === 0;
-            entries.push({ name: entry.name, type: typeOf(about), mark, isEmpty });
+            const attributes = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
+            if (attributes === undefined) return;
+            const mark = `${attributes.fileId} ${attributes.ctime}.${attributes.ctimeNs}`;
+            const isEmpty = attributes.type === fileType.regular && attributes.size === 0;
+            entries.push({ name: entry.name, type: typeOf(attributes), mark, isEmpty });
           });
         return entries;
       }),

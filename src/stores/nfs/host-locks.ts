@@ -45,8 +45,8 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
   async function lock(id: VolumeId, signal: AbortSignal): Promise<TakenLock & Pick<Hold, 'since'>> {
     const taken = await retryUntilLocked(id, signal, async () => {
       const since = clock.elapsed();
-      const mine = await locks.tryTake(`${folder}/${id}`, signal);
-      return mine && { ...mine, since };
+      const ownLock = await locks.tryTake(`${folder}/${id}`, signal);
+      return ownLock && { ...ownLock, since };
     });
     try {
       if (taken.isSpareUnchecked)

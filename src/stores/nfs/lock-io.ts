@@ -60,9 +60,12 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
       }),
     create: (path, mark) =>
       folders.at(path, async (folder, name) => {
-        const how = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
-        const made = await nfs.create(folder, name, how, within);
-        return { handle: made.handle, attributes: made.attributes ?? (await nfs.getattr(made.handle, within)) };
+        const exclusive = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
+        const created = await nfs.create(folder, name, exclusive, within);
+        return {
+          handle: created.handle,
+          attributes: created.attributes ?? (await nfs.getattr(created.handle, within)),
+        };
       }),
     remove: (path) =>
       folders.at(path, async (folder, name) => {

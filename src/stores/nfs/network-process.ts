@@ -95,9 +95,9 @@ function createRunning(
     waiting.delete(answer.id);
     asker.resolve({ answer, socket });
   });
-  const said = lastStderrLine(child);
+  const lastLine = lastStderrLine(child);
   child.once('error', (cause) => end(cause.message, cause));
-  child.once('close', () => end(said()));
+  child.once('close', () => end(lastLine()));
 
   async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
     using limit = clock.deadline(maxMs, signal);
@@ -156,11 +156,11 @@ function failureOf(answer: Answer): Error {
 
 /** The last line of the child's stderr. */
 function lastStderrLine(child: ChildProcess): () => string {
-  let said = '';
+  let stderrTail = '';
   child.stderr?.on('data', (chunk: Buffer) => {
-    said = (said + chunk.toString()).slice(-saidMost);
+    stderrTail = (stderrTail + chunk.toString()).slice(-saidMost);
   });
-  return () => said.trim().split('\n').at(-1) ?? '';
+  return () => stderrTail.trim().split('\n').at(-1) ?? '';
 }
 
 /** The PATH of daemons often has no sbin folders, where `ip` is. */

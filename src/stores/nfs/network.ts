@@ -45,9 +45,9 @@ async function connect(
   { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
   signal: AbortSignal,
 ): Promise<Socket> {
-  const there = await reach(signal);
-  const socket = await there.connect({ address: host, port, localPort }, signal);
-  there.track(socket);
+  const namespace = await reach(signal);
+  const socket = await namespace.connect({ address: host, port, localPort }, signal);
+  namespace.track(socket);
   return socket;
 }
 

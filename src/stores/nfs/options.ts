@@ -212,15 +212,15 @@ function parseUri(uri: string): ParsedUri {
 
 export function parseOptions(uri: string, given: GivenOptions): NfsOptions {
   const { hosts, port, path } = parseUri(uri);
-  const asked = integer(given, 'port', 1, 65_535);
-  if (asked !== undefined && port !== undefined && asked !== port)
-    throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
+  const givenPort = integer(given, 'port', 1, 65_535);
+  if (givenPort !== undefined && port !== undefined && givenPort !== port)
+    throw invalid(`the URI names port ${port} and the option port ${givenPort}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
   const maxId = 2 ** 32 - 2;
   return {
     hosts,
     path,
-    port: asked ?? port,
+    port: givenPort ?? port,
     mountPort: integer(given, 'mountport', 1, 65_535),
     uid: integer(given, 'uid', 0, maxId),
     gid: integer(given, 'gid', 0, maxId),

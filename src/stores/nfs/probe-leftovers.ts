@@ -71,8 +71,9 @@ async function removeIfOld(
   log: Log,
 ): Promise<void> {
   const found = await nfs.lookup(root, name, within);
-  const about = found.attributes ?? (await nfs.getattr(found.handle, within));
-  if ((now - about.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, about, within))) return;
+  const attributes = found.attributes ?? (await nfs.getattr(found.handle, within));
+  if ((now - attributes.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, attributes, within)))
+    return;
   await nfs.remove(root, name, within);
   log.info('removed a file that an interrupted check had left', { name });
 }

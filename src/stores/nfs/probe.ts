@@ -42,8 +42,8 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
     write: async () => {
       mayBeThere = true;
       try {
-        const made = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
-        file = made.handle;
+        const created = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
+        file = created.handle;
       } catch (cause) {
         // After an error of the server there is no file. Without an answer there may be one.
         mayBeThere = !(cause instanceof NfsError);

@@ -24,6 +24,6 @@ class NfsSystemError extends Error {
 
 /** Converts an NfsError. Returns any other error unchanged. */
 export function asSystemError(cause: unknown): unknown {
-  const said = cause instanceof RemovalRefused ? cause.cause : cause;
-  return said instanceof NfsError ? new NfsSystemError(cause as Error, said) : cause;
+  const nfsError = cause instanceof RemovalRefused ? cause.cause : cause;
+  return nfsError instanceof NfsError ? new NfsSystemError(cause as Error, nfsError) : cause;
 }

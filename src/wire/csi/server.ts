@@ -140,9 +140,9 @@ async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: I
     if (shared.inFlight.has(underway)) underway.abort(shared.abortReasons.clientGone());
   });
   try {
-    const wanted = parseTimeout(headerText(headers['grpc-timeout']));
+    const callerTimeoutMs = parseTimeout(headerText(headers['grpc-timeout']));
     using limit = shared.clock.deadline(
-      Math.min(wanted ?? shared.maximums.callMs, shared.maximums.callMs),
+      Math.min(callerTimeoutMs ?? shared.maximums.callMs, shared.maximums.callMs),
       underway.signal,
     );
     const call: GrpcCall = { signal: limit.signal, method };

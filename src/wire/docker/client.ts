@@ -160,8 +160,8 @@ export function createDockerClient(options: { readonly socket: string; readonly 
       nothing(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
     waitContainer: async (name, signal, condition = 'removed') => {
       const path = `/containers/${pathSegment(name)}/wait`;
-      const how = { query: { condition }, ownConnection: true, limitMs: longMs };
-      const { body } = await mutate('POST', path, signal, how);
+      const waitOptions = { query: { condition }, ownConnection: true, limitMs: longMs };
+      const { body } = await mutate('POST', path, signal, waitOptions);
       return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
     removeContainer: (name, signal) =>

@@ -43,9 +43,9 @@ export function execCredential(
 
   async function run(signal: AbortSignal): Promise<IssuedCredential> {
     using limit = clock.deadline(runMs, signal);
-    const made = madeOf(await output(plugin, limit.signal), plugin);
-    last = made;
-    return made;
+    const issued = madeOf(await output(plugin, limit.signal), plugin);
+    last = issued;
+    return issued;
   }
 
   return async (signal, isRefused) => {

@@ -64,8 +64,8 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   const { access, clock, userAgent, maxSockets = 32, onResponse } = options;
   const target = targetOf(access.server);
   // Keep all connections for a while: in a burst, a new connection for each call costs both sides more than the call.
-  const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
-  const agent = target.isSecure ? new SecureAgent(how) : new PlainAgent(how);
+  const agentOptions = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
+  const agent = target.isSecure ? new SecureAgent(agentOptions) : new PlainAgent(agentOptions);
   const secureContextOf = createSecureContextCache();
 
   async function attempt(
@@ -145,9 +145,9 @@ function createSecureContextCache(): (tls: Identity['tls']) => SecureContext {
     const before = known.get(tls);
     if (before !== undefined) return before;
     const { ca, cert, key } = tls;
-    const made = createSecureContext({ ca, cert, key });
-    known.set(tls, made);
-    return made;
+    const secureContext = createSecureContext({ ca, cert, key });
+    known.set(tls, secureContext);
+    return secureContext;
   };
 }
 

@@ -90,9 +90,10 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     const existing = async (cause: unknown): Promise<Created> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
       const { handle, attributes } = await lookup(args, options).catch(rethrowIfGone(cause));
-      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(rethrowIfGone(cause)));
-      if (!(await Promise.resolve(isOurs(about, handle)).catch(rethrowIfGone(cause)))) throw cause;
-      return { handle, attributes: about };
+      const existingAttributes =
+        attributes ?? (await call(procedures.getattr, handle, options).catch(rethrowIfGone(cause)));
+      if (!(await Promise.resolve(isOurs(existingAttributes, handle)).catch(rethrowIfGone(cause)))) throw cause;
+      return { handle, attributes: existingAttributes };
     };
     return withValidName(args, () =>
       mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : lookup(args, options))),

@@ -73,9 +73,11 @@ function createNameChecks(call: RetryingCalls['call'], lookup: Lookup): NameChec
     if (expected === 'anything') return options ?? {};
     const isNotExecuted: CallOptions['isNotExecuted'] = async (on) => {
       if (expected === undefined) return undefined;
-      const how = { signal: options?.signal, credential: options?.credential, ...on };
-      const handle = await lookupHandle(place, how);
-      return handle !== undefined && (isSameHandle(handle, expected) || (await isSameFile(handle, expected, how)));
+      const callOptions = { signal: options?.signal, credential: options?.credential, ...on };
+      const handle = await lookupHandle(place, callOptions);
+      return (
+        handle !== undefined && (isSameHandle(handle, expected) || (await isSameFile(handle, expected, callOptions)))
+      );
     };
     return { ...options, isNotExecuted };
   }

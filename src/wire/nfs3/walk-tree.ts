@@ -159,8 +159,8 @@ export async function forEachEntry(
       await Promise.all(
         page.map(async (entry) => {
           try {
-            const about = await limit.run(() => resolveEntry(client, directory, entry, options));
-            if (about !== undefined) await work(entry, about);
+            const resolved = await limit.run(() => resolveEntry(client, directory, entry, options));
+            if (resolved !== undefined) await work(entry, resolved);
           } catch (cause) {
             failed(cause, entry);
           }
@@ -193,9 +193,9 @@ export async function walkTree(
   let done = 0;
   const visit: Visit = (folder, into) =>
     forEachEntry(client, folder.handle, limit, options, async (entry, about) => {
-      const wanted = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
+      const descends = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
       options.onProgress?.(++done);
-      if (wanted !== false && about.attributes.type === fileType.directory)
+      if (descends !== false && about.attributes.type === fileType.directory)
         into({ handle: about.handle, name: nameOf(entry) });
     });
 

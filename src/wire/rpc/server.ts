@@ -109,14 +109,14 @@ export function createRpcServer(options: RpcServerOptions): Server {
     connectionLimit: createConnectionLimit(maxConnections),
     partialCalls: createPartialCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.partialCalls }),
   };
-  const how = {
+  const socketOptions = {
     noDelay: true,
     keepAlive: true,
     keepAliveInitialDelay: 30_000,
     pauseOnConnect: true,
     allowHalfOpen: true,
   };
-  return createServer(how, (socket) => {
+  return createServer(socketOptions, (socket) => {
     if (!mayConnect(normalizeAddress(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
   });

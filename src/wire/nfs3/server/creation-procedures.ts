@@ -85,10 +85,10 @@ interface ExclusiveCreate {
 }
 
 function readCreateMode(exported: Export, reader: XdrReader): CreateMode {
-  const how = reader.u32();
-  if (how === 2) return { mode: 'exclusive', times: [reader.u32() & 0x7fff_ffff, reader.u32() & 0x7fff_ffff] };
-  if (how > 2) throw new XdrError(`${how} is not a createmode3`);
-  return { mode: how === 1 ? 'guarded' : 'unchecked', set: localAttributes(exported, readSetAttributes(reader)) };
+  const mode = reader.u32();
+  if (mode === 2) return { mode: 'exclusive', times: [reader.u32() & 0x7fff_ffff, reader.u32() & 0x7fff_ffff] };
+  if (mode > 2) throw new XdrError(`${mode} is not a createmode3`);
+  return { mode: mode === 1 ? 'guarded' : 'unchecked', set: localAttributes(exported, readSetAttributes(reader)) };
 }
 
 const create: ProcedureHandler = (exported, reader, who) => {
