@@ -36,7 +36,7 @@ interface PendingQuestion {
 const startMs = 10_000;
 /** Callers usually give up much earlier. */
 const maxMs = 60_000;
-const saidMost = 2_000;
+const maxStderrChars = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
 const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
@@ -158,7 +158,7 @@ function failureOf(answer: Answer): Error {
 function lastStderrLine(child: ChildProcess): () => string {
   let stderrTail = '';
   child.stderr?.on('data', (chunk: Buffer) => {
-    stderrTail = (stderrTail + chunk.toString()).slice(-saidMost);
+    stderrTail = (stderrTail + chunk.toString()).slice(-maxStderrChars);
   });
   return () => stderrTail.trim().split('\n').at(-1) ?? '';
 }

@@ -58,7 +58,7 @@ const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
     return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
   });
 
-const untold = { before: undefined, after: undefined };
+const unknownChange = { before: undefined, after: undefined };
 
 const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
 const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
@@ -187,17 +187,17 @@ function createNfsOnDisk(who: Credentials): NfsClient {
       }),
     symlink: unused,
     mknod: unused,
-    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => untold)),
-    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => untold)),
+    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => unknownChange)),
+    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => unknownChange)),
     rename: (from, to) =>
       answered('RENAME', async () => {
         await rename(within(from.directory, from.name), within(to.directory, to.name));
-        return { from: untold, to: untold };
+        return { from: unknownChange, to: unknownChange };
       }),
     link: (handle, to) =>
       answered('LINK', async () => {
         await link(pathOf(handle), within(to.directory, to.name));
-        return { attributes: undefined, change: untold };
+        return { attributes: undefined, change: unknownChange };
       }),
     readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
     readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),
