@@ -179,6 +179,6 @@ function shrinking(meta: Meta, bytes: bigint): StowageError {
   return new StowageError(`volume ${quoted(meta.name)} has ${meta.bytes} bytes and cannot shrink to ${bytes}`, {
     code: 'out-of-range',
     reason: 'volume-would-shrink',
-    action: 'Ask for at least its present size, or make a smaller volume and copy the data.',
+    action: 'Request at least the current size, or create a smaller volume and copy the data.',
   });
 }

@@ -34,7 +34,7 @@ function damaged(path: string, cause?: unknown): StowageError {
   return new StowageError(`${path} cannot be read`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: `Restore it from a backup; or remove it and take the volumes in again with: stowage store adopt`,
+    action: `Restore it from a backup; or remove it and adopt the volumes again with: stowage store adopt`,
     cause,
   });
 }

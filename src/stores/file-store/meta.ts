@@ -96,7 +96,7 @@ function unreadable(
   const error = new StowageError(`the record ${path} cannot be read: ${why}`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: `Restore it from a backup, or move it away and take the data in again with: stowage store adopt`,
+    action: `Restore it from a backup, or move it away and adopt the data again with: stowage store adopt`,
     cause,
   });
   return { state: 'unreadable', error };

@@ -36,7 +36,7 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
     code: 'out-of-range',
     reason: 'file-too-large',
     why: `the file system of ${root} cannot hold a file of that size`,
-    action: 'Ask for a smaller volume, or move the store to a file system that allows larger files, such as xfs.',
+    action: 'Request a smaller volume, or move the store to a file system that allows larger files, such as xfs.',
   }),
   EXDEV: (root) => ({
     code: 'unsupported',

@@ -43,7 +43,7 @@ async function refuseIrregular(lockFile: string): Promise<void> {
   throw new StowageError(`${lockFile} is not a plain file`, {
     code: 'conflict',
     reason: 'store-lock-irregular',
-    action: `Remove ${lockFile}; Stowage makes it again.`,
+    action: `Remove ${lockFile}; Stowage recreates it.`,
   });
 }
 
@@ -51,7 +51,7 @@ async function locked(root: string, ownerFile: string, cause: unknown): Promise<
   return new StowageError(`the store in ${root} is in use by ${await holder(ownerFile)}`, {
     code: 'conflict',
     reason: 'store-locked',
-    action: 'Stop that one first, or give this Stowage another directory: a local store belongs to one at a time.',
+    action: 'Stop that instance first, or use another directory: only one instance can open a local store.',
     cause,
   });
 }

@@ -166,7 +166,7 @@ function toolFailed(program: string, cause: unknown): StowageError {
     code: 'internal',
     reason: 'mkfs-failed',
     action:
-      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for all that the tool said.',
+      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for the full output of the tool.',
     cause,
   });
 }

@@ -91,7 +91,7 @@ function refused(group: number, uid: number, squash: NfsOptions['squash'], cause
     code: 'denied',
     reason: 'group-refused',
     action:
-      "Ask the store's administrator for squash=all on the store, with the uid and gid that own its files: then no group has to be given anything; or to export it with no_root_squash. Or leave fsGroup out of the pod, and run it as a user who may use the files.",
+      "Ask the store's administrator to set squash=all with the uid and gid that own its files (no file then needs a group of its own), or to export it with no_root_squash. Or remove fsGroup from the pod, and run it as a user with access to the files.",
     cause,
   });
 }

@@ -191,7 +191,7 @@ const missing = (network: string, namespaceRef: string, cause: unknown): Stowage
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:
-      "Make it (ip netns add), after which stores in it are opened; or correct it in the store's option network, or in --from.",
+      "Create it (ip netns add): Stowage then opens its stores; or correct the name in the store's option network, or in --from.",
     cause,
   });
 

@@ -100,7 +100,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
   const offset = reader.size();
   const count = reader.u32();
   const stable = reader.u32();
-  if (stable > stability.fileSync) throw new XdrError(`${stable} is no degree of stability`);
+  if (stable > stability.fileSync) throw new XdrError(`${stable} is not a stable_how`);
   const data = reader.window(reader.left);
   requireWritable(exported);
   const [held, before] = openDataFor(exported, node, true);
