@@ -1,7 +1,7 @@
 import { open, readFile, rename } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { isDeepStrictEqual } from 'node:util';
-import { aborted } from '#base/aborted.ts';
+import { untilAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -82,14 +82,13 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       if (!cache.synced) log.warn('starting without stores: no answer from the API server yet');
     },
     follow: async (apply, { signal }) => {
-      const ended = aborted(signal);
       await cache.whenSynced(signal).catch(() => undefined);
       while (!signal.aborted) {
         // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
         const isDone = await tryApply(apply);
         const pause = isDone ? changed.promise : clock.sleep(retryMs, signal).catch(() => undefined);
-        await Promise.race([pause, ended]);
+        await untilAborted(pause, signal);
       }
     },
   };

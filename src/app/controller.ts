@@ -2,7 +2,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { onAbort, untilAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -61,7 +61,7 @@ export async function runController(
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   const clock = systemClock();
   const stop = new AbortController();
-  interrupted.addEventListener('abort', () => stop.abort(), { once: true });
+  using _interrupt = onAbort(interrupted, () => stop.abort());
   process.once('SIGTERM', () => stop.abort());
   const place = listenAddress(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
@@ -182,7 +182,7 @@ async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): 
   const either = AbortSignal.any([scope.signal, stop]);
   const started = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
-    await Promise.race([started, aborted(either)]);
+    await untilAborted(started, either);
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { aborted, untilAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
@@ -98,7 +98,7 @@ export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<S
     const either = AbortSignal.any([scope.signal, stop]);
     const maintaining = [maintainCredentials({ ...common, secret: options.tlsSecret, use }, servingScope)];
     try {
-      await Promise.race([first.promise, aborted(either)]);
+      await untilAborted(first.promise, either);
       if (either.aborted) return;
       const sliceOptions = { ...common, address: at.address, port: await listen(tlsServer, at) };
       const endpointsOptions = { ...sliceOptions, pod: at.pod };

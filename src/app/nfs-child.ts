@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import type { Clock } from '#base/clock.ts';
+import { asJsonObject, jsonIn } from '#base/json.ts';
 import type { Log } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
@@ -105,7 +106,7 @@ async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedErro
   if (child.stderr === null) return undefined;
   const lines = createInterface({ input: child.stderr });
   for await (const line of lines) {
-    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
+    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = asJsonObject(jsonIn(line)) ?? {};
     if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
     else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
     // In a stack trace, the line that names the error.
@@ -119,15 +120,6 @@ function actionFor(reason: unknown, action: unknown): string {
   if (reason === 'nfs-port-in-use')
     return 'Stop the program that uses it, or choose another port: stowage up --nfs PORT';
   return typeof action === 'string' ? action : '';
-}
-
-function parsed(line: string): Record<string, unknown> {
-  try {
-    const value: unknown = JSON.parse(line);
-    return typeof value === 'object' && value !== null ? { ...value } : {};
-  } catch {
-    return {};
-  }
 }
 
 function notStarted(): StowageError {

@@ -1,5 +1,6 @@
 import { resolve } from 'node:path';
 import process from 'node:process';
+import { onAbort } from '#base/aborted.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
@@ -139,7 +140,7 @@ export async function runServer(
   using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  interrupted.addEventListener('abort', () => tell(), { once: true });
+  using _interrupt = onAbort(interrupted, tell);
   // Not `once`: an engine may send SIGTERM again while it waits for the container.
   process.on('SIGTERM', () => tell());
   // Registered before the start, since without a handler SIGHUP ends the process.

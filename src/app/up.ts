@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
-import { asItIs, type FindNamespace, isInHostNetwork } from '#base/linux/network.ts';
+import { type FindNamespace, findNamedNamespace, isInHostNetwork } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
@@ -112,7 +112,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   // For parts that need each other: set later.
-  const deferred: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
+  const deferred: { repairLoop?: RepairLoop; find: FindNamespace } = { find: findNamedNamespace };
   const find: FindNamespace = (network, signal) => deferred.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(

@@ -82,7 +82,7 @@ export interface Store {
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
   /** The total and free space, with a single call to the disk or server. Absent: unknown. */
   room?(scope: Scope): Promise<Room>;
-  /** Throws if a writable mount would be useless, such as when nobody could write to it. Absent: never the case. */
+  /** Throws if a writable mount would be useless, such as when no container could write to it. Absent: never the case. */
   usable?(source: Source, scope: Scope): Promise<void>;
   /**
    * Records durably that the volume was mounted, so that it is never considered empty again. Core calls it before every mount. Present if

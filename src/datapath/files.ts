@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { openFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { invalidateInode } from '#wire/fuse/notify.ts';
-import type { Opened, Operations, Request } from '#wire/fuse/operations.ts';
+import type { OpenReply, Operations, Request } from '#wire/fuse/operations.ts';
 import type { Context } from './context.ts';
 import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
@@ -70,7 +70,7 @@ export function createFiles(parts: FileParts): FileOperations {
     else if (!isMoved) relookups.delete(id);
   }
 
-  function opened(id: number, flags: number, request: Request): Opened {
+  function opened(id: number, flags: number, request: Request): OpenReply {
     const canWrite = (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0;
     const fh = openFiles.open(request.uid, canWrite);
     const epoch = attributes.epoch(id);

@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { sendParcel } from '#base/linux/descriptor-sockets.ts';
+import { sendMessage } from '#base/linux/descriptor-sockets.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 
 /** Messages for a socket that has no room for them yet. */
@@ -42,7 +42,7 @@ export function createSendQueue(fd: number, clock: Clock, onStuck: () => void): 
   /** False: the socket has no room. */
   function sent(bytes: Buffer, descriptors: readonly number[]): boolean {
     try {
-      sendParcel(fd, { bytes, descriptors });
+      sendMessage(fd, { bytes, descriptors });
       return true;
     } catch (cause) {
       if (isErrno(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;

@@ -1,7 +1,7 @@
 import { chown, mkdir, stat } from 'node:fs/promises';
 import { dirname, extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
+import { enterNetwork, type FindNamespace, findNamedNamespace, namespacePath } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import { type Launch, launchProcess } from '#keeper/launch.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
@@ -70,7 +70,7 @@ export const program = isSource
   : join(import.meta.dirname, 'data-path.mjs');
 
 export function createKeeperStarter(options: KeeperStarterOptions): KeeperStarter {
-  const { clock, log, folder, version, find = asItIs } = options;
+  const { clock, log, folder, version, find = findNamedNamespace } = options;
   const logOnce = createLogOnce(log);
   const { instance = '', podUser = podKeeperUser, ...rest } = options.placement ?? {};
   const areExternal = options.placement?.requestedPlace === 'pod';

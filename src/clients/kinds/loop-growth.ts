@@ -4,7 +4,7 @@ import { unmountedImage } from '#base/e2fsprogs.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
-import { endsWithin, patiently } from '#base/wait.ts';
+import { endsWithin, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Loop } from '../mounter/attached-loops.ts';
 import { searchHolders } from '../mounter/holders.ts';
@@ -113,7 +113,7 @@ export async function growMounted(
   const blockBytes = Number(superblock?.blockBytes ?? 4096n);
   const growing = kind === 'xfs' ? growCalls.xfs(place, size) : growCalls.ext4(place, size, blockBytes);
   try {
-    await patiently(growing, limit.signal, clock);
+    await waitWithGrace(growing, limit.signal, clock);
   } catch (cause) {
     if (scope.signal.aborted) throw scope.signal.reason;
     if (kind === 'ext4' && isErrno(cause, 'EPERM', 'EACCES', 'EOPNOTSUPP')) throw growNeedsUnmount(image, cause);

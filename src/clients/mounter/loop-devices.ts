@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import { attachedLoops, type Loop } from './attached-loops.ts';
 import {
@@ -51,7 +51,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
   async function inTime<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
     using limit = clock.deadline(limitMs, scope.signal);
     try {
-      return await patiently(work, limit.signal, clock);
+      return await waitWithGrace(work, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
       void work.then(dispose, () => undefined);

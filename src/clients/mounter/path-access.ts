@@ -1,7 +1,7 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { MountTable } from './mountinfo.ts';
 
@@ -41,7 +41,7 @@ export function createPathAccess(clock: Clock): PathAccess {
         )
         .catch(() => undefined)
         .finally(() => taken[Symbol.dispose]());
-      return await patiently(looking, limit.signal, clock);
+      return await waitWithGrace(looking, limit.signal, clock);
     } catch (cause) {
       left = true;
       const gaveUp = cause instanceof StillRunning || cause === limit.signal.reason;

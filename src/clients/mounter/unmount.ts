@@ -1,7 +1,7 @@
 import { basename, dirname } from 'node:path';
 import { SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { fuseType } from '../data-path/fuse-mount.ts';
@@ -52,7 +52,7 @@ function createAside({ calls, clock }: MounterParts) {
     underWay++;
     const calling = calls.unmountAside(parent, basename(at)).finally(() => underWay--);
     try {
-      return await patiently(calling, limit.signal, clock);
+      return await waitWithGrace(calling, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
       // The call uses the descriptor of the parent, which must stay open until the call ends.

@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -150,8 +151,7 @@ export function createEvents(options: EventsOptions): Events {
       return dropped;
     },
     run: async (scope) => {
-      const wakeUp = (): void => wake?.();
-      scope.signal.addEventListener('abort', wakeUp, { once: true });
+      using _ = onAbort(scope.signal, () => wake?.());
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
         const heldMs = release();
@@ -170,7 +170,6 @@ export function createEvents(options: EventsOptions): Events {
         if (!(await deliver(topic, scope))) dropped++;
         inFlight = 0;
       }
-      scope.signal.removeEventListener('abort', wakeUp);
     },
   };
 }

@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
@@ -68,9 +69,7 @@ export function createLeader(options: LeaderOptions): Leader {
   ): Promise<void> {
     const working = new AbortController();
     const renewing = new AbortController();
-    const end = (): void => working.abort(signal.reason);
-    signal.addEventListener('abort', end, { once: true });
-    if (signal.aborted) end();
+    using _ = onAbort(signal, () => working.abort(signal.reason));
     let lost: unknown;
     const { promise: loss, reject: lose } = Promise.withResolvers<never>();
     // Avoids an unhandled rejection if nothing awaits it below.
@@ -95,7 +94,6 @@ export function createLeader(options: LeaderOptions): Leader {
       await endsWithin(worked, shutdownMs, clock);
     } finally {
       isLeading = false;
-      signal.removeEventListener('abort', end);
       renewing.abort();
       await renewal;
       // If the scope's signal is aborted, no more requests can be sent.

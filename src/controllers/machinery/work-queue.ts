@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
@@ -163,8 +164,8 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
       const inFlight = new Set<Promise<void>>();
       const isOver = (): boolean => stop.aborted || scope.signal.aborted;
       const wakeUp = (): void => wake?.();
-      stop.addEventListener('abort', wakeUp);
-      scope.signal.addEventListener('abort', wakeUp);
+      using _stop = onAbort(stop, wakeUp);
+      using _end = onAbort(scope.signal, wakeUp);
       try {
         while (!isOver()) {
           const { promise, resolve } = Promise.withResolvers<void>();
@@ -178,8 +179,6 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
         await Promise.all(inFlight);
       } finally {
         wake = undefined;
-        stop.removeEventListener('abort', wakeUp);
-        scope.signal.removeEventListener('abort', wakeUp);
       }
     },
   };
