@@ -306,9 +306,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
-      expect(said).toMatch(/nobody could write to the volume: root is user 65534 on its server \(squash=root\)/);
+      expect(said).toMatch(/no container could write to the volume: root is user 65534 on its server \(squash=root\)/);
       expect(said).toMatch(
-        /Ask the store's administrator to give the directory to that user on the server \(chown 65534\)/,
+        /Ask the store's administrator to make that user the owner of the directory on the server \(chown 65534\)/,
       );
       await chown(join(folder, 'roots'), 65_534, 65_534);
     });

@@ -103,7 +103,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     const { child, pid, output: said } = await startFirst(folder.path, 'node', '--log-level', 'info');
     await expect.poll(said, slow).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
-    await expect.poll(said, slow).toContain('configuration read again');
+    await expect.poll(said, slow).toContain('configuration reloaded');
     process.kill(pid, 'SIGTERM');
     expect(await once(child, 'exit')).toEqual([0, null]);
     expect(said()).toMatch(/stowage stopped\n$/);

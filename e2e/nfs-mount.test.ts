@@ -64,7 +64,7 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
       expect(await inTime(...args), args.join(' ')).toMatchObject({ status: 0 });
     const refused = await inTime('unmount', at);
     expect(refused.status).not.toBe(0);
-    expect(refused.stderr).toMatch(/in use|does not have yet/);
+    expect(refused.stderr).toMatch(/in use|does not accept/);
     expect(await inTime('unmount', at, '--force')).toMatchObject({ status: 0 });
     expect(await app.ended).toMatch(/ECONNABORTED|ENOTCONN|EIO|ESHUTDOWN|EINTR/);
     expect(mountsIn(top)).toEqual([]);
@@ -223,7 +223,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
       child.kill('SIGKILL');
       await once(child, 'exit');
       for (let round = 1; round <= 2; round++)
-        expect((await server.cli('unmount', at)).stderr).toContain('a file has data that the server does not have yet');
+        expect((await server.cli('unmount', at)).stderr).toContain(
+          'a file has unwritten data that the server does not accept',
+        );
       expect(mountsIn(join(at, '..'))).toContain(at);
     } finally {
       ganesha.server.thaw();

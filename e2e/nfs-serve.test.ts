@@ -87,7 +87,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     const squashed = await serve(all);
     // Root of a client is mapped to nobody, who may not write there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
-    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
+    expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust its clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
     await chmod(exported, 0o777);
     expect(await cp(squashed, 'squashed')).toBe(65_534);
@@ -252,7 +252,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
     const options = ['--state', join(top, 'state'), '--port', '0', '--portmapper', String(port)];
     const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
     expect(status).toBe(5);
-    expect(stderr).toContain('Probably rpcbind has it');
+    expect(stderr).toContain('rpcbind probably uses it');
   });
 });
 

@@ -50,7 +50,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
     const server = await start();
     await writeFile(config, `stores:\n  a: local://${top}/a\n  b:\n    uri: local://${top}/b\n    colour: red\n`);
     server.signal('SIGHUP');
-    await vi.waitFor(() => expect(server.output()).toContain('the configuration stays as it was'));
+    await vi.waitFor(() => expect(server.output()).toContain('could not reload: keeping the previous configuration'));
     expect(server.output()).toContain(`${config}:5:5: store 'b' has the unknown option 'colour'`);
     expect(await names(server)).toEqual(['a']);
     expect((await server.api('POST', '/v1/volumes', { name: 'x' })).status).toBe(201);
@@ -109,6 +109,6 @@ describe.skipIf(needs('linux'))('an invalid configuration', () => {
     const { status, stderr } = await run('bin/stowage', args);
     expect(status).toBe(2);
     expect(stderr).toContain(`${config}:4:3: Map keys must be unique`);
-    expect(stderr).toMatch(/^action: Mend the YAML there/m);
+    expect(stderr).toMatch(/^action: Correct the YAML there/m);
   });
 });

@@ -8,8 +8,8 @@ import { systemClock } from '#base/clock.ts';
 import {
   createNfsClient,
   createRpcClient,
+  type DeferredBuffer,
   type FileHandle,
-  type LateBuffer,
   type NfsClient,
   type RpcClient,
   stability,
@@ -75,7 +75,7 @@ async function prepare(client: NfsClient, root: FileHandle, name: string): Promi
 }
 
 /** Like libnfs, allocates memory when a reply arrives and frees it when the reply was read. */
-function createMemory(length: number): LateBuffer & { free(buffer: Buffer): void } {
+function createMemory(length: number): DeferredBuffer & { free(buffer: Buffer): void } {
   const free: Buffer[] = [];
   return {
     length,

@@ -82,7 +82,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         const first = fixture.start();
         await first.leads();
         const second = fixture.start();
-        await expect.poll(() => second.output(), wait).toContain('waits to lead');
+        await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
         const creating = fixture.create(names);
         await made(5);
         const killedAt = performance.now();
@@ -92,7 +92,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
         await allBoundOnce(names);
         const third = fixture.start();
-        await expect.poll(() => third.output(), wait).toContain('waits to lead');
+        await expect.poll(() => third.output(), wait).toContain('is waiting for leadership');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
         await third.leads();
@@ -166,7 +166,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
         const second = fixture.start();
-        await expect.poll(() => second.output(), wait).toContain('waits to lead');
+        await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
         await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
         await fixture.cluster.apiServer.start();
         await second.leads();
@@ -193,7 +193,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         } finally {
           fixture.cluster.apiServer.thaw();
         }
-        expect(first.output()).toContain('another may lead by now');
+        expect(first.output()).toContain('another process may be the leader now');
         await fixture.start().leads();
         await allBoundOnce(names);
         await allGone(names);

@@ -35,7 +35,7 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
   let output = '';
   const read = (chunk: string): void => {
     output += chunk;
-    if (output.includes('stowage controller leads')) leading.resolve();
+    if (output.includes('stowage controller is the leader')) leading.resolve();
   };
   for (const stream of [child.stdout, child.stderr]) stream.setEncoding('utf8').on('data', read);
   void ended.then(() => leading.reject(new Error(`the controller ended:\n${output}`)));

@@ -122,7 +122,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         stdout: expect.stringMatching(/^VOLUME +SIZE.*\nsilver\/photos +1GiB/),
       });
       // No agent is connected yet.
-      expect(volumes.stderr).toContain('note: node node-1 could not be asked, its own volumes are missing');
+      expect(volumes.stderr).toContain('note: node node-1 could not be reached, its own volumes are missing');
       const stores = await fixture.stowage(alice, 'store', 'list');
       expect(stores.stdout).toMatch(/silver +yes +nfs +open +1 /);
       expect((await fixture.stowage(alice, 'status')).stdout).toMatch(/nodes +0 of 1 have an agent that is connected/);
@@ -148,7 +148,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const { status, stderr } = await fixture.stowage(stranger, 'volume', 'list');
       expect(status).toBe(3);
       expect(stderr).toContain(
-        'error: you may not ask for a token of the service account stowage-system/stowage-viewer',
+        'error: you may not request a token for the service account stowage-system/stowage-viewer',
       );
       expect(stderr).toContain('bind you to the Role stowage-viewers in stowage-system');
       const elsewhere = await fixture.stowage(fixture.cluster.kubeconfig, '--namespace', 'default', 'volume', 'list');
@@ -233,7 +233,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test.each([
-      ['create serviceaccounts/token stowage-viewer', 'you may not ask for a token of the service account'],
+      ['create serviceaccounts/token stowage-viewer', 'you may not request a token for the service account'],
       ['get services/proxy https:stowage:443', 'bind you to the Role stowage-viewers'],
     ])('who may look needs the right: %s', async (title, why) => {
       const all = rightsOfRole('stowage-viewers');

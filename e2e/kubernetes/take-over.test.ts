@@ -175,7 +175,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       };
       await expect
         .poll(() => said('store/wrong-host'), wait)
-        .toMatch(/no address is known for filer\.exmaple\.invalid\. Check the name in the store's URI/);
+        .toMatch(/the host name filer\.exmaple\.invalid does not resolve\. Check the name in the store's URI/);
       await expect
         .poll(() => said('store/wrong-path'), wait)
         .toMatch(/-other, and does not list it: .*; it exports .*\. Correct the path in the store's URI/);

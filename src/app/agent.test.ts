@@ -170,7 +170,7 @@ describe('the agent of a node', () => {
           code: 'conflict',
           reason: 'node-name-changed',
           message: expect.stringContaining(at),
-          action: expect.stringContaining('name worker-1 back'),
+          action: expect.stringContaining('node back to worker-1'),
         });
         expect(await served('worker-1')).toBe(first);
       } finally {

@@ -43,16 +43,16 @@ export async function runAgent(
   let metricsText: MetricsText | undefined;
   await using _health = await serveHealth(
     options.health,
-    () => (isServing ? undefined : 'it is starting'),
+    () => (isServing ? undefined : 'the agent is starting'),
     () => metricsText,
   );
   await using _metrics = serveMetrics(options.metrics, () => metricsText, { clock, log });
   await stores.whenKnown(interrupted);
-  const late: { link?: AgentTunnel } = {};
+  const deferred: { link?: AgentTunnel } = {};
   const extension: ServerExtension = {
     cluster: stores.configs,
     podUsers: async (pod, signal) => {
-      const found = await late.link?.pod(pod, signal);
+      const found = await deferred.link?.pod(pod, signal);
       if (found === undefined) return undefined;
       return found.hostUsers ? 'host' : 'own';
     },
@@ -68,7 +68,7 @@ export async function runAgent(
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
       const link = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
-      late.link = link;
+      deferred.link = link;
       return {
         [Symbol.asyncDispose]: async () => {
           isServing = false;
@@ -101,8 +101,8 @@ const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
 });
 
 const nameless = (): StowageError =>
-  new StowageError('it is not known which node of the cluster this machine is', {
+  new StowageError('the agent does not know the name of its node', {
     code: 'invalid',
     reason: 'node-name-required',
-    action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or give it: --node-name NAME',
+    action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or pass --node-name NAME',
   });

@@ -19,7 +19,7 @@ import { takeProcessMarks } from './process-marks.ts';
 import { bootId, instanceOf, type StateFolder, stateFolderId } from './state-folder.ts';
 import { localDirectoryOf } from './store-overlaps.ts';
 
-export interface AppCoreParts {
+export interface AppCoreOptions {
   readonly records: Records;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly state: StateFolder;
@@ -34,7 +34,7 @@ export interface AppCoreParts {
 }
 
 /** Creates core with the stores and clients of this program. */
-export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
+export async function createAppCore(pieces: AppCoreOptions): Promise<WholeCore> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
   const directories = (): readonly LocalDirectory[] =>
@@ -68,7 +68,7 @@ export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
         clock,
         keepers,
         instance,
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable,
         settled,
       }),

@@ -16,7 +16,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { statusOf } from './status.ts';
 import { version } from './version.ts';
 
-export interface ClusterApiParts {
+export interface ClusterApiOptions {
   readonly core: Core;
   readonly client: KubeClient;
   readonly clock: Clock;
@@ -34,8 +34,8 @@ export interface ClusterApi extends AsyncDisposable {
 /** For read requests to nodes: a node that does not answer must not delay a list. */
 const askMs = 5_000;
 
-/** The API of a cluster: for users whom Kubernetes authorizes, over the volumes of the controller and of all nodes. */
-export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
+/** The API of a cluster: for users that Kubernetes authorizes, over the volumes of the controller and of all nodes. */
+export async function startClusterApi(parts: ClusterApiOptions): Promise<ClusterApi> {
   const { core, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
   const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });

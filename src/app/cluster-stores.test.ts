@@ -106,7 +106,7 @@ describe('the stores of a node in a cluster', () => {
     expect(names().toSorted()).toEqual(['disks', 'missing']);
     expect(running.core.stores.view('disks').problem).toBe(undefined);
     expect(running.core.stores.view('missing').problem).toMatchObject({ reason: 'store-root-missing' });
-    expect(log.lines.filter((line) => line.includes('is no store'))).toHaveLength(1);
+    expect(log.lines.filter((line) => line.includes('invalid Store object'))).toHaveLength(1);
   });
 
   test('get their directories created in the state folder, and nowhere else', async () => {
@@ -160,7 +160,7 @@ describe('the stores of a node in a cluster', () => {
     await api.down();
     const { names } = await live();
     expect(names()).toEqual([]);
-    expect(log.lines.join()).toMatch(/format that is not known.*does not say which stores/);
+    expect(log.lines.join()).toMatch(/saved stores: unknown format.*starting without stores/);
     aStore('disks', aPlace('disks'));
     await api.up();
     await expect.poll(names, { timeout: 30_000, interval: 50 }).toEqual(['disks']);

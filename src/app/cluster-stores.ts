@@ -1,7 +1,7 @@
 import { open, readFile, rename } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { isDeepStrictEqual } from 'node:util';
-import { aborted } from '#base/aborted.ts';
+import { untilAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -60,7 +60,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
   const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (kept ?? []));
 
   function warnOnce(name: string, message: string): void {
-    if (warned.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
+    if (warned.get(name) !== message) log.warn('ignoring an invalid Store object', { store: name, why: message });
     warned.set(name, message);
   }
 
@@ -79,17 +79,16 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       if (kept !== undefined) return;
       const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncMs)]);
       await cache.whenSynced(either).catch(() => undefined);
-      if (!cache.synced) log.warn('the API server does not say which stores there are; they come as soon as it does');
+      if (!cache.synced) log.warn('starting without stores: no answer from the API server yet');
     },
     follow: async (apply, { signal }) => {
-      const ended = aborted(signal);
       await cache.whenSynced(signal).catch(() => undefined);
       while (!signal.aborted) {
         // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
         const isDone = await tryApply(apply);
         const pause = isDone ? changed.promise : clock.sleep(retryMs, signal).catch(() => undefined);
-        await Promise.race([pause, ended]);
+        await untilAborted(pause, signal);
       }
     },
   };
@@ -106,7 +105,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     try {
       await makeFolders(path, 0o755);
     } catch (thrown) {
-      log.warn('the directory of a store cannot be made', { store: name, why: stowageError(thrown).message });
+      log.warn('cannot create the directory of a store', { store: name, why: stowageError(thrown).message });
     }
   }
 
@@ -119,7 +118,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       await keep([...next, ...gone.filter(({ metadata }) => staying.includes(metadata.name ?? ''))]);
       return true;
     } catch (thrown) {
-      log.error('stores could not be changed', { why: stowageError(thrown).message });
+      log.error('could not apply a change of the stores', { why: stowageError(thrown).message });
       return false;
     }
   }
@@ -144,10 +143,10 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
   try {
     const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as StoredFile;
     if (version === 1 && Array.isArray(stores)) return stores;
-    log.warn('the stores of before are in a format that is not known', { file });
+    log.warn('ignoring the saved stores: unknown format', { file });
   } catch (thrown) {
     if (!isErrno(thrown, 'ENOENT'))
-      log.warn('the stores of before cannot be read', { file, why: stowageError(thrown).message });
+      log.warn('cannot read the saved stores', { file, why: stowageError(thrown).message });
   }
   return undefined;
 }

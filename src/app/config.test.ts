@@ -72,7 +72,11 @@ clients:
     ],
     ['plugins: 5', "stowage.yaml:1:10: 'plugins' is not text", 'Write it as plugins: value'],
     ['engines: /run/docker.sock', "stowage.yaml:1:10: 'engines' is not a map", 'Put names under engines:, indented.'],
-    ['engines:\n  lxc: /s', "stowage.yaml:2:3: no container engine is known as 'lxc'", 'Known are: docker, podman'],
+    [
+      'engines:\n  lxc: /s',
+      "stowage.yaml:2:3: 'lxc' is not a supported container engine",
+      'Use one of: docker, podman',
+    ],
     [
       'engines:\n  docker: tcp://h',
       "stowage.yaml:2:11: 'tcp://h' is not an absolute path",
@@ -110,8 +114,8 @@ describe('an invalid file is reported with line and column:', () => {
     ['- a\n- b', '1:1: a map is expected here'],
     ['just text', '1:1: a map is expected here'],
     ['version: 1\nstorez: {}', "2:1: unknown key 'storez'"],
-    ['version: 2', '1:10: version 2 is not known'],
-    ['version: "1"', '1:10: version 1 is not known'],
+    ['version: 2', '1:10: version 2 is not supported'],
+    ['version: "1"', '1:10: version 1 is not supported'],
     ['stores: text', "1:9: 'stores' is not a map"],
     ['stores:\n  - a', "2:3: 'stores' is not a map"],
     ['stores:\n  a:', "2:3: store 'a' has no URI"],
@@ -149,7 +153,7 @@ describe('an invalid file is reported with line and column:', () => {
     ['listen: somewhere:else', "1:9: 'somewhere:else' is not an address to listen on"],
     ['listen: 99999', "1:9: '99999' is not an address to listen on"],
     ['listen: [1]', "1:9: 'listen' is not text"],
-    ['clients:\n  nfs: builtin', "2:3: no client is known for 'nfs'"],
+    ['clients:\n  nfs: builtin', "2:3: there is no client for 'nfs'"],
     ['clients:\n  loop: mine', "2:3: 'loop' has only the built-in client"],
   ])('%j', (text, expected) => {
     const { message, action } = complaint(text);

@@ -87,7 +87,7 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
     throw new StowageError(`${path}:${line}:${col}: ${error.message}`, {
       code: 'invalid',
       reason: 'config-invalid',
-      action: 'Mend the YAML there; indent with spaces, and quote values that contain a colon or a hash.',
+      action: 'Correct the YAML there: indent with spaces, and quote values that contain a colon or a hash.',
     });
   }
   const top = document.contents;
@@ -101,7 +101,7 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
   if (version !== undefined && version !== 1) {
     throw complain(
       top.get('version', true),
-      `version ${String(version)} is not known`,
+      `version ${String(version)} is not supported`,
       'Write version: 1, or upgrade Stowage.',
     );
   }
@@ -170,7 +170,7 @@ function uriFrom(name: string, pair: Pair, complain: ConfigError): string {
     if (key === 'uri') continue;
     if (!isScalar(item.value) || item.value.value === null)
       throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
-    if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
+    if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Set it in one place only.');
     // The source text, since YAML would parse mode: 0750 as a number.
     query.set(key, item.value.source ?? String(item.value.value));
   }
@@ -183,7 +183,7 @@ function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Confi
   throw complain(
     top.get('default', true),
     `the default store '${name}' is not among the stores`,
-    'Name one of those under stores:',
+    'Name one of the stores under stores:',
   );
 }
 
@@ -217,7 +217,11 @@ function enginesIn(top: YAMLMap, complain: ConfigError): EngineSocketSettings {
   for (const pair of map.items) {
     const kind = keyOf(pair);
     if (!engineKinds.some((known) => known === kind))
-      throw complain(pair.key, `no container engine is known as '${kind}'`, `Known are: ${engineKinds.join(', ')}`);
+      throw complain(
+        pair.key,
+        `'${kind}' is not a supported container engine`,
+        `Use one of: ${engineKinds.join(', ')}`,
+      );
   }
   return Object.fromEntries(engineKinds.map((kind) => [kind, pathAt(map, kind, complain)]));
 }
@@ -226,7 +230,7 @@ function checkClients(top: YAMLMap, complain: ConfigError): void {
   for (const pair of mapAt(top, 'clients', complain)?.items ?? []) {
     const kind = keyOf(pair);
     if (!['directory', 'loop'].includes(kind))
-      throw complain(pair.key, `no client is known for '${kind}'`, 'Known are: directory, loop');
+      throw complain(pair.key, `there is no client for '${kind}'`, 'Use one of: directory, loop');
     if (isScalar(pair.value) && pair.value.value === 'builtin') continue;
     throw complain(
       pair.key,

@@ -201,7 +201,7 @@ describe('on an NFS store', () => {
     hasVolume = true;
     expect(await outcome(first.label(volume, { x: 'dead' }, scope), 'reason')).not.toBe('done');
     const text = await acquire(one);
-    // A process that cannot know of the death has to wait.
+    // A process that has no proof of the death has to wait.
     const stranger = await controller();
     await acquire(stranger, elsewhere(text));
     const waits = (await open(stranger)).label(volume, { x: 'y' }, scope);

@@ -16,7 +16,7 @@ import { hasPodEnded, isGone, isProvenDead, ownKernelProcess } from './process-d
 /** For asking about pods, within the time that a candidate has to acquire the Lease. */
 const podsMs = 2_000;
 
-export interface ControllerMarksParts {
+export interface ControllerMarksOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   /** The namespace of the Lease and of the controllers' pods. */
@@ -35,7 +35,7 @@ export interface ControllerMarks {
  * The mark of this controller and those of dead ones. Each process has a mark of its own, so two controllers that both lead exclude each
  * other by the locks on stores. Locks of a dead controller are taken over at once if its death is proven: docs/designs/store-locks.md.
  */
-export async function createControllerMarks(parts: ControllerMarksParts): Promise<ControllerMarks> {
+export async function createControllerMarks(parts: ControllerMarksOptions): Promise<ControllerMarks> {
   const { client, clock, namespace, env } = parts;
   const own = await ownProcess(env);
   let dead: readonly number[] = [];
@@ -61,7 +61,7 @@ export async function createControllerMarks(parts: ControllerMarksParts): Promis
   };
 }
 
-async function ownProcess(env: ControllerMarksParts['env']): Promise<ControllerProcess> {
+async function ownProcess(env: ControllerMarksOptions['env']): Promise<ControllerProcess> {
   const kernel = await ownKernelProcess();
   const [name, uid] = [env['POD_NAME'], env['POD_UID']];
   return { mark: newProcessMark(), ...(kernel && { kernel }), ...(name && uid ? { pod: { name, uid } } : {}) };

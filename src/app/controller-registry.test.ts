@@ -58,7 +58,7 @@ test('drops the oldest entries, so that the Lease stays small', async () => {
   let registry = nothing;
   for (let mark = 100; mark < 300; mark++) {
     registry = readRegistry(writeRegistry(withProcess(registry, process(mark))));
-    // The death of every second one is never known.
+    // The death of every second process is never proven.
     registry = await withDeaths(registry, async (it) => it.mark % 2 === 0);
     expect(writeRegistry(registry).length).toBeLessThan(4_096);
   }

@@ -176,7 +176,7 @@ describe('the controller', () => {
     before.settings.set('something', 'old');
     before.close();
     const status = run();
-    await eventually(() => said).toContain('stowage controller leads');
+    await eventually(() => said).toContain('stowage controller is the leader');
     ending.abort();
     await status;
     const records = openRecords(join(state, 'state.db'));
@@ -191,9 +191,9 @@ describe('the controller', () => {
       spec,
     });
     const status = run();
-    await eventually(() => said).toContain('waits to lead');
+    await eventually(() => said).toContain('is waiting for leadership');
     await eventually(() => health('/readyz')).toEqual([200, 'ok']);
-    expect(said).not.toContain('controller leads');
+    expect(said).not.toContain('controller is the leader');
     expect(existsSync(join(folder, 'one', 'state.db'))).toBe(false);
     ending.abort();
     expect(await status).toBe(0);
@@ -201,7 +201,7 @@ describe('the controller', () => {
 
   test('exits with status 1 if another process has taken the Lease', async () => {
     const status = run();
-    await eventually(() => said).toContain('stowage controller leads');
+    await eventually(() => said).toContain('stowage controller is the leader');
     const found = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
     await client.update(leases, { ...found, spec: { ...found.spec, holderIdentity: 'another' } }, signal);
     expect(await status).toBe(1);
@@ -225,8 +225,8 @@ describe('the controller', () => {
       return true;
     };
     const status = run();
-    await eventually(() => said).toContain('waits to lead');
-    expect(await health('/readyz')).toEqual([503, 'it does not know yet who leads']);
+    await eventually(() => said).toContain('is waiting for leadership');
+    expect(await health('/readyz')).toEqual([503, 'the controller does not know the leader yet']);
     expect(await health('/healthz')).toEqual([200, 'ok']);
     ending.abort();
     expect(await status).toBe(0);
@@ -244,7 +244,7 @@ test('/metrics answers as soon as there are metrics', async () => {
     const answer = await fetch(`${health.address}/metrics`);
     return [answer.status, await answer.text()];
   };
-  expect(await ask()).toEqual([503, 'there are none yet\n']);
+  expect(await ask()).toEqual([503, 'there are no metrics yet\n']);
   figures = { contentType: 'text/plain', text: async () => 'a 1' };
   expect(await ask()).toEqual([200, 'a 1']);
   figures = { contentType: 'text/plain', text: () => Promise.reject(new Error('no')) };
@@ -257,7 +257,7 @@ test('the health server runs only if configured', async () => {
 });
 
 test.each<[string, string | undefined]>([
-  ['neither a pod nor a kubeconfig', undefined],
+  ['no pod and no kubeconfig', undefined],
   ['a missing kubeconfig', '/nowhere/kubeconfig'],
 ])('with %s the error says what to do', async (_, file) => {
   const asking = kubeAccess({ kubeconfig: file, env: {}, clock: systemClock() });

@@ -2,7 +2,7 @@ import { createHash, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { onAbort, untilAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -61,7 +61,7 @@ export async function runController(
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   const clock = systemClock();
   const stop = new AbortController();
-  interrupted.addEventListener('abort', () => stop.abort(), { once: true });
+  using _interrupt = onAbort(interrupted, () => stop.abort());
   process.once('SIGTERM', () => stop.abort());
   const place = listenAddress(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
@@ -73,20 +73,20 @@ export async function runController(
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
   // With a connection of its own: the leader must be able to renew its Lease however many other calls are pending.
-  using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, onResponse: metrics.request });
+  using leaseClient = createKubeClient({ access, clock, userAgent, maxSockets: 1, onResponse: metrics.request });
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
-  const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
+  const leader = createLeader({ client: leaseClient, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };
   const whyNot = (): string | undefined => {
-    if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';
-    return leader.holder === '' ? 'it does not know yet who leads' : undefined;
+    if (leader.isLeading) return state.isWorking ? undefined : 'the controller has just become the leader';
+    return leader.holder === '' ? 'the controller does not know the leader yet' : undefined;
   };
   await using health = await serveHealth(options.health, whyNot, () => metrics);
   const at = health.address === undefined ? '' : `, health at ${health.address}`;
-  process.stdout.write(`stowage controller waits to lead, as ${identity}${at}\n`);
+  process.stdout.write(`stowage controller is waiting for leadership as ${identity}${at}\n`);
   const working = (): void => {
     state.isWorking = true;
-    process.stdout.write('stowage controller leads\n');
+    process.stdout.write('stowage controller is the leader\n');
   };
   try {
     const server = { place, tlsSecret: options.tlsSecret };
@@ -98,14 +98,15 @@ export async function runController(
     return 0;
   } catch (thrown) {
     // The supervisor of this process restarts it.
-    if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
-    else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
+    if (thrown instanceof LeadershipLost) log.error('another process may be the leader now', { why: thrown.message });
+    else if (thrown instanceof KubeError)
+      log.error('the API server rejected a request that the controller needs', { error: thrown });
     else throw thrown;
     return 1;
   }
 }
 
-interface LeaderParts {
+interface LeaderWorkOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly folders: Folders;
@@ -120,7 +121,7 @@ interface LeaderParts {
   readonly working: () => void;
 }
 
-async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promise<void> {
+async function lead(parts: LeaderWorkOptions, scope: Scope, stop: AbortSignal): Promise<void> {
   const { client, clock, folders, log, namespace } = parts;
   await resetDatabase(folders, await clusterInstance(client, scope.signal));
   const all = controllerKinds(clock);
@@ -143,14 +144,14 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
   const events = parts.metrics.countEvents(createEvents({ client, clock, ...about }));
   // The API for users needs the agents, and the agents' server needs the API.
-  const late: { api?: ClusterApi } = {};
-  const handle = (): RequestHandler => (request, response) => late.api?.handle(request, response);
+  const deferred: { api?: ClusterApi } = {};
+  const handle = (): RequestHandler => (request, response) => deferred.api?.handle(request, response);
   const server = createLeaderServer({ ...parts.server, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
   const { agents } = server;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
   await using api = await startClusterApi({ core, client, clock, log, signal: scope.signal, agents, nodes });
-  late.api = api;
+  deferred.api = api;
   const base = { client, clock, caches, events, core, kinds, agents, namespace, cluster: core.instance };
   const nodeStores = createNodeStores(base);
   const nodeVolumes = createNodeVolumes(base);
@@ -176,12 +177,12 @@ async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promis
   ];
   parts.metrics.startLeading({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
-  const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
-  const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(beside));
+  const workScope: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
+  const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(workScope));
   const either = AbortSignal.any([scope.signal, stop]);
-  const begun = stores.whenConfigured().then(parts.working);
+  const started = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
-    await Promise.race([begun, aborted(either)]);
+    await untilAborted(started, either);
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);

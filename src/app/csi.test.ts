@@ -87,7 +87,9 @@ test('serves nothing unless configured', async () => {
   expect(csiSettings({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
   expect(csiSettings({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
   expect(csiSettings({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
-  expect(() => csiSettings({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
+  expect(() => csiSettings({ csiRegistry: '/c' })).toThrow(
+    '--csi-registry needs --csi: without it there are no drivers to register',
+  );
 });
 
 describe('the space at a path', () => {

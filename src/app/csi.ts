@@ -45,14 +45,14 @@ export function csiSettings(
       ...(options.maxVolumes === undefined ? {} : { maxVolumes: options.maxVolumes }),
     };
   if (csiRegistry === undefined) return undefined;
-  throw new StowageError('there are no drivers to register', {
+  throw new StowageError('--csi-registry needs --csi: without it there are no drivers to register', {
     code: 'invalid',
     reason: 'csi-registry-alone',
-    action: 'Say where they shall be served too: --csi DIR',
+    action: 'Also pass --csi DIR.',
   });
 }
 
-export interface CsiParts {
+export interface CsiServerOptions {
   readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
@@ -60,7 +60,7 @@ export interface CsiParts {
   readonly observed?: CsiOptions['observed'];
 }
 
-export async function startCsi(settings: CsiSettings | undefined, parts: CsiParts): Promise<Csi> {
+export async function startCsi(settings: CsiSettings | undefined, parts: CsiServerOptions): Promise<Csi> {
   const servers: GrpcServer[] = [];
   const sockets: string[] = [];
   const close = async (graceMs: number): Promise<void> => {

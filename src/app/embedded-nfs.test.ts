@@ -18,7 +18,7 @@ test('a server that cannot start is not waited for, and its error is known at on
   });
   const problem = { detail: 'cannot listen on 127.0.0.1:2049: the port is in use', reason: 'nfs-port-in-use' };
   const failing = `console.error(${JSON.stringify(JSON.stringify(problem))}); process.exitCode = 5`;
-  // The clock stands still, so any wait would last for ever.
+  // The clock does not advance, so any wait would never end.
   await using nfs = await startEmbeddedNfs(
     { program: [process.execPath, '--eval', failing, '--'], port: 2049 },
     { state, socket: join(folder, 'sock'), records, clock: createFakeClock(), log: collectingLog() },
@@ -26,7 +26,7 @@ test('a server that cannot start is not waited for, and its error is known at on
   await nfs.started;
   expect(nfs.child.problem).toMatchObject({
     reason: 'nfs-server-down',
-    message: 'the embedded NFS server does not run: cannot listen on 127.0.0.1:2049: the port is in use',
-    action: 'End the program that has it, or choose another: stowage up --nfs PORT',
+    message: 'the embedded NFS server is not running: cannot listen on 127.0.0.1:2049: the port is in use',
+    action: 'Stop the program that uses it, or choose another port: stowage up --nfs PORT',
   });
 });

@@ -15,9 +15,10 @@ const longestMs = 45_000;
 const lookMs = 20;
 
 /**
- * When an engine shuts down it stops all containers at once, and tells Stowage for each that ended that its volumes are no longer in use. If
- * nobody answers, it retries for many seconds. So if the engine is shutting down, and not just this program, this waits until all volumes
- * are released: containers can write their last data, and everything gets unmounted. Returns at once if nothing is in use.
+ * When an engine shuts down it stops all containers at once, and tells Stowage for each that ended that its volumes are no longer in use.
+ * If Stowage does not answer, the engine retries for many seconds. So if the engine is shutting down, and not just this program, this
+ * waits until all volumes are released: containers can write their last data, and everything gets unmounted. Returns at once if nothing is
+ * in use.
  */
 export async function waitForEngineShutdown(
   { clock, hasVolumesInUse, isShuttingDown }: EngineUse,

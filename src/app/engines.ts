@@ -21,7 +21,7 @@ const hostRun = '/host';
 
 /**
  * A socket that is bind-mounted into a container by itself goes stale when its engine restarts (live-restore) and creates a new one. A
- * socket in the host's folder does not, so prefer that. Both must be the same socket: somebody may have mounted another engine's.
+ * socket in the host's folder does not, so prefer that. Both must be the same socket: an administrator may have mounted another engine's.
  */
 export function socketOf(kind: EngineKind, root = ''): string | undefined {
   const bound = defaultSockets[kind].map((path) => root + path).find((path) => existsSync(path));

@@ -56,7 +56,7 @@ describe('the metrics server', () => {
   test('serves metrics as soon as there are any', async () => {
     let figures: MetricsText | undefined;
     const address = await served('127.0.0.1:0', () => figures).metrics.address;
-    expect(await asked(address, '/metrics')).toEqual([503, 'there are none yet\n']);
+    expect(await asked(address, '/metrics')).toEqual([503, 'there are no metrics yet\n']);
     figures = counted().figures;
     expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
   });
@@ -85,7 +85,7 @@ describe('the metrics server', () => {
     await once(other, 'listening');
     const { port } = other.address() as AddressInfo;
     const { metrics, said, clock } = served(`127.0.0.1:${port}`, () => counted().figures);
-    await expect.poll(() => said).toEqual(['metrics cannot be shown there yet']);
+    await expect.poll(() => said).toEqual(['cannot serve metrics on this address yet']);
     clock.advance(10_000);
     await other[Symbol.asyncDispose]();
     let address: string | undefined;
@@ -138,7 +138,7 @@ describe('the metrics server', () => {
 });
 
 test('the health server answers probes, and serves metrics if there are any', async () => {
-  let why: string | undefined = 'it is starting';
+  let why: string | undefined = 'the agent is starting';
   const { figures } = counted();
   const health = await serveHealth(
     '127.0.0.1:0',
@@ -148,7 +148,7 @@ test('the health server answers probes, and serves metrics if there are any', as
   onTestFinished(() => health[Symbol.asyncDispose]());
   const address = health.address ?? '';
   expect(await asked(address, '/healthz')).toEqual([200, 'ok\n']);
-  expect(await asked(address, '/readyz')).toEqual([503, 'it is starting\n']);
+  expect(await asked(address, '/readyz')).toEqual([503, 'the agent is starting\n']);
   why = undefined;
   expect(await asked(address, '/readyz')).toEqual([200, 'ok\n']);
   expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);

@@ -35,7 +35,7 @@ export async function serveHealth(
   return { address, [Symbol.asyncDispose]: () => closeServer(server) };
 }
 
-export interface MetricsParts {
+export interface MetricsServerOptions {
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -56,7 +56,7 @@ const retryMs = 10_000;
 export function serveMetrics(
   listen: string | undefined,
   metrics: () => MetricsText | undefined,
-  { clock, log }: MetricsParts,
+  { clock, log }: MetricsServerOptions,
 ): Metrics {
   const at = parseListen(listen ?? 'none');
   const ending = new AbortController();
@@ -77,7 +77,7 @@ export function serveMetrics(
         resolve(where);
         return;
       } catch (cause) {
-        if (!wasTold) log.warn('metrics cannot be shown there yet', { address: listen, cause: String(cause) });
+        if (!wasTold) log.warn('cannot serve metrics on this address yet', { address: listen, cause: String(cause) });
       }
       await clock.sleep(retryMs, ending.signal).catch(() => undefined);
     }
@@ -105,7 +105,7 @@ function metricsHandler(metrics: () => MetricsText | undefined): (response: Serv
   let counting: Promise<string> | undefined;
   return async (response) => {
     const found = metrics();
-    if (found === undefined) return reply(response, 503, 'there are none yet');
+    if (found === undefined) return reply(response, 503, 'there are no metrics yet');
     counting ??= found.text().finally(() => {
       counting = undefined;
     });

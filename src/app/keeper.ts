@@ -28,9 +28,9 @@ export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: st
     },
     pod ?? '',
   );
-  process.stderr.write(`stowage keeper: what it has to say is in ${join(place, 'log')}\n`);
+  process.stderr.write(`stowage keeper logs to ${join(place, 'log')}\n`);
   process.execve?.(words[0], words, env);
-  throw new StowageError('a keeper cannot be started so on this system', {
+  throw new StowageError('this system cannot run stowage keeper', {
     code: 'unsupported',
     reason: 'keeper-unsupported',
     action: 'Run it on Linux.',
@@ -43,6 +43,6 @@ async function checked(socket: string, what: KeeperCheck): Promise<number> {
   throw new StowageError(`not ${what}: ${why}`, {
     code: 'unavailable',
     reason: 'keeper-not-ready',
-    action: 'Wait: it becomes ready by itself. If it does not, see the log beside its socket.',
+    action: 'Wait: the keeper becomes ready without help. If it does not, see the log beside its socket.',
   });
 }

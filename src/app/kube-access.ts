@@ -24,7 +24,7 @@ export async function kubeAccess({ kubeconfig, env, clock }: KubeAccessOptions):
     throw new StowageError(`Kubernetes cannot be reached: ${cause instanceof Error ? cause.message : String(cause)}`, {
       code: 'invalid',
       reason: 'kubernetes-unconfigured',
-      action: 'Run it in a pod with a service account, or give a file: --kubeconfig FILE',
+      action: 'Run Stowage in a pod with a service account, or pass --kubeconfig FILE',
       cause,
     });
   }

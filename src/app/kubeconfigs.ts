@@ -58,7 +58,7 @@ const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
   new StowageError(`the kubeconfig ${path} cannot be read (${why})`, {
     code: 'invalid',
     reason: 'kubeconfig-unreadable',
-    action: 'Give one that can: --kubeconfig FILE, or KUBECONFIG.',
+    action: 'Name a readable kubeconfig with --kubeconfig FILE or in KUBECONFIG.',
     cause,
   });
 

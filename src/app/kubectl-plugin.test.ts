@@ -88,7 +88,7 @@ describe('reports', () => {
     await api.down();
     const refused = await refusal();
     expect(refused).toMatchObject({ code: 'unavailable', reason: 'kubernetes-unreachable' });
-    expect(refused?.message).toContain(`the API server at http://127.0.0.1:${api.port} cannot be asked`);
+    expect(refused?.message).toContain(`the request to the API server at http://127.0.0.1:${api.port} failed`);
   });
 
   test.each<[number, string, object, object]>([

@@ -56,7 +56,7 @@ export async function accessFor(
     throw new StowageError(cause.message, {
       code: 'invalid',
       reason: 'kubeconfig-unusable',
-      action: 'See what kubectl makes of it: kubectl config view. Choose a context: --context NAME',
+      action: 'Check the configuration: kubectl config view. Choose a context: --context NAME',
       cause,
     });
   }
@@ -86,7 +86,7 @@ async function tokenFor(access: KubeAccess, { namespace, account, clock, signal 
 }
 
 function unconfigured(): StowageError {
-  return new StowageError('there is no kubeconfig: it is not known which cluster is meant', {
+  return new StowageError('there is no kubeconfig, so the cluster is unknown', {
     code: 'invalid',
     reason: 'kubeconfig-missing',
     action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
@@ -98,7 +98,7 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (status === 403)
-    return new StowageError(`you may not ask for a token of the service account ${namespace}/${account}`, {
+    return new StowageError(`you may not request a token for the service account ${namespace}/${account}`, {
       code: 'denied',
       reason: 'token-request-denied',
       action:
@@ -112,7 +112,7 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
       : new StowageError(`there is no service account ${namespace}/${account}`, {
           code: 'not-found',
           reason: 'account-unknown',
-          action: `See which there are: kubectl get serviceaccounts --namespace ${namespace}. It must be in Stowage's own namespace: --namespace NAME`,
+          action: `List them: kubectl get serviceaccounts --namespace ${namespace}. The account must be in Stowage's own namespace: --namespace NAME`,
           cause: error,
         });
   if (status === 401)
@@ -122,10 +122,10 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
       action: 'Log in to the cluster again, so that this works: kubectl version',
       cause: error,
     });
-  return new StowageError(`the API server at ${server.origin} cannot be asked: ${said || error.message}`, {
+  return new StowageError(`the request to the API server at ${server.origin} failed: ${said || error.message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'See that this works: kubectl version. Another cluster is chosen with --context NAME.',
+    action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
     cause: error,
   });
 }
@@ -134,6 +134,6 @@ const notInstalled = (namespace: string, cause: unknown): StowageError =>
   new StowageError(`Stowage is not installed in the namespace ${namespace}`, {
     code: 'not-found',
     reason: 'stowage-not-installed',
-    action: 'Say where it is with --namespace NAME, or install it: see docs/kubernetes.md',
+    action: 'Name its namespace with --namespace NAME, or install it: see docs/kubernetes.md',
     cause,
   });

@@ -43,14 +43,16 @@ describe('the announced address', () => {
 describe("the leader's server", () => {
   test('is found by agents, and withdraws its address when it stops', async () => {
     const stop = new AbortController();
-    const door = opened(anyPort);
-    const running = door.run(scopeOf(), stop.signal);
+    const leaderServer = opened(anyPort);
+    const running = leaderServer.run(scopeOf(), stop.signal);
     const link = it.link({ api: (_, response) => response.end('{"a":1}') });
-    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
-    expect(await door.agents.call('node-1', { method: 'GET', path: '/v1/status' }, scopeOf())).toEqual({ a: 1 });
+    await eventually(() => leaderServer.agents.nodes()).toEqual(['node-1']);
+    expect(await leaderServer.agents.call('node-1', { method: 'GET', path: '/v1/status' }, scopeOf())).toEqual({
+      a: 1,
+    });
     stop.abort();
     await running;
-    expect([await slice(), door.agents.nodes()]).toEqual(['there is none', []]);
+    expect([await slice(), leaderServer.agents.nodes()]).toEqual(['there is none', []]);
     await eventually(() => link.isConnected).toBe(false);
     // The next leader has the same certificate.
     const { data } = await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
@@ -95,8 +97,8 @@ describe("the leader's server", () => {
   });
 
   test('does not run unless configured', async () => {
-    const door = opened(undefined);
-    await door.run(scopeOf(), signal);
-    expect([door.agents.nodes(), it.api.requests]).toEqual([[], []]);
+    const leaderServer = opened(undefined);
+    await leaderServer.run(scopeOf(), signal);
+    expect([leaderServer.agents.nodes(), it.api.requests]).toEqual([[], []]);
   });
 });

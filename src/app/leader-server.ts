@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import process from 'node:process';
-import { aborted } from '#base/aborted.ts';
+import { aborted, untilAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
@@ -37,7 +37,7 @@ export function listenAddress(
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
   if (isIP(address) !== 0) return { ...at, address, pod };
-  throw new StowageError('it is not known at which address agents find the controller', {
+  throw new StowageError('the controller does not know the address at which agents reach it', {
     code: 'invalid',
     reason: 'door-address-unknown',
     action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",
@@ -50,7 +50,7 @@ export interface LeaderServerOptions {
   readonly namespace: string;
   /** Undefined: the controller does not listen. */
   readonly place: ListenAddress | undefined;
-  /** A Secret with a certificate that somebody else maintains. */
+  /** A Secret with a certificate that another program maintains. */
   readonly tlsSecret?: string | undefined;
   /** Handles the requests of users: all that are not from agents. */
   readonly handle?: ((agents: Agents) => RequestHandler) | undefined;
@@ -68,52 +68,55 @@ export interface LeaderServer {
 
 const graceMs = 2_000;
 
-export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scope, 'log'>): LeaderServer {
-  const { client, clock, namespace, place, handle } = wish;
+export function createLeaderServer(options: LeaderServerOptions, { log }: Pick<Scope, 'log'>): LeaderServer {
+  const { client, clock, namespace, place, handle } = options;
   const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
-  async function listen(door: TlsServer, at: ListenAddress): Promise<number> {
-    await listenTcp(door.server, at);
-    const address = door.server.address();
+  async function listen(tlsServer: TlsServer, at: ListenAddress): Promise<number> {
+    await listenTcp(tlsServer.server, at);
+    const address = tlsServer.server.address();
     return typeof address === 'object' && address !== null ? address.port : at.port;
   }
 
   async function serve(at: ListenAddress, scope: Scope, stop: AbortSignal): Promise<void> {
     const ending = new AbortController();
-    const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
+    const servingScope: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createAgentReviews(client, clock);
-    const turn = createAgentAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
-    const questions = { ...common, log, reviews, signal: beside.signal };
-    const door = createTlsServer({
+    const onUpgrade = createAgentAdmission({ reviews, agents, namespace, clock, log, signal: servingScope.signal });
+    const podHandlerOptions = { ...common, log, reviews, signal: servingScope.signal };
+    const tlsServer = createTlsServer({
       clock,
-      onUpgrade: turn,
-      onRequest: createPodHandler(questions, handle?.(agents) ?? refuseUnknownPath),
+      onUpgrade,
+      onRequest: createPodHandler(podHandlerOptions, handle?.(agents) ?? refuseUnknownPath),
     });
     const first = Promise.withResolvers<void>();
     const use: TlsServer['use'] = (credential) => {
-      door.use(credential);
+      tlsServer.use(credential);
       first.resolve();
     };
     const either = AbortSignal.any([scope.signal, stop]);
-    const keeping = [maintainCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
+    const maintaining = [maintainCredentials({ ...common, secret: options.tlsSecret, use }, servingScope)];
     try {
-      await Promise.race([first.promise, aborted(either)]);
+      await untilAborted(first.promise, either);
       if (either.aborted) return;
-      const slice = { ...common, address: at.address, port: await listen(door, at) };
-      const behind = { ...slice, pod: at.pod };
-      keeping.push(maintainLeaderSlice(slice, beside), maintainLeaderEndpoints(behind, beside));
+      const sliceOptions = { ...common, address: at.address, port: await listen(tlsServer, at) };
+      const endpointsOptions = { ...sliceOptions, pod: at.pod };
+      maintaining.push(
+        maintainLeaderSlice(sliceOptions, servingScope),
+        maintainLeaderEndpoints(endpointsOptions, servingScope),
+      );
       await aborted(either);
       ending.abort();
-      await Promise.all(keeping);
+      await Promise.all(maintaining);
       // A process that lost the Lease must not change the address.
       if (!scope.signal.aborted)
-        await Promise.all([removeLeaderSlice(slice, scope), removeLeaderEndpoints(behind, scope)]);
+        await Promise.all([removeLeaderSlice(sliceOptions, scope), removeLeaderEndpoints(endpointsOptions, scope)]);
     } finally {
       ending.abort();
       agents[Symbol.dispose]();
-      await door.close(scope.signal.aborted ? 0 : graceMs);
-      await Promise.all(keeping);
+      await tlsServer.close(scope.signal.aborted ? 0 : graceMs);
+      await Promise.all(maintaining);
     }
   }
 

@@ -45,8 +45,8 @@ function wrap(logger: Logger): Log {
 
 function readable(line: string): string {
   const { level, time, msg, ...facts } = JSON.parse(line) as Record<string, unknown>;
-  const beside = Object.entries(facts).map(
+  const factWords = Object.entries(facts).map(
     ([key, value]) => `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
   );
-  return `${String(time).slice(11, 19)} ${String(level).padEnd(5)} ${[String(msg), ...beside].join('  ')}\n`;
+  return `${String(time).slice(11, 19)} ${String(level).padEnd(5)} ${[String(msg), ...factWords].join('  ')}\n`;
 }

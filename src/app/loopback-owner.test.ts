@@ -20,7 +20,7 @@ async function accepted(host: string, call: (port: number) => void): Promise<Soc
 }
 
 describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
-  const isTold = async (host: string): Promise<void> => {
+  const expectOwnerReported = async (host: string): Promise<void> => {
     const socket = await accepted(host, (port) => {
       const caller = connect(port, host);
       onTestFinished(() => void caller.destroy());
@@ -28,10 +28,10 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
     expect(isFromUsers([own], socket)).toBe(true);
     expect(isFromUsers([own + 1], socket)).toBe(false);
   };
-  test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', isTold);
-  test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', isTold);
+  test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', expectOwnerReported);
+  test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', expectOwnerReported);
 
-  test('is nobody, and not root, once the connection is closed', async () => {
+  test('is unknown, and not root, once the connection is closed', async () => {
     const { promise: closed, resolve } = Promise.withResolvers<void>();
     const socket = await accepted('127.0.0.1', (port) => {
       const caller = connect(port, '127.0.0.1', () => caller.end('too late', resolve));

@@ -79,9 +79,9 @@ const status = await runCli(
               home: homedir(),
               signal: interrupt.signal,
             }),
-          takeOver: async (wish: TakeOverRequest) =>
+          takeOver: async (request: TakeOverRequest) =>
             await (await import('./take-over/start.ts')).startTakeOver({
-              ...wish,
+              ...request,
               env: process.env,
               home: homedir(),
               signal: interrupt.signal,

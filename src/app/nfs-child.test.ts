@@ -34,7 +34,7 @@ const isAlive = (pid: number | undefined): boolean => {
     return false;
   }
 };
-const restarts = ({ log }: Started): string[] => log.lines.filter((line) => line.includes('started again'));
+const restarts = ({ log }: Started): string[] => log.lines.filter((line) => line.includes('restarting the NFS server'));
 
 test('is running as soon as it reports so, and ends when it is stopped', async () => {
   const { child, ready } = start(steady);
@@ -103,7 +103,7 @@ test.each([
     'advice about the port in the words of stowage up',
     `console.error(JSON.stringify({ detail: 'taken', reason: 'nfs-port-in-use', action: '--port' }))`,
     'taken',
-    'End the program that has it, or choose another: stowage up --nfs PORT',
+    'Stop the program that uses it, or choose another port: stowage up --nfs PORT',
   ],
   ['the error in a stack trace', 'process.nothing.at.all', 'TypeError: Cannot read', ''],
   ['the exit status', 'process.exit(7)', 'it ended with status 7', ''],
@@ -111,8 +111,8 @@ test.each([
   const started = start(script, createFakeClock());
   await vi.waitFor(() => expect(restarts(started)).toHaveLength(1), patience);
   expect(started.child.problem).toMatchObject({ code: 'unavailable', reason: 'nfs-server-down' });
-  expect(started.child.problem?.message).toContain(`the embedded NFS server does not run: ${why}`);
-  expect(started.child.problem?.action).toContain(action || 'It is started again by itself');
+  expect(started.child.problem?.message).toContain(`the embedded NFS server is not running: ${why}`);
+  expect(started.child.problem?.action).toContain(action || 'Stowage restarts it automatically');
 });
 
 test('reports a program that does not exist', async () => {

@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import type { Clock } from '#base/clock.ts';
+import { asJsonObject, jsonIn } from '#base/json.ts';
 import type { Log } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
@@ -69,7 +70,7 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
       if (stopping.signal.aborted) return;
       if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
       const { message, action } = problem ?? notStarted();
-      log.warn('the NFS server is started again', { why: message, action, afterMs: waitMs });
+      log.warn('restarting the NFS server', { why: message, action, afterMs: waitMs });
       await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
       waitMs = Math.min(waitMs * 2, maxWaitMs);
     }
@@ -105,7 +106,7 @@ async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedErro
   if (child.stderr === null) return undefined;
   const lines = createInterface({ input: child.stderr });
   for await (const line of lines) {
-    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
+    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = asJsonObject(jsonIn(line)) ?? {};
     if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
     else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
     // In a stack trace, the line that names the error.
@@ -116,21 +117,13 @@ async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedErro
 
 /** The server's own advice is for people who started it themselves. */
 function actionFor(reason: unknown, action: unknown): string {
-  if (reason === 'nfs-port-in-use') return 'End the program that has it, or choose another: stowage up --nfs PORT';
+  if (reason === 'nfs-port-in-use')
+    return 'Stop the program that uses it, or choose another port: stowage up --nfs PORT';
   return typeof action === 'string' ? action : '';
 }
 
-function parsed(line: string): Record<string, unknown> {
-  try {
-    const value: unknown = JSON.parse(line);
-    return typeof value === 'object' && value !== null ? { ...value } : {};
-  } catch {
-    return {};
-  }
-}
-
 function notStarted(): StowageError {
-  return new StowageError('the embedded NFS server does not run yet', {
+  return new StowageError('the embedded NFS server is not running yet', {
     code: 'unavailable',
     reason: 'nfs-server-starting',
     action: 'Try again in a moment.',
@@ -138,9 +131,9 @@ function notStarted(): StowageError {
 }
 
 function ended(how: string, said: PrintedError | undefined): StowageError {
-  return new StowageError(`the embedded NFS server does not run: ${said?.why ?? `it ended with ${how}`}`, {
+  return new StowageError(`the embedded NFS server is not running: ${said?.why ?? `it ended with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',
-    action: said?.action || 'It is started again by itself; the log of stowage up says more.',
+    action: said?.action || 'Stowage restarts it automatically. For details see the log of stowage up.',
   });
 }

@@ -19,7 +19,7 @@ interface Planned {
 interface Ground {
   readonly top: string;
   readonly exported: string;
-  /** The command line, as far as to what is decided before anything is started. */
+  /** Runs the command line up to the plan, without starting a server. */
   plan(...args: string[]): Promise<Planned>;
 }
 
@@ -113,14 +113,14 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
       'to listen on all addresses without --allow',
       ['DIR', '--host', '0.0.0.0'],
       2,
-      'on 0.0.0.0 other machines can reach it',
+      'other machines can reach 0.0.0.0',
       'nfs-open-to-all',
     ],
     [
       'to listen on a host name without --allow',
       ['DIR', '--host', 'example.org'],
       2,
-      'on example.org other',
+      'other machines can reach example.org',
       'nfs-open-to-all',
     ],
     [
@@ -149,7 +149,7 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
       'a file as the state folder',
       ['DIR', '--state', 'DIR/../f'],
       3,
-      'cannot be made or written',
+      'cannot be created or written',
       'nfs-state-unusable',
     ],
     ['an unknown squash mode', ['DIR', '--squash', 'some'], 2, "argument 'some' is invalid", 'usage'],
@@ -168,7 +168,13 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
       'TLS needs a certificate and its key',
       'nfs-tls-incomplete',
     ],
-    ['TLS without its own', ['DIR', '--tls-ca', 'DIR/file'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
+    [
+      'TLS without a server certificate',
+      ['DIR', '--tls-ca', 'DIR/file'],
+      2,
+      'TLS needs a certificate',
+      'nfs-tls-incomplete',
+    ],
     [
       '--tls-confine without --tls-ca',
       ['DIR', '--tls-confine', 'keeper'],
@@ -194,7 +200,7 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
       'a file without a certificate',
       ['DIR', '--tls-cert', 'DIR/file', '--tls-key', 'DIR/file'],
       2,
-      'no certificate in PEM',
+      'no certificate in PEM format',
       'nfs-tls-invalid',
     ],
   ])('%s', async (_what, args, status, message, reason) => {
@@ -212,7 +218,7 @@ describe.skipIf(needs('linux'))('an NFS server refuses', () => {
 });
 
 describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
-  /** One that signs itself, with its key. */
+  /** A self-signed certificate with its key. */
   function certificate(
     folder: string,
     name: string,
@@ -256,8 +262,8 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     const notesAt = async (days: number): Promise<readonly string[] | undefined> =>
       (await readTls({ tlsCert: cert, tlsKey: key, tlsOptional: false }, Date.now() + days * 86_400_000))?.notes;
     expect(await notesAt(1)).toEqual([]);
-    expect(await notesAt(3)).toEqual([expect.stringMatching(/ ended on .*; callers will refuse it$/)]);
-    expect(await notesAt(-1)).toEqual([expect.stringMatching(/ begins only on /)]);
+    expect(await notesAt(3)).toEqual([expect.stringMatching(/ expired on .*; callers will refuse it$/)]);
+    expect(await notesAt(-1)).toEqual([expect.stringMatching(/ is not valid before /)]);
   });
 
   test('--tls-ca and --tls-optional exclude each other', async () => {

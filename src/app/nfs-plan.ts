@@ -53,7 +53,7 @@ export async function planNfsServer(options: NfsServeOptions, states: string): P
     networks: options.allow,
     port: options.port ?? 2049,
     state: await preparedState(resolve(options.state ?? stateFor(states, directory)), directory),
-    // Root on this machine is not restricted anyway, and then nobody else can connect.
+    // Root on this machine is not restricted anyway, and no other user can connect.
     squash: options.squash ?? (isOwnOnly ? 'none' : 'root'),
     anonymous: { uid: options.anonUid ?? nobody, gid: options.anonGid ?? nobody },
   };

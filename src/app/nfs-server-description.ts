@@ -69,15 +69,17 @@ function describeClients({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPort
 function tlsLine({ required, options }: ServedTls): string {
   if (!required) return 'offered, not required';
   const files = options.requestCert === true ? 'ca.pem, client.pem and client.key' : 'ca.pem';
-  return `required; a store whose system does not trust the certificate names a folder with ${files}: tls=/FOLDER`;
+  return `required; if a client's system does not trust the certificate, its store names a folder with ${files}: tls=/FOLDER`;
 }
 
 function describeIdentity({ squash, anonymous }: NfsPlan): string {
   const uid = process.geteuid?.() ?? 0;
-  if (uid !== 0) return `everything is done as user ${uid}, who runs this`;
+  if (uid !== 0) return `every request runs as user ${uid}, who runs the server`;
   const to = `${anonymous.uid}:${anonymous.gid}`;
   if (squash === 'none') return 'the user that the caller claims to be, root included';
-  return squash === 'all' ? `everybody becomes ${to}` : `the user that the caller claims to be, but root becomes ${to}`;
+  return squash === 'all'
+    ? `every user becomes ${to}`
+    : `the user that the caller claims to be, but root becomes ${to}`;
 }
 
 /** Warns if root of a Stowage that uses this server could not create volumes. */
@@ -88,8 +90,8 @@ async function squashNote(plan: NfsPlan, { readOnly }: NfsServeOptions): Promise
   const shift = uid === anonymous.uid ? 6 : gid === anonymous.gid ? 3 : 0;
   const needed = 0o3;
   if (((mode >> shift) & needed) === needed) return [];
-  const who = squash === 'all' ? 'everybody' : 'root of its clients';
+  const who = squash === 'all' ? 'every user' : 'root of its clients';
   return [
-    `${who} becomes ${anonymous.uid}:${anonymous.gid}, who may not write to ${directory}: a store on it can make no volumes. Run: chown ${anonymous.uid}:${anonymous.gid} ${directory}; or, where you trust its clients, add: --squash none`,
+    `${who} becomes ${anonymous.uid}:${anonymous.gid}, who may not write to ${directory}: a store on it cannot create volumes. Run: chown ${anonymous.uid}:${anonymous.gid} ${directory}; or, if you trust its clients, add: --squash none`,
   ];
 }

@@ -4,10 +4,10 @@ import { StowageError } from '#core/errors.ts';
 export function noDirectory(path: string, cause: unknown): StowageError {
   const code = errnoOf(cause);
   if (code === 'EACCES') {
-    return new StowageError(`${path} cannot be read by the user that runs this`, {
+    return new StowageError(`the user that runs the server cannot read ${path}`, {
       code: 'denied',
       reason: 'nfs-directory-denied',
-      action: 'Correct its owner or mode, or run this as a user who may read it.',
+      action: 'Correct its owner or mode, or run the server as a user that may read it.',
       cause,
     });
   }
@@ -47,22 +47,22 @@ export function wrongNetwork(cause: unknown): StowageError {
   return new StowageError(cause instanceof Error ? cause.message : String(cause), {
     code: 'invalid',
     reason: 'nfs-network-invalid',
-    action: 'Correct --allow; it can be repeated. Everybody would be: --allow 0.0.0.0/0 --allow ::/0',
+    action: 'Correct --allow; it can be repeated. To allow every address: --allow 0.0.0.0/0 --allow ::/0',
     cause,
   });
 }
 
 export function openToAll(host: string): StowageError {
-  return new StowageError(`on ${host} other machines can reach it, and nothing says which of them may`, {
+  return new StowageError(`other machines can reach ${host}, and no option says which of them may connect`, {
     code: 'invalid',
     reason: 'nfs-open-to-all',
     action:
-      'NFS callers say themselves who they are, so name the networks you trust: --allow 192.168.1.0/24, or ask for certificates: --tls-ca',
+      'NFS callers name their users themselves, so allow only networks that you trust: --allow 192.168.1.0/24, or require certificates: --tls-ca',
   });
 }
 
 export function stateUnusable(path: string, cause: unknown): StowageError {
-  return new StowageError(`the state folder ${path} cannot be made or written`, {
+  return new StowageError(`the state folder ${path} cannot be created or written`, {
     code: 'denied',
     reason: 'nfs-state-unusable',
     action: 'Give another: stowage nfs serve DIR --state FOLDER, or correct its owner.',
@@ -93,7 +93,7 @@ export function cannotStart(cause: unknown, at: Listening): StowageError {
   return new StowageError(`the NFS server cannot start: ${why}`, {
     code: 'invalid',
     reason: 'nfs-server-failed',
-    action: 'Mend that; if it is about the state folder, another one will do: --state FOLDER',
+    action: 'Correct the cause. If it is the state folder, choose another one: --state FOLDER',
     cause,
   });
 }
@@ -108,8 +108,8 @@ function cannotListen(cause: Error, { host, port, portmapper }: Listening): Stow
       code: 'conflict',
       reason: 'nfs-port-in-use',
       action: isPortmapper
-        ? 'Probably rpcbind has it. Leave --portmapper out, and give clients port and mountport.'
-        : 'Another NFS server may have it. End that one, or choose another: --port 20490, or 0 for any that is free.',
+        ? 'rpcbind probably uses it. Leave out --portmapper, and give clients port and mountport.'
+        : 'Another NFS server may use it. Stop that server, or choose another port: --port 20490, or 0 for any free port.',
       cause,
     });
   }

@@ -1,4 +1,5 @@
 import process from 'node:process';
+import { onAbort } from '#base/aborted.ts';
 import { systemClock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
@@ -21,7 +22,7 @@ export async function runNfsServer(
   ready: (served: NfsServed) => void,
 ): Promise<number> {
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  interrupted.addEventListener('abort', () => tell(), { once: true });
+  using _ = onAbort(interrupted, tell);
   process.once('SIGTERM', () => tell());
   process.once('disconnect', () => tell());
   // The parent disconnected while this was loading. Undefined: there is no channel.

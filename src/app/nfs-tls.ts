@@ -57,7 +57,7 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
     throw new StowageError(`${file} cannot be read (${why})`, {
       code: isDenied ? 'denied' : 'invalid',
       reason: 'nfs-tls-file',
-      action: 'Give a file in PEM format that the user who runs this may read.',
+      action: 'Give a file in PEM format that the user who runs the server may read.',
       cause,
     });
   }
@@ -67,7 +67,7 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
 function certificatesIn(file: string, pem: Buffer | undefined): X509Certificate[] {
   const blocks = pem?.toString('latin1').match(/-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----/g) ?? [];
   try {
-    if (blocks.length === 0) throw new Error('no certificate in PEM format is in it');
+    if (blocks.length === 0) throw new Error('it contains no certificate in PEM format');
     return blocks.map((block) => new X509Certificate(block));
   } catch (cause) {
     throw wrongPem(file, cause);
@@ -84,8 +84,8 @@ function isKeyOf(certificate: X509Certificate, file: string, key: Buffer | undef
 
 function datesOf(certificate: X509Certificate, file: string, now: number): string[] {
   const [from, to] = [certificate.validFromDate, certificate.validToDate];
-  if (to.getTime() < now) return [`the certificate in ${file} ended on ${to.toISOString()}; callers will refuse it`];
-  if (from.getTime() > now) return [`the certificate in ${file} begins only on ${from.toISOString()}`];
+  if (to.getTime() < now) return [`the certificate in ${file} expired on ${to.toISOString()}; callers will refuse it`];
+  if (from.getTime() > now) return [`the certificate in ${file} is not valid before ${from.toISOString()}`];
   return [];
 }
 
@@ -95,7 +95,7 @@ async function readabilityNotes(file: string): Promise<string[]> {
 }
 
 function unknownCallers(): StowageError {
-  return new StowageError('--tls-confine needs the certificates of callers, and without --tls-ca they show none', {
+  return new StowageError('--tls-confine needs the certificates of callers, who send them only with --tls-ca', {
     code: 'invalid',
     reason: 'nfs-tls-unknown-callers',
     action: 'Also pass --tls-ca FILE, the authority that signed their certificates.',
@@ -111,7 +111,7 @@ function incomplete(): StowageError {
 }
 
 function contradictory(): StowageError {
-  return new StowageError('--tls-optional would let everybody leave out the certificate that --tls-ca asks for', {
+  return new StowageError('--tls-optional contradicts --tls-ca: a caller without TLS has no certificate', {
     code: 'invalid',
     reason: 'nfs-tls-contradictory',
     action: 'Leave one of the two out.',
@@ -122,7 +122,7 @@ function mismatch(cert: string, key: string): StowageError {
   return new StowageError(`the key in ${key} does not belong to the certificate in ${cert}`, {
     code: 'invalid',
     reason: 'nfs-tls-mismatch',
-    action: "Give the two that were made together; the server's own certificate comes first in its file.",
+    action: "Give a certificate and a key that belong together; the server's own certificate comes first in its file.",
   });
 }
 

@@ -54,9 +54,9 @@ function leftMounted({ mounts }: StateFolder, { settings, mounts: recorded }: Re
 
 function stillMounted(before: string, node: string, left: readonly string[]): StowageError {
   const some = left.slice(0, mostNamed).join(', ') + (left.length > mostNamed ? ', …' : '');
-  return new StowageError(`this machine was the node ${before}, and volumes are still mounted for that one: ${some}`, {
+  return new StowageError(`this machine was node ${before}, and volumes are still mounted for that node: ${some}`, {
     code: 'conflict',
     reason: 'node-name-changed',
-    action: `Give the node its name ${before} back, or restart the machine: as ${node} it then starts with an empty database.`,
+    action: `Rename the node back to ${before}, or restart the machine: Stowage then starts as ${node}, with an empty database.`,
   });
 }

@@ -18,7 +18,7 @@ export function refuseContainerDirectory(readTable: () => Promise<MountTable> = 
     throw new StowageError(`the store's directory ${root} is not on the node, but in the container of its agent`, {
       code: 'invalid',
       reason: 'store-not-on-node',
-      action: `Have agents see that folder of their nodes: add ${root} to the value agent.hostPaths of the chart, or give the store by its value stores. Below /var/lib/stowage neither is needed.`,
+      action: `Mount that folder of the nodes into the agents: add ${root} to the value agent.hostPaths of the chart, or define the store in its value stores. Folders below /var/lib/stowage need neither.`,
     });
   };
 }

@@ -28,12 +28,12 @@ const usualFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
-export async function startPlugins(wish: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
-  const { configured, useDefault } = wish;
-  if (configured === 'none') return none('as asked');
+export async function startPlugins(settings: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const { configured, useDefault } = settings;
+  if (configured === 'none') return none('as configured');
   if (configured !== undefined) return await serve(configured, parts);
-  if (useDefault !== true) return none(useDefault === false ? 'not asked for' : useDefault);
-  if (!wish.engines && !existsSync('/run/docker')) return none('no container engine was found');
+  if (useDefault !== true) return none(useDefault === false ? 'not configured' : useDefault);
+  if (!settings.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
     return await serve(usualFolder, parts);
   } catch (thrown) {
@@ -74,7 +74,7 @@ function unusable(folder: string, cause: unknown): StowageError {
       code: 'conflict',
       reason: 'plugin-socket-in-use',
       action:
-        'An engine can have one Stowage only: stop the other, or start this one with --plugins none, or with a folder of its own.',
+        'An engine can have only one Stowage: stop the other one, or start this one with --plugins none, or with a folder of its own.',
       cause,
     });
   }

@@ -51,7 +51,7 @@ describe('a process is proven dead', () => {
     );
   });
 
-  test('is never proven for the process itself', async () => {
+  test('never for this process itself', async () => {
     const sure = { own, isGone: async () => true, hasEnded: async () => true };
     expect(await isProvenDead(own, sure)).toBe(false);
   });

@@ -47,7 +47,7 @@ test('a copy of a state folder has another id; the same folder keeps its id', as
   expect(await stateFolderId(join(folder, 'missing'))).toBeUndefined();
 });
 
-test('ignores what it cannot read', () => {
+test('ignores marks that it cannot read', () => {
   const records = newRecords();
   for (const text of ['', 'no', '[]', '{"folder":"folder-1"}', '{"folder":"folder-1","marks":["x",1,-5,1e12]}']) {
     records.settings.set('process marks', text);

@@ -1,5 +1,6 @@
 import { resolve } from 'node:path';
 import process from 'node:process';
+import { onAbort } from '#base/aborted.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
@@ -96,10 +97,10 @@ function createReloadQueue(log: Log): ReloadQueue {
   const reload = async (): Promise<void> => {
     try {
       await target?.reload();
-      if (target !== undefined) log.info('configuration read again');
+      if (target !== undefined) log.info('configuration reloaded');
     } catch (thrown) {
       const { message, action } = stowageError(thrown);
-      log.error('the configuration stays as it was', { why: message, action });
+      log.error('could not reload: keeping the previous configuration', { why: message, action });
     }
   };
   return {
@@ -139,7 +140,7 @@ export async function runServer(
   using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
-  interrupted.addEventListener('abort', () => tell(), { once: true });
+  using _interrupt = onAbort(interrupted, tell);
   // Not `once`: an engine may send SIGTERM again while it waits for the container.
   process.on('SIGTERM', () => tell());
   // Registered before the start, since without a handler SIGHUP ends the process.
@@ -173,7 +174,7 @@ export async function runServer(
   stopping.abort();
   for (const mount of left) process.stderr.write(`still in use and left mounted: ${mount}\n`);
   process.stderr.write(
-    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted, which keep working\n`,
+    left.length === 0 ? 'stowage stopped\n' : `stowage stopped; ${left.length} still mounted and working\n`,
   );
   return 0;
 }

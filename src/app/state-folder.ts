@@ -29,7 +29,7 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
     await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
     // Every process that can reach a mount of a store with squash=all acts as its single user, so only binds elsewhere may be reachable. The
-    // state folder itself may be open to everybody if somebody else created it.
+    // state folder itself may be open to every user if another user created it.
     for (const name of ['mounts', 'published']) {
       await makeFolders(join(path, name), 0o700);
       await chmod(join(path, name), 0o700);
@@ -44,7 +44,7 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
       nfs: { exported: join(path, 'stores', 'nfs'), state: join(path, 'nfs-server', 'network') },
     };
   } catch (cause) {
-    throw new StowageError(`the state folder ${wanted} cannot be made or written`, {
+    throw new StowageError(`the state folder ${wanted} cannot be created or written`, {
       code: 'denied',
       reason: 'state-folder-unusable',
       action: 'Give another: stowage up --state DIR, or correct its owner.',

@@ -7,7 +7,7 @@ import { type EngineSocket, isListening } from './engines.ts';
 import type { Plugins } from './plugins.ts';
 import { version } from './version.ts';
 
-interface StatusParts {
+interface StatusSources {
   readonly core: Core;
   readonly startedAt: number;
   readonly ready: boolean;
@@ -19,7 +19,7 @@ interface StatusParts {
 }
 
 /** For a token with a scope: only what is in that scope, and nothing internal to the machine. */
-export async function statusOf(about: StatusParts, principal: Principal): Promise<StatusJson> {
+export async function statusOf(about: StatusSources, principal: Principal): Promise<StatusJson> {
   const { core } = about;
   const everywhere = isForAllStores(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);

@@ -133,7 +133,7 @@ export function refuseStateFolder(state: StateFolder, exported: string | undefin
     const inMounts = root === state.mounts || isWithin(root, state.mounts);
     if (holdsState || inMounts) throw overlapping(name, root, `the state folder ${state.path}`);
     if (exported === undefined || !(root === exported || isWithin(root, exported) || isWithin(exported, root))) return;
-    throw overlapping(name, root, `what the embedded NFS server exports, ${exported}`);
+    throw overlapping(name, root, `the export of the embedded NFS server, ${exported}`);
   };
 }
 

@@ -276,7 +276,7 @@ describe('container engines', () => {
 
   test('are not served unless configured', async () => {
     const running = await up();
-    expect(running.plugins).toMatchObject({ sockets: [], why: 'not asked for' });
+    expect(running.plugins).toMatchObject({ sockets: [], why: 'not configured' });
     expect(running.engines).toEqual([]);
     await running.stop();
     const refused = await up({ discoverEngines: 'only root can serve container engines' });
@@ -284,7 +284,7 @@ describe('container engines', () => {
     await refused.stop();
     await writeFile(join(folder, 'stowage.yaml'), 'plugins: /nowhere');
     const asked = await up({ plugins: 'none', discoverEngines: true });
-    expect(asked.plugins).toMatchObject({ sockets: [], why: 'as asked' });
+    expect(asked.plugins).toMatchObject({ sockets: [], why: 'as configured' });
     await asked.stop();
   });
 

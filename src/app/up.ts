@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
-import { asItIs, type FindNamespace, isInHostNetwork } from '#base/linux/network.ts';
+import { type FindNamespace, findNamedNamespace, isInHostNetwork } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
@@ -112,8 +112,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   // For parts that need each other: set later.
-  const late: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
-  const find: FindNamespace = (network, signal) => late.find(network, signal);
+  const deferred: { repairLoop?: RepairLoop; find: FindNamespace } = { find: findNamedNamespace };
+  const find: FindNamespace = (network, signal) => deferred.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
     (settings.kinds ?? usualKinds({ state, clock, nfs, find, isContained, keeperPlace: settings.keeperPlace })).map(
@@ -138,7 +138,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     log,
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
-  late.find = networks.find;
+  deferred.find = networks.find;
   const keepers = undo.use(
     createKeepers({
       clock,
@@ -146,9 +146,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       version,
       folder: keepersFolder(folders.socket),
       find: networks.find,
-      placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void late.repairLoop?.trigger(),
-      gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
+      placement: { engines: clients, instance: instanceOf(records), requestedPlace: settings.keeperPlace },
+      onMountsLost: () => void deferred.repairLoop?.trigger(),
+      onAbandoned: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
   const node = nodeNameFrom(settings.nodeName);
@@ -170,7 +170,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       },
       onRepairLoop: (one) => {
         undo.use(one);
-        late.repairLoop = one;
+        deferred.repairLoop = one;
       },
     },
     scope,
@@ -247,12 +247,12 @@ export async function startUp(settings: UpSettings): Promise<Running> {
         clients,
         released,
         log,
-        repairLoop: late.repairLoop,
+        repairLoop: deferred.repairLoop,
       }),
   };
 }
 
-interface KindParts {
+interface UsualKindsOptions {
   readonly state: StateFolder;
   readonly clock: Clock;
   readonly nfs: EmbeddedNfs | undefined;
@@ -262,7 +262,7 @@ interface KindParts {
   readonly isContained: boolean;
 }
 
-function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindParts): readonly StoreKind[] {
+function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: UsualKindsOptions): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const local = createLocalStoreKind();
@@ -296,7 +296,7 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
   ];
 }
 
-interface RunningParts {
+interface RunningServices {
   readonly core: Core;
   readonly rest: RestServer;
   readonly plugins: Plugins;
@@ -312,7 +312,7 @@ interface RunningParts {
   readonly log: Log;
 }
 
-async function stop(parts: RunningParts): Promise<readonly string[]> {
+async function stop(parts: RunningServices): Promise<readonly string[]> {
   const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
   parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();

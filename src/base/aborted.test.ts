@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { aborted, onAbort, unlessAborted } from './aborted.ts';
+import { aborted, onAbort, unlessAborted, untilAborted } from './aborted.ts';
 
 const ended = (): AbortSignal => AbortSignal.abort(new Error('stopped'));
 
@@ -49,5 +49,24 @@ describe('unlessAborted', () => {
     reject(new Error('later'));
     await expect(unlessAborted(Promise.resolve(), ended())).rejects.toThrow('stopped');
     await expect(unlessAborted(Promise.reject(new Error('failed')), ended())).rejects.toThrow('stopped');
+  });
+});
+
+describe('untilAborted', () => {
+  test('returns when the work ends, or throws its error', async () => {
+    const { signal } = new AbortController();
+    await untilAborted(Promise.resolve('done'), signal);
+    await expect(untilAborted(Promise.reject(new Error('failed')), signal)).rejects.toThrow('failed');
+  });
+
+  test('returns when the signal is aborted, whatever the outcome of the work', async () => {
+    const controller = new AbortController();
+    const { promise, reject } = Promise.withResolvers<void>();
+    const waiting = untilAborted(promise, controller.signal);
+    controller.abort();
+    await waiting;
+    // A later failure of the work must not become an unhandled rejection.
+    reject(new Error('later'));
+    await untilAborted(Promise.reject(new Error('failed')), ended());
   });
 });

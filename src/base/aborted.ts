@@ -12,6 +12,13 @@ export function onAbort(signal: AbortSignal, stop: () => void): Disposable {
   return { [Symbol.dispose]: () => signal.removeEventListener('abort', stop) };
 }
 
+/** Waits for the work until the signal is aborted, then returns. The work itself continues. */
+export async function untilAborted(work: Promise<unknown>, signal: AbortSignal): Promise<void> {
+  const { promise: stopped, resolve } = Promise.withResolvers<void>();
+  using _ = onAbort(signal, resolve);
+  await Promise.race([stopped, work]);
+}
+
 /** Waits for the work until the signal is aborted, then throws the signal's reason. The work itself continues. */
 export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
   const { promise: stopped, reject } = Promise.withResolvers<never>();

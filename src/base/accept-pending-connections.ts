@@ -11,13 +11,13 @@ export async function acceptPendingConnections(server: Server): Promise<void> {
   const at = server.address();
   // Closing unlinks the path again. Only a server that started within these few turns could lose its socket that way.
   if (typeof at === 'string') await rm(at, { force: true });
-  let taken = 0;
-  const count = (): void => void taken++;
+  let acceptedCount = 0;
+  const count = (): void => void acceptedCount++;
   server.on('connection', count);
   try {
     // Node accepts one pending connection per turn of the event loop. The current turn may be half over.
-    for (let before = -1; before !== taken; ) {
-      before = taken;
+    for (let before = -1; before !== acceptedCount; ) {
+      before = acceptedCount;
       await turn();
       await turn();
     }

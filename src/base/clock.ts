@@ -49,12 +49,12 @@ export function systemClock(): Clock {
 /** The implementation of `deadline`, shared by all clocks. */
 export function deadlineBy(after: Clock['after'], ms: number, parent: AbortSignal): ReturnType<Clock['deadline']> {
   const controller = new AbortController();
-  const limit = limited(after, controller, parent, ms);
+  const limit = abortByDeadline(after, controller, parent, ms);
   return { signal: controller.signal, [Symbol.dispose]: () => limit[Symbol.dispose]() };
 }
 
 /** AbortSignal.any would be slower, and this runs for every request. */
-export function limited(
+export function abortByDeadline(
   after: Clock['after'],
   controller: AbortController,
   parent: AbortSignal,

@@ -2,6 +2,7 @@ import { type Agent, type ClientRequest, type IncomingMessage, request as plainR
 import { request as secureRequest } from 'node:https';
 import { pipeline } from 'node:stream/promises';
 import { StringDecoder } from 'node:string_decoder';
+import { onAbort } from './aborted.ts';
 import { DeadlineExceeded } from './clock.ts';
 import { errnoOf, isErrno } from './errno.ts';
 
@@ -52,9 +53,8 @@ export function startRequest(target: HttpTarget, call: HttpCall, signal: AbortSi
 export async function headOf(sent: ClientRequest, call: HttpCall, signal: AbortSignal): Promise<IncomingMessage> {
   const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
   // A request that is queued for a connection notices an abort only when it gets one.
-  const stop = (): void => reject(signal.reason);
-  signal.addEventListener('abort', stop, { once: true });
-  sent.on('close', () => signal.removeEventListener('abort', stop));
+  const stop = onAbort(signal, () => reject(signal.reason));
+  sent.on('close', () => stop[Symbol.dispose]());
   sent.on('response', resolve);
   sent.on('error', reject);
   if (call.stream === undefined) sent.end(call.body);
@@ -92,8 +92,8 @@ export async function readText(answer: IncomingMessage, maxBytes: number): Promi
 }
 
 export function pathWithQuery(path: string, query: Readonly<Record<string, string | undefined>> = {}): string {
-  const given = Object.entries(query).filter((pair): pair is [string, string] => pair[1] !== undefined);
-  return given.length === 0 ? path : `${path}?${new URLSearchParams(given).toString()}`;
+  const definedPairs = Object.entries(query).filter((pair): pair is [string, string] => pair[1] !== undefined);
+  return definedPairs.length === 0 ? path : `${path}?${new URLSearchParams(definedPairs).toString()}`;
 }
 
 /** The connection broke. The server may have received the request. */

@@ -47,7 +47,7 @@ describe('a keyed lock', () => {
     expect(order).toEqual([1, 2, 3, 4]);
   });
 
-  test('keeps no state when nobody holds or waits for a key', async () => {
+  test('keeps no state when no caller holds or waits for a key', async () => {
     const lock = createKeyedLock();
     const holds = ['a', 'b', 'a', 'a'].map(async (key) => {
       using _held = await lock.hold([key, 'c'], never);

@@ -1,3 +1,5 @@
+import { onAbort } from './aborted.ts';
+
 /** Limits concurrency; callers beyond the limit wait in a queue. */
 export interface Limiter {
   /** The signal ends only the wait in the queue, and its reason is thrown; `work` must check it itself. */
@@ -15,12 +17,8 @@ export function createLimiter(most: number): Limiter {
       reject(signal?.reason);
     };
     waiting.add(resolve);
-    signal?.addEventListener('abort', leave, { once: true });
-    try {
-      await promise;
-    } finally {
-      signal?.removeEventListener('abort', leave);
-    }
+    using _ = signal === undefined ? undefined : onAbort(signal, leave);
+    await promise;
   }
 
   return {

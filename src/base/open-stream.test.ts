@@ -2,7 +2,7 @@ import { EventEmitter } from 'node:events';
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { DeadlineExceeded } from './clock.ts';
-import { opened } from './open-stream.ts';
+import { openStream } from './open-stream.ts';
 
 const never = new Error('never');
 const failureOf = (thrown: unknown, signal: AbortSignal): Error =>
@@ -18,7 +18,7 @@ function begun() {
     signal.addEventListener('abort', () => head.reject(signal.reason), { once: true });
     return head.promise;
   };
-  const opening = opened({ clock, limitMs: 1_000, open, failureOf }, parent.signal);
+  const opening = openStream({ clock, limitMs: 1_000, open, failureOf }, parent.signal);
   return { clock, parent, head, opening, signal: () => given };
 }
 

@@ -1,7 +1,8 @@
 import type { EventEmitter } from 'node:events';
+import { onAbort } from './aborted.ts';
 import type { Clock } from './clock.ts';
 
-export interface Opening<T> {
+export interface StreamOpening<T> {
   readonly clock: Clock;
   /** The deadline for opening the stream. */
   readonly limitMs: number;
@@ -11,22 +12,17 @@ export interface Opening<T> {
 }
 
 /** Opens a stream with a deadline for the opening only. Afterwards the stream lives until it ends or the signal is aborted. */
-export async function opened<T extends EventEmitter>(opening: Opening<T>, signal: AbortSignal): Promise<T> {
+export async function openStream<T extends EventEmitter>(opening: StreamOpening<T>, signal: AbortSignal): Promise<T> {
   const { clock, limitMs, open, failureOf } = opening;
   const ended = new AbortController();
-  const stop = (): void => ended.abort(signal.reason);
   using limit = clock.deadline(limitMs, signal);
-  const late = (): void => ended.abort(limit.signal.reason);
-  limit.signal.addEventListener('abort', late, { once: true });
+  using _ = onAbort(limit.signal, () => ended.abort(limit.signal.reason));
   try {
-    if (signal.aborted) stop();
     const stream = await open(ended.signal);
-    signal.addEventListener('abort', stop, { once: true });
-    stream.once('close', () => signal.removeEventListener('abort', stop));
+    const stop = onAbort(signal, () => ended.abort(signal.reason));
+    stream.once('close', () => stop[Symbol.dispose]());
     return stream;
   } catch (thrown) {
     throw failureOf(thrown, ended.signal);
-  } finally {
-    limit.signal.removeEventListener('abort', late);
   }
 }

@@ -1,4 +1,4 @@
-import { harmless } from './terminal-safe.ts';
+import { terminalSafe } from './terminal-safe.ts';
 
 /** Errors over HTTP: RFC 9457, with extension members. */
 export const problemType = 'application/problem+json';
@@ -6,28 +6,28 @@ export const problemType = 'application/problem+json';
 export const answerTypes = `application/json, ${problemType}`;
 
 /** Our extension members, and `detail`. */
-interface OwnMembers<Code> {
+interface StowageMembers<Code> {
   readonly code: Code;
   readonly reason: string;
   readonly detail: string;
   readonly action: string;
 }
 
-interface ProblemAbout<Code> {
+interface ProblemFields<Code> {
   readonly error: { readonly code: Code; readonly reason: string; readonly message: string; readonly action: string };
   readonly title: string;
   readonly status: number;
   readonly requestId: string;
 }
 
-interface ProblemDocument<Code> extends OwnMembers<Code> {
+interface ProblemDocument<Code> extends StowageMembers<Code> {
   readonly type: string;
   readonly title: string;
   readonly status: number;
   readonly requestId: string;
 }
 
-export function problemDocument<Code extends string>(about: ProblemAbout<Code>): ProblemDocument<Code> {
+export function problemDocument<Code extends string>(about: ProblemFields<Code>): ProblemDocument<Code> {
   const { error, title, status, requestId } = about;
   const { code, reason, message, action } = error;
   return {
@@ -35,16 +35,16 @@ export function problemDocument<Code extends string>(about: ProblemAbout<Code>):
     title,
     status,
     // Internal errors go to the log, not to the client.
-    detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
+    detail: code === 'internal' ? 'Stowage failed to do this' : terminalSafe(message),
     code,
     reason,
-    action: harmless(action),
+    action: terminalSafe(action),
     requestId,
   };
 }
 
 /** Undefined: the body is not a problem of ours, for example a proxy's error page. The code may be unknown to this program. */
-export function problemIn(body: unknown): OwnMembers<string> | undefined {
+export function problemIn(body: unknown): StowageMembers<string> | undefined {
   const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
   if (typeof code !== 'string' || typeof detail !== 'string') return undefined;
   return { code, reason: textOf(reason), detail, action: textOf(action) };

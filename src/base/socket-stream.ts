@@ -1,6 +1,6 @@
 import { Duplex } from 'node:stream';
 
-export interface Over {
+export interface StreamOptions {
   /** Bytes that were read from the socket before. */
   readonly head?: Buffer;
   /** Transforms the bytes that are read. If it throws, the stream ends, since no answer is possible. */
@@ -11,7 +11,7 @@ export interface Over {
  * Wraps a socket for HTTP/2 in Node. Given the socket itself, Node attaches below JavaScript, where nothing can be read before it; and if
  * a write of an earlier protocol is still in flight then, the whole process aborts.
  */
-export function streamOver(socket: Duplex, { head, filter = (chunk) => [chunk] }: Over = {}): Duplex {
+export function streamOver(socket: Duplex, { head, filter = (chunk) => [chunk] }: StreamOptions = {}): Duplex {
   const duplex: Duplex = new Duplex({
     allowHalfOpen: true,
     read: () => {

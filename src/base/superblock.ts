@@ -4,20 +4,20 @@ import { open } from 'node:fs/promises';
 /** The superblock of a file system. A volume's user may have written it: only the block size is validated. */
 export type Superblock = XfsSuperblock | Ext4Superblock;
 
-interface Common {
+interface CommonGeometry {
   readonly blockBytes: bigint;
   readonly blocks: bigint;
   /** The size of an allocation group. Both file systems grow by groups, and leave out a last one that would be too small. */
   readonly groupBlocks: bigint;
 }
 
-export interface XfsSuperblock extends Common {
+export interface XfsSuperblock extends CommonGeometry {
   readonly kind: 'xfs';
   /** The size of an internal log, which statfs(2) does not count; 0 if the log is external. */
   readonly logBlocks: bigint;
 }
 
-export interface Ext4Superblock extends Common {
+export interface Ext4Superblock extends CommonGeometry {
   readonly kind: 'ext4';
   readonly firstBlock: bigint;
   /** In each group. */
@@ -31,10 +31,10 @@ export interface Ext4Superblock extends Common {
 }
 
 /** XFS_MIN_AG_BLOCKS: xfs_growfs leaves out a last group of fewer blocks than this. */
-export const leastXfsGroup = 64n;
+export const minXfsGroupBlocks = 64n;
 
 /** mke2fs and resize2fs leave out a last group that has room for fewer blocks than this beyond its own tables. */
-export const leastExt4Room = 50n;
+export const minExt4GroupBlocks = 50n;
 
 /** Undefined: the file has neither file system. Does not follow links or block, since the path may not be a file. */
 export async function readSuperblock(path: string): Promise<Superblock | undefined> {

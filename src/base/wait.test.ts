@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { endsWithin, patiently, StillRunning } from './wait.ts';
+import { endsWithin, StillRunning, waitWithGrace } from './wait.ts';
 
 const never = new Promise<never>(() => undefined);
 
@@ -9,20 +9,20 @@ test('waits for work that ends in time, also after an abort that the work respec
   using limit = clock.deadline(10, new AbortController().signal);
   const { promise, reject } = Promise.withResolvers<never>();
   limit.signal.addEventListener('abort', () => reject(new Error('heard it')));
-  const waiting = patiently(promise, limit.signal, clock);
+  const waiting = waitWithGrace(promise, limit.signal, clock);
   clock.advance(10);
   await expect(waiting).rejects.toThrow('heard it');
-  expect(await patiently(Promise.resolve(1), limit.signal, clock)).toBe(1);
+  expect(await waitWithGrace(Promise.resolve(1), limit.signal, clock)).toBe(1);
 });
 
 test('gives up on work that ignores the abort, after a grace period', async () => {
   const clock = createFakeClock();
   using limit = clock.deadline(10, new AbortController().signal);
-  const waiting = patiently(never, limit.signal, clock);
+  const waiting = waitWithGrace(never, limit.signal, clock);
   clock.advance(10);
   clock.advance(2_000);
   await expect(waiting).rejects.toBeInstanceOf(StillRunning);
-  const late = patiently(never, limit.signal, clock);
+  const late = waitWithGrace(never, limit.signal, clock);
   clock.advance(2_000);
   await expect(late).rejects.toMatchObject({ cause: { name: 'DeadlineExceeded' } });
 });

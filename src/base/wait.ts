@@ -13,7 +13,7 @@ const graceMs = 2_000;
  * Waits for the work, but not much longer than its signal. A system call on a disk or server that is gone does not respond to signals: the
  * caller gets an error, and the work keeps its locks until it really ends.
  */
-export async function patiently<T>(work: Promise<T>, signal: AbortSignal, clock: Clock): Promise<T> {
+export async function waitWithGrace<T>(work: Promise<T>, signal: AbortSignal, clock: Clock): Promise<T> {
   const { promise: late, reject } = Promise.withResolvers<never>();
   let grace: Disposable | undefined;
   const begin = (): void => {

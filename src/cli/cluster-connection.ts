@@ -47,7 +47,7 @@ export function apiServerError(status: number, body: unknown, way: ClusterAddres
     return new StowageError(about(`no controller of Stowage can be reached in the namespace ${namespace}`), {
       code: 'unavailable',
       reason: 'controller-unreachable',
-      action: `See whether one runs and leads: kubectl get pods,leases,service/stowage --namespace ${namespace}; and what it says: kubectl logs deployment/stowage-controller --namespace ${namespace}`,
+      action: `Check whether one runs and leads: kubectl get pods,leases,service/stowage --namespace ${namespace}; and read its log: kubectl logs deployment/stowage-controller --namespace ${namespace}`,
     });
   if (!isStatus) return undefined;
   if (status === 403)

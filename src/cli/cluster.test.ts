@@ -7,7 +7,7 @@ import { walk } from './command-tree.ts';
 import { createProgram } from './program.ts';
 import { page, type Ran, run, store, volume } from './scripted-server.ts';
 
-interface Seen {
+interface ReceivedRequest {
   readonly request: string;
   readonly headers: IncomingHttpHeaders;
 }
@@ -16,7 +16,7 @@ const prefix = '/api/v1/namespaces/stowage-system/services/https:stowage:443/pro
 
 /** `kubectl stowage` with an API server whose proxy has scripted answers. */
 async function cluster(script: Readonly<Record<string, readonly [status: number, body?: unknown]>>) {
-  const seen: Seen[] = [];
+  const seen: ReceivedRequest[] = [];
   const given: ClusterOptions[] = [];
   const server = createServer((request, answer) => {
     const { method, url = '', headers } = request;
@@ -85,7 +85,7 @@ describe('tables in a cluster', () => {
     const { stdout, stderr } = await kubectl('volume', 'list');
     expect(stdout).toMatch(/^VOLUME +NODE +SIZE .*\nsilver\/a +- .*\ndisks\/b +node-1 /);
     expect(stderr).toBe(
-      'note: node node-9 could not be asked, its own volumes are missing: its agent is not connected\n',
+      'note: node node-9 could not be reached, its own volumes are missing: its agent is not connected\n',
     );
     expect(JSON.parse((await kubectl('volume', 'list', '--json')).stdout)).toHaveLength(2);
   });
@@ -97,7 +97,7 @@ describe('tables in a cluster', () => {
     });
     const { stdout, stderr } = await kubectl('mounts');
     expect(stdout).toMatch(/^VOLUME +NODE +PATH .*\na +node-1 +\/pods\/a .*pod default\/web +\S+\nb +node-2 /);
-    expect(stderr).toContain('node node-9 could not be asked');
+    expect(stderr).toContain('node node-9 could not be reached');
   });
 
   test('show the node of each data path and finding', async () => {
@@ -139,7 +139,7 @@ test('status names the nodes without an agent', async () => {
   const { kubectl } = await cluster({ 'GET /v1/status': [200, { ...about, ...rest, ...counts, mounting, agents }] });
   const { stdout } = await kubectl('status');
   expect(stdout).toMatch(/nodes +1 of 2 have an agent that is connected\n +missing: node-2\n/);
-  expect(stdout).toMatch(/holds +1 store, 3 volumes, beside what is on nodes\n/);
+  expect(stdout).toMatch(/holds +1 store, 3 volumes, without those on nodes\n/);
   expect(stdout).not.toContain('mounting');
 });
 
@@ -169,7 +169,7 @@ describe('errors of the API server itself', () => {
     ],
     ['a line of the proxy', [502, 'error trying to reach service'], 10, 'no controller of Stowage', 'kubectl logs'],
     ['no credentials', status(401, 'Unauthorized'), 3, 'does not accept the credentials', 'kubectl version'],
-    ['something else', [418, { kind: 'Status' }], 1, 'is not one of a Stowage server (status 418)', 'same version'],
+    ['an unknown status', [418, { kind: 'Status' }], 1, 'is not from a Stowage server (status 418)', 'same version'],
   ])('%s', async (_, reply, exit, error, action) => {
     const { kubectl } = await cluster({ 'GET /v1/status': reply });
     const ran = await kubectl('status');

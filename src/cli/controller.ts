@@ -8,20 +8,23 @@ export function addControllerCommands(program: StowageCommand, act: MakeAction):
   program
     .command('controller')
     .description(
-      'Run the controller of a Kubernetes cluster, until Ctrl-C: claims become volumes on the stores that Store objects\n' +
-        'name. Of several, one leads.',
+      'Run the controller of a Kubernetes cluster, until Ctrl-C. It creates the volumes of claims, on the stores that Store\n' +
+        'objects define. If several controllers run, one of them leads.',
     )
-    .option('--state <dir>', 'folder for state that it can lose')
+    .option('--state <dir>', 'folder for state that may be lost')
     .option('--kubeconfig <file>', 'how to reach the cluster (default: as the pod it runs in)')
-    .option('--namespace <name>', "where its Lease, certificate and address are (default: the pod's or the file's own)")
+    .option(
+      '--namespace <name>',
+      "namespace of its Lease, certificate and address (default: the pod's or the file's own)",
+    )
     .option('--health <address>', 'host:port for /healthz and /readyz, :port for every address, or none (default)')
     .option(
       '--listen <address>',
-      'host:port for agents and users, by HTTPS, :port for every address, or none (default); POD_IP says the address to others',
+      'host:port for agents and users, by HTTPS, :port for every address, or none (default); POD_IP is the address that others use',
     )
     .option(
       '--tls-secret <name>',
-      'Secret with a certificate that somebody else maintains (default: its own certificate)',
+      'Secret with a certificate that another program maintains (default: its own certificate)',
     )
     .addOption(
       new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),

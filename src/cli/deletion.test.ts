@@ -64,7 +64,7 @@ describe('deleting volumes', () => {
     expect(stdout).toMatch(/^VOLUME +SIZE +DELETED +KEPT UNTIL +ID\nlocal\/one .* ago +never +sv1-/);
   });
 
-  test('a lookup in the trash of a store that denies access fails, with a hint whom to ask', async () => {
+  test('a lookup in the trash of a store that denies access fails, with a hint to ask the administrator', async () => {
     const denied = { message: "access to store 'data' is denied", action: 'Ask the administrator to grant access.' };
     await using server = await scriptedServer({
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
@@ -95,7 +95,7 @@ describe('deleting volumes', () => {
     expect(await run(server, ['volume', 'trash', 'purge', 'none'])).toMatchObject(refused('none', later));
     expect(await run(server, ['volume', 'restore', unknown])).toMatchObject(refused(unknown, later));
     expect(await run(server, ['volume', 'trash', 'purge', 'one'])).toMatchObject(
-      refused('one', 'Say that you mean this one: local/one'),
+      refused('one', 'If you mean this one, name its store: local/one'),
     );
     const asked = ['GET /v1/trash', 'GET /v1/stores/data'];
     expect(server.seen.map(({ method, url }) => `${method} ${url}`)).toEqual([...asked, ...asked, ...asked]);

@@ -127,7 +127,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
     throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
       code: 'not-found',
       reason: 'trash-not-found',
-      action: 'See what is there with: stowage volume trash list',
+      action: 'List the trash: stowage volume trash list',
     });
   }
   const which = found
@@ -159,7 +159,7 @@ function lookupIncomplete(
     action:
       found === undefined
         ? (problem?.action ?? `See why, and try again when it can be used: stowage store check ${shown(store)}`)
-        : `Say that you mean this one: ${qualifiedName(found)}`,
+        : `If you mean this one, name its store: ${qualifiedName(found)}`,
   });
 }
 

@@ -212,7 +212,7 @@ function unreadable(cause: unknown, where: ServerAddress): StowageError {
   if (cause instanceof StowageError) return cause;
   const why =
     cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
-  return new StowageError(`the answer from ${addressText(where)} is not one of a Stowage server (${why})`, {
+  return new StowageError(`the answer from ${addressText(where)} is not from a Stowage server (${why})`, {
     code: 'internal',
     reason: 'answer-unreadable',
     action: 'Check that the address is that of Stowage, and that server and command line have the same version.',
@@ -225,23 +225,23 @@ function interruptedError(reason: unknown, where: ServerAddress, method: string)
     return new StowageError(`${addressText(where)} gave no answer within ${reason.ms / 1000} s`, {
       code: 'deadline',
       reason: 'server-no-answer',
-      action: 'See what it is doing with: stowage operations; or give it longer with --timeout 5m',
+      action: 'See what the server is doing: stowage operations. Or wait longer: --timeout 5m',
       cause: reason,
     });
   }
   return new StowageError('interrupted', {
     code: 'canceled',
     reason: 'interrupted',
-    action: method === 'GET' ? '' : 'The server may have done the work all the same; see: stowage operations',
+    action: method === 'GET' ? '' : 'The server may have completed the work: see stowage operations',
     cause: reason,
   });
 }
 
 function connectionBroken(where: ServerAddress, cause: ConnectionFailure): StowageError {
-  return new StowageError(`the connection to ${addressText(where)} broke before the answer came`, {
+  return new StowageError(`the connection to ${addressText(where)} broke before the answer arrived`, {
     code: 'unavailable',
     reason: 'connection-broken',
-    action: 'Look at the log of the server, then repeat the command; see what was done with: stowage operations',
+    action: 'Check the log of the server, and what it has done (stowage operations); then repeat the command',
     cause,
   });
 }
@@ -259,14 +259,14 @@ function unreachable(where: ServerAddress, cause: ConnectionFailure): StowageErr
     return new StowageError(`the API server at ${where.server.origin} cannot be reached (${cause.code})`, {
       code: 'unavailable',
       reason: 'kubernetes-unreachable',
-      action: 'See that this works: kubectl version. Another cluster is chosen with --context NAME.',
+      action: 'Check that this works: kubectl version. Choose another cluster with --context NAME.',
       cause,
     });
   const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
   return new StowageError(`no Stowage server answers at ${addressText(where)} (${cause.code})`, {
     code: 'unavailable',
     reason: 'server-not-running',
-    action: `Start one with: stowage up. If it runs elsewhere, say where with ${other}.`,
+    action: `Start one with: stowage up. If it runs elsewhere, name its address with ${other}.`,
     cause,
   });
 }

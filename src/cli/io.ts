@@ -60,7 +60,7 @@ export interface ControllerOptions {
   readonly health?: string;
   /** `host:port` for agents and users, or `none`. */
   readonly listen?: string;
-  /** A Secret with the server's certificate, which somebody else maintains. */
+  /** A Secret with the server's certificate, which another program maintains. */
   readonly tlsSecret?: string;
   readonly logLevel?: string;
 }

@@ -10,11 +10,11 @@ describe('long work', () => {
   ];
 
   test('on a terminal runs in the background with a progress bar, which is erased in the end', async () => {
-    const begun = Date.now();
+    const startedAt = Date.now();
     await using server = await scriptedServer({
       ...before,
       [`DELETE /v1/volumes/${demo.id}`]: [202, operation('running')],
-      'GET /v1/operations/op1-x': () => (Date.now() - begun < 1000 ? running(250) : [200, operation('done')]),
+      'GET /v1/operations/op1-x': () => (Date.now() - startedAt < 1000 ? running(250) : [200, operation('done')]),
     });
     const { status, stdout, stderr } = await run(server, ['volume', 'delete', 'demo'], { isTTY: true });
     expect(server.seen.find(({ method }) => method === 'DELETE')?.headers['prefer']).toBe('respond-async');
@@ -146,7 +146,7 @@ describe('long work', () => {
     expect(await run(server, ['volume', 'create', 'x'], { signal: interrupt.signal })).toEqual({
       status: 130,
       stdout: '',
-      stderr: 'error: interrupted\naction: The server may have done the work all the same; see: stowage operations\n',
+      stderr: 'error: interrupted\naction: The server may have completed the work: see stowage operations\n',
     });
   });
 });

@@ -31,7 +31,7 @@ export function addMountCommands(program: StowageCommand, act: MakeAction): void
     .action(act(unmount));
   program
     .command('mounts')
-    .description('List what is mounted where, and for whom.')
+    .description('List the mounts and the users of each.')
     .example('stowage mounts', 'all mounts that Stowage made here')
     .example('stowage mounts --quiet', 'only the paths')
     .action(act(list));

@@ -63,7 +63,10 @@ export function addNfsCommands(program: StowageCommand, act: MakeAction): void {
     .option('--portmapper <port>', 'answer as a portmapper there, for clients that ask one (they look at 111)')
     .option('--state <dir>', 'where the secret of the file handles is kept (default: in the state folder)')
     .example('stowage nfs serve /srv/data', 'for this user on this machine')
-    .example('stowage nfs serve /srv/data --allow 192.168.1.0/24 --squash all', 'for a network, everybody as nobody')
+    .example(
+      'stowage nfs serve /srv/data --allow 192.168.1.0/24 --squash all',
+      'for a network; every user becomes the anonymous user',
+    )
     .example('stowage nfs serve /srv/data --read-only --port 0', 'to look at, on any port')
     .action(act((session: Session, directory: string, given: NfsServeFlags) => run(session, directory, given)));
 }

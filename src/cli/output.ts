@@ -61,7 +61,7 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
       }),
     unreached: (nodes, consequence) =>
       nodes.forEach(({ node, message }) => {
-        aside(`note: node ${shown(node)} could not be asked, ${consequence}: ${shown(message)}`);
+        aside(`note: node ${shown(node)} could not be reached, ${consequence}: ${shown(message)}`);
       }),
     warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(spoken(text))}`),
     error: (thrown) => {

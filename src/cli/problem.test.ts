@@ -38,7 +38,7 @@ describe('error output', () => {
       stdout: '',
       stderr:
         'error: no Stowage server answers at /nonexistent/s.sock (ENOENT)\n' +
-        'action: Start one with: stowage up. If it runs elsewhere, say where with --socket or STOWAGE_SOCKET.\n',
+        'action: Start one with: stowage up. If it runs elsewhere, name its address with --socket or STOWAGE_SOCKET.\n',
     });
   });
 
@@ -57,7 +57,7 @@ describe('error output', () => {
     });
     for (const argv of [['status'], ['volume', 'list'], ['store', 'list']]) {
       const { status, stderr } = await run(server, argv);
-      expect(stderr).toContain(`error: the answer from ${server.socket} is not one of a Stowage server`);
+      expect(stderr).toContain(`error: the answer from ${server.socket} is not from a Stowage server`);
       expect(status).toBe(1);
     }
   });

@@ -69,7 +69,7 @@ export function createProgram(
     program
       .example('stowage status', 'what runs in the cluster')
       .example('stowage volume list', 'the volumes of all stores and nodes')
-      .example('stowage mounts', 'what is mounted on which node, and for whom');
+      .example('stowage mounts', 'the mounts of all nodes, and their users');
   else
     program
       .example('stowage up', 'run the server')

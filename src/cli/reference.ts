@@ -77,14 +77,14 @@ function kubectlSection(): string[] {
     '## kubectl stowage',
     '',
     'The same command line for the Stowage of a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
-    'It goes the way that the kubeconfig says, through the API server, with a token of a service account that it asks for each time.',
+    'It connects through the API server of the kubeconfig, with a token that it requests for a service account each time.',
     'In place of `--socket`, `--url` and `--token-file` it has:',
     '',
     ...rows(
       ['Option', 'Meaning'],
       own.map(({ flags, description }) => [flags, description] as const),
     ),
-    `It has the commands ${names.join(', ')}. What makes sense on a machine only is refused, with what is done in a cluster instead.`,
+    `It has the commands ${names.join(', ')}. It refuses commands that only make sense on a machine, and names the alternative in a cluster.`,
     '',
     ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.rewriteProgramName),
   ];
@@ -97,7 +97,7 @@ export function cliReference(): string {
   return [
     '# The command line',
     '',
-    'Made from the program itself; every command shows the same with `--help`. The options of `stowage` itself may stand',
+    'Generated from the program itself; every command shows the same with `--help`. The options of `stowage` itself may stand',
     'before or after any command.',
     '',
     ...(root === undefined ? [] : section([], root.command).slice(2)),

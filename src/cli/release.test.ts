@@ -27,7 +27,7 @@ describe('volume show', () => {
     const silent = use('h2', { users: [], writer: true, stale: true });
     expect(await hostsOf([use('h1'), silent, use('h3', { users: pods })])).toEqual([
       'hosts      node-h1 (h1): pod web-0; renewed 2026-11-15 08:30 UTC',
-      '           node-h2 (h2): nobody in particular; the writer; silent since 2026-11-15 08:30 UTC',
+      '           node-h2 (h2): no recorded user; the writer; silent since 2026-11-15 08:30 UTC',
       '           node-h3 (h3): pod web-0, pod web-1, pod web-2, pod web-3, pod web-4 and 2 more; renewed 2026-11-15 08:30 UTC',
     ]);
   });

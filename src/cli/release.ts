@@ -29,7 +29,7 @@ const maxUsersShown = 5;
 function usersOf({ users }: HostUse): string {
   const some = users.slice(0, maxUsersShown).map(({ kind, name }) => `${kind} ${name}`);
   return some.length === 0
-    ? 'nobody in particular'
+    ? 'no recorded user'
     : some.join(', ') + (users.length > maxUsersShown ? ` and ${users.length - maxUsersShown} more` : '');
 }
 
@@ -69,7 +69,7 @@ function confirmationRequired(name: string, host: string, uses: readonly HostUse
     return new StowageError(`host '${shown(host)}' has no record of using ${name}`, {
       code: 'not-found',
       reason: 'use-unknown',
-      action: `List the hosts that have one, with their ids: stowage volume show ${shellWord(name)}`,
+      action: `List the hosts with records, and their ids: stowage volume show ${shellWord(name)}`,
     });
   return invalid(
     `this would break the record of ${shown(useText(use))}`,

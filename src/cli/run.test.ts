@@ -44,7 +44,7 @@ describe('output', () => {
   test('a server that repeats a page is an error', async () => {
     await using server = await scriptedServer({ 'GET /v1/volumes': [200, { items: [], next: 'again' }] });
     const { status, stderr } = await run(server, ['volume', 'list']);
-    expect(stderr).toContain('is not one of a Stowage server (the same page twice)');
+    expect(stderr).toContain('is not from a Stowage server (the same page twice)');
     expect(status).toBe(1);
   });
 

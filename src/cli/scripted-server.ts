@@ -8,7 +8,7 @@ import { problemType } from '#base/problem.ts';
 import type { Io, ProgramServices } from './io.ts';
 import { runCli } from './run.ts';
 
-export interface Seen {
+export interface ReceivedRequest {
   readonly method: string;
   readonly url: string;
   readonly headers: IncomingMessage['headers'];
@@ -16,11 +16,11 @@ export interface Seen {
 }
 
 type Reply = readonly [status: number, body?: unknown];
-type Script = Readonly<Record<string, Reply | ((seen: Seen, answer: ServerResponse) => Reply | undefined)>>;
+type Script = Readonly<Record<string, Reply | ((seen: ReceivedRequest, answer: ServerResponse) => Reply | undefined)>>;
 
 export interface Server extends AsyncDisposable {
   readonly socket: string;
-  readonly seen: Seen[];
+  readonly seen: ReceivedRequest[];
   listen(): Promise<void>;
   /** Breaks every connection, as a crash does. */
   stop(): Promise<void>;
@@ -36,7 +36,7 @@ async function bodyOf(request: IncomingMessage): Promise<unknown> {
 export async function scriptedServer(script: Script): Promise<Server> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-cli-'));
   const socket = join(folder, 's.sock');
-  const seen: Seen[] = [];
+  const seen: ReceivedRequest[] = [];
   const server = createServer((request, answer) => {
     void bodyOf(request).then((body) => {
       const { method = '', url = '', headers } = request;

@@ -55,7 +55,7 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ...((status.engines ?? []).length === 0 ? [] : [['engines', status.engines.map(engineText)] as const]),
     [
       'holds',
-      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', beside what is on nodes'}`,
+      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', without those on nodes'}`,
     ],
     // A server of an earlier version does not say.
     ...((status.storesInTrouble ?? []).length === 0
@@ -101,7 +101,7 @@ async function diagnose(session: Session): Promise<number> {
 async function find({ client, out, services }: Session): Promise<readonly FindingJson[]> {
   try {
     const { items, unreached } = await client.listOverStores<FindingJson>('/v1/doctor');
-    out.unreached(unreached, 'what it offers is missing');
+    out.unreached(unreached, 'its findings are missing');
     return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;

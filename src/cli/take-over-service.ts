@@ -41,7 +41,7 @@ export interface TakeOverCandidates {
  */
 export interface TakeOverService extends Disposable {
   /** `action`: what the caller will do with the candidates. */
-  findCandidates(deed: TakeOverAction): Promise<TakeOverCandidates>;
+  findCandidates(action: TakeOverAction): Promise<TakeOverCandidates>;
   /** `id`: the volume that the directory has become. `identity`: the store's identity, if known. */
   take(candidate: TakeOverCandidate, id: string, identity: string | undefined): Promise<void>;
   undo(candidate: TakeOverCandidate): Promise<void>;

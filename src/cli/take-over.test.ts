@@ -23,7 +23,7 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
   const done: string[] = [];
   const wishes: TakeOverRequest[] = [];
   const accounts: (string | undefined)[] = [];
-  const looked: string[] = [];
+  const listedFor: string[] = [];
   const identities: (string | undefined)[] = [];
   await using server: Server = await scriptedServer({
     'GET /v1/volumes': page(volume('silver', 'dir-known', { id: 'sv1-known' }), volume('gold', 'dir-other')),
@@ -48,8 +48,8 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
       takeOver: async (wish) => {
         wishes.push(wish);
         return {
-          findCandidates: async (deed) => {
-            looked.push(deed);
+          findCandidates: async (action) => {
+            listedFor.push(action);
             return { candidates, otherServers: ['10.0.0.9'] };
           },
           take: async ({ claim }, id, identity) => {
@@ -61,14 +61,14 @@ async function takeOver(candidates: readonly TakeOverCandidate[], ...words: read
           finish: async ({ claim, to }, identity) => {
             identities.push(identity);
             done.push(`finish ${claim}`);
-            return claim === 'shop/kept' ? `it stays Retain: kubectl patch pv ${to}` : '';
+            return claim === 'shop/kept' ? `its reclaim policy stays Retain: kubectl patch pv ${to}` : '';
           },
           [Symbol.dispose]: () => void done.push('over'),
         };
       },
     },
   });
-  return { ...ran, done, wishes, accounts, looked, identities };
+  return { ...ran, done, wishes, accounts, looked: listedFor, identities };
 }
 
 test('without claims, take-over lists the candidates and changes nothing', async () => {
@@ -102,8 +102,8 @@ test('--all takes over all possible claims, including existing volumes, and list
     '',
     'left shop/b: used by pod b-0',
     'left shop/late: a pod came. Wait.',
-    'took over shop/a: it has pvc-a-stowage, directory dir-a',
-    'took over shop/known: it has pvc-known-stowage, directory dir-known',
+    'took over shop/a: PersistentVolume pvc-a-stowage, directory dir-a',
+    'took over shop/known: PersistentVolume pvc-known-stowage, directory dir-known',
   ]);
   expect(done.sort()).toEqual([
     'adopt dir-a dir-late',
@@ -127,9 +127,9 @@ test('takes over only the named claims', async () => {
 });
 
 test('an unbound candidate is reported only if it is named', async () => {
-  const all = [candidate('gone', 'unclaimed', 'no claim has it')];
+  const all = [candidate('gone', 'unclaimed', 'no claim is bound to it')];
   const named = await takeOver(all, 'silver', 'shop/gone');
-  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim has it\n' });
+  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim is bound to it\n' });
   expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
 });
 
@@ -137,27 +137,34 @@ test('--dry-run adopts and takes over nothing', async () => {
   const { stdout, done, status } = await takeOver([candidate('a', 'ready')], 'silver', 'shop/a', '--dry-run');
   expect({ status, stdout }).toEqual({
     status: 0,
-    stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n',
+    stdout: 'would take over shop/a: PersistentVolume pvc-a-stowage, directory dir-a\n',
   });
   expect(done).toEqual(['would adopt dir-a', 'over']);
-  const begun = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
-  expect(begun.stdout).toBe(
-    'would take over shop/known: it has pvc-known-stowage, directory dir-known; used by pod b-0\n',
+  const interrupted = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
+  expect(interrupted.stdout).toBe(
+    'would take over shop/known: PersistentVolume pvc-known-stowage, directory dir-known; used by pod b-0\n',
   );
 });
 
 test('--undo and --finish act on claims that were taken over', async () => {
-  const all = [candidate('a', 'ready'), candidate('b', 'begun', 'stopped half-way'), candidate('c', 'taken-over')];
+  const all = [
+    candidate('a', 'ready'),
+    candidate('b', 'begun', 'the take-over was interrupted'),
+    candidate('c', 'taken-over'),
+  ];
   const undone = await takeOver(all, 'silver', '--all', '--undo');
   expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
-  expect(undone).toMatchObject({ status: 0, stdout: expect.stringContaining('gave back shop/c: it has pvc-c again') });
+  expect(undone).toMatchObject({
+    status: 0,
+    stdout: expect.stringContaining('gave back shop/c: PersistentVolume pvc-c'),
+  });
   expect(undone.looked).toEqual(['undo']);
   const finished = await takeOver(all, 'silver', '--all', '--finish', '--json');
   expect(finished.done).toEqual(['finish shop/c', 'over']);
   expect(finished.status).toBe(1);
   expect(JSON.parse(finished.stdout)).toEqual([
-    { claim: 'shop/c', done: true, detail: 'it has pvc-c-stowage, directory dir-c' },
-    { claim: 'shop/b', done: false, detail: 'stopped half-way' },
+    { claim: 'shop/c', done: true, detail: 'PersistentVolume pvc-c-stowage, directory dir-c' },
+    { claim: 'shop/b', done: false, detail: 'the take-over was interrupted' },
   ]);
   expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
 });
@@ -168,8 +175,8 @@ test('prints what the user should know about a finished claim', async () => {
   expect(status).toBe(0);
   expect(stdout.split('\n').sort()).toEqual([
     '',
-    'finished shop/c: it has pvc-c-stowage, directory dir-c',
-    'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; it stays Retain: kubectl patch pv pvc-kept-stowage',
+    'finished shop/c: PersistentVolume pvc-c-stowage, directory dir-c',
+    'finished shop/kept: PersistentVolume pvc-kept-stowage, directory dir-kept; its reclaim policy stays Retain: kubectl patch pv pvc-kept-stowage',
   ]);
 });
 

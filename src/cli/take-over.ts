@@ -100,7 +100,8 @@ async function takeOver(
   const isAsked = options.dryRun !== true && action !== 'undo' && todo.length > 0;
   const identity = isAsked ? await identityOf(session, store) : undefined;
   await eachBounded(todo, maxConcurrent, async (one) => {
-    const detail = action === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
+    const detail =
+      action === 'undo' ? `PersistentVolume ${one.from}` : `PersistentVolume ${one.to}, directory ${one.directory}`;
     try {
       const more = options.dryRun === true ? one.detail : await perform(service, action, one, { volumes, identity });
       addResult(one, true, more === '' ? detail : `${detail}; ${more}`);
@@ -140,7 +141,7 @@ function requireKnownClaims(names: readonly string[], candidates: readonly TakeO
   throw invalid(
     `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
     'take-over-not-possible',
-    'See which there are with: stowage take-over STORE. Write NAMESPACE/CLAIM.',
+    'List them: stowage take-over STORE. Write NAMESPACE/CLAIM.',
   );
 }
 

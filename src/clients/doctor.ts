@@ -40,20 +40,20 @@ const everywhere = ['container engines', 'state folder'];
 /** Reports what this machine can do for Stowage, and how to fix what it cannot. Changes nothing. */
 export async function examine(options: DoctorOptions, scope: Scope): Promise<readonly Finding[]> {
   const { clock, platform = process.platform, root = '/', path = searchPath(), deadline = 5_000 } = options;
-  const look: CheckContext = {
+  const context: CheckContext = {
     clock,
-    patience: deadline * 0.6,
+    timeoutMs: deadline * 0.6,
     root,
     path,
     release: options.release ?? release(),
     stateFolder: options.stateFolder,
     engines: options.engines ?? usualEngines(),
   };
-  const wanted = Object.entries(checks).filter(([name]) => platform === 'linux' || everywhere.includes(name));
+  const selected = Object.entries(checks).filter(([name]) => platform === 'linux' || everywhere.includes(name));
   const groups = await Promise.all(
-    wanted.map(async ([name, check]) => {
+    selected.map(async ([name, check]) => {
       using limit = clock.deadline(deadline, scope.signal);
-      return await inTime(name, check(look, limit.signal), limit.signal);
+      return await inTime(name, check(context, limit.signal), limit.signal);
     }),
   );
   scope.signal.throwIfAborted();

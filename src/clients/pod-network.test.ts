@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
-import { asItIs } from '#base/linux/network.ts';
+import { findNamedNamespace } from '#base/linux/network.ts';
 import { silentLog } from '#base/log.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
@@ -43,7 +43,9 @@ fd00000000000000000000000000000a 02 40 00 80     eth0
 });
 
 test('a pod in the network of its node has the network of the agent', async () => {
-  expect(await withPodNetworks(asItIs, '/nonexistent')('pod-address:host', signal)).toBe('/proc/self/ns/net');
+  expect(await withPodNetworks(findNamedNamespace, '/nonexistent')('pod-address:host', signal)).toBe(
+    '/proc/self/ns/net',
+  );
 });
 
 test('leaves other networks to the other finder', async () => {
@@ -53,13 +55,15 @@ test('leaves other networks to the other finder', async () => {
 });
 
 test('refuses an invalid address', async () => {
-  await expect(withPodNetworks(asItIs)('pod-address:..', signal)).rejects.toMatchObject({
+  await expect(withPodNetworks(findNamedNamespace)('pod-address:..', signal)).rejects.toMatchObject({
     reason: 'pod-address-invalid',
   });
 });
 
 test('names the chart value that gives agents access to the network namespaces', async () => {
-  await expect(withPodNetworks(asItIs, '/nonexistent')('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
+  await expect(
+    withPodNetworks(findNamedNamespace, '/nonexistent')('pod-address:192.0.2.7', signal),
+  ).rejects.toMatchObject({
     code: 'unsupported',
     reason: 'pod-networks-hidden',
     action: "Ask the administrator to set the chart's value agent.networkNamespaces to true (the default).",
@@ -68,7 +72,7 @@ test('names the chart value that gives agents access to the network namespaces',
 
 test('a store check fails at its first step if agents cannot see the network namespaces', async () => {
   const clock = systemClock();
-  const connect = () => createConnect(clock, withPodNetworks(asItIs, '/nonexistent'));
+  const connect = () => createConnect(clock, withPodNetworks(findNamedNamespace, '/nonexistent'));
   const kind = createNfsStoreKind(clock, connect(), connect);
   const config = parseStoreConfig('silver', 'nfs://192.0.2.1/export', 'file', new Map([[kind.scheme, kind]]));
   const scope = { signal, log: silentLog() };
@@ -84,7 +88,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   const namespaces = names.map((name) => `/run/netns/${name}`);
   let folder: Awaited<ReturnType<typeof mkdtempDisposable>>;
   const find = (address: string, until = signal) =>
-    withPodNetworks(asItIs, folder.path)(`pod-address:${address}`, until);
+    withPodNetworks(findNamedNamespace, folder.path)(`pod-address:${address}`, until);
   /** Runs instead of nsenter; `REAL` in it is the real one. */
   let instead: (script: string) => Promise<void>;
   /** The output of the script. */
@@ -153,7 +157,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
 
   test('searches once for a check, and then looks only where it found the address', async () => {
     await instead('echo "$1" >>LOG; exec REAL "$@"');
-    const one = withPodNetworks(asItIs, folder.path);
+    const one = withPodNetworks(findNamedNamespace, folder.path);
     for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
     const searched = names.length;
     expect((await written()).trim().split('\n')).toHaveLength(searched + 2);
@@ -161,7 +165,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
 
   test('searches again if the address has moved', async () => {
     const [first = '', , third = ''] = names;
-    const one = withPodNetworks(asItIs, folder.path);
+    const one = withPodNetworks(findNamedNamespace, folder.path);
     await ip('-n', first, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
     expect(await one('pod-address:198.18.9.1', signal)).toContain(first);
     await ip('-n', first, 'address', 'delete', '198.18.9.1/24', 'dev', 'lo');

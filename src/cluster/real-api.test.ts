@@ -27,17 +27,17 @@ const namespace = 'stowage-system';
 const program = join(import.meta.dirname, '../../bin/stowage');
 const linkProgram = join(import.meta.dirname, '../testing/link-program.ts');
 const wait = { timeout: 60_000, interval: 50 };
-const aBitLonger = { timeout: 30_000, interval: 20 };
+const waitBriefly = { timeout: 30_000, interval: 20 };
 
 const account = (name: string): object => ({ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { namespace, name } });
-/** Never started: of pods on nodes that nobody runs only the objects count. */
+/** A pod on a node without a kubelet never starts: the tests need only its object. */
 const pod = (name: string, nodeName: string, serviceAccountName: string): object => ({
   apiVersion: 'v1',
   kind: 'Pod',
   metadata: { namespace, name },
   spec: { nodeName, serviceAccountName, containers: [{ name: 'main', image: 'nowhere.invalid/nothing:1' }] },
 });
-/** All that an agent needs for its link. */
+/** The rights that an agent needs to find the leader. */
 const agentRole = {
   apiVersion: 'rbac.authorization.k8s.io/v1',
   kind: 'Role',
@@ -75,7 +75,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.kubectl('apply', '--filename', join(import.meta.dirname, '../../deploy/kubernetes/crds'));
     await cluster.apply(
       { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } },
-      // Registered by nobody, and so never found to be gone within the test.
+      // No kubelet registered the node, so the node controller does not delete its pod within the test.
       { apiVersion: 'v1', kind: 'Node', metadata: { name: 'node-9' } },
       ...['stowage-agent', 'stowage-controller'].map(account),
       agentRole,
@@ -94,12 +94,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     rmSync(folder, { recursive: true, force: true });
   }, 60_000);
 
-  interface Wanted {
+  interface TokenSpec {
     readonly account?: string;
     readonly pod?: string;
     readonly audience?: string;
   }
-  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: Wanted): Promise<string> {
+  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: TokenSpec): Promise<string> {
     const found = of === undefined ? undefined : await client.get(pods, { namespace, name: of }, signal);
     const { uid = '' } = found?.metadata ?? {};
     const bound = of === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: of, uid } };
@@ -110,19 +110,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   }
 
   describe('the token', () => {
-    const node = async (wanted: Wanted): Promise<string> => {
+    const node = async (wanted: TokenSpec): Promise<string> => {
       const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
       return nodeOfAgent(await reviews.review(await tokenOf(wanted), scopeOf()), namespace);
     };
 
-    test('of an agent’s pod says its node, and that of another pod another', async () => {
+    test('of an agent’s pod names its node, and the token of another pod names another node', async () => {
       expect([await node({ pod: 'agent-1' }), await node({ pod: 'agent-9' })]).toEqual(['node-1', 'node-9']);
-      // As the door has it looked at: real ones are what it takes for possible ones.
+      // As the server reviews it: a real token passes the check that precedes a review.
       const reviewed = await createAgentReviews(client, clock).review(await tokenOf({ pod: 'agent-1' }), scopeOf());
       expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
     });
 
-    test.each<[string, Wanted, string]>([
+    test.each<[string, TokenSpec, string]>([
       ['for another audience of ours', { pod: 'agent-1', audience: 'stowage.dev' }, 'token-refused'],
       ['for the API server', { pod: 'agent-1', audience: '' }, 'token-refused'],
       ['of another service account', { pod: 'other', account: 'stowage-controller' }, 'agent-account-other'],
@@ -142,16 +142,16 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         .poll(
           () =>
             reviews.review(token, scopeOf()).then(
-              () => 'let in',
+              () => 'accepted',
               (error: Error) => error.message,
             ),
-          aBitLonger,
+          waitBriefly,
         )
         .toBe('Kubernetes does not accept the token');
     });
   });
 
-  test('the certificate and the leader’s address are taken, kept and put right', async () => {
+  test('the certificate and the leader’s address are published, kept and repaired', async () => {
     const ending = new AbortController();
     const scope = scopeOf(ending.signal);
     const used: Credential[] = [];
@@ -181,7 +181,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       .toMatchObject({ data: { 'ca.crt': text('tls.crt') } });
     ending.abort();
     await Promise.all(running);
-    // Nobody writes what is right already.
+    // No process writes an object that is already correct.
     expect((await slice()).metadata.resourceVersion).toBe(resourceVersion);
     const next = new AbortController();
     const other = { ...common, address: 'fd00::5', port: 8443 };
@@ -219,7 +219,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       return { output: () => output, signal: (name) => void child.kill(name), ended };
     }
 
-    /** As it is seen in the cluster's own network. */
+    /** A kubeconfig with the address of the API server in the cluster's own network. */
     async function kubeconfigFor(name: string, user: object): Promise<string> {
       const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
       const { tls } = await access.identity(signal);
@@ -280,7 +280,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const hasAgent = (running: Running, times = 1) =>
       expect.poll(() => count(running.output(), 'an agent is connected'), wait).toBe(times);
 
-    test('goes to the next leader when the first is killed, and comes back after its node was cut off', async () => {
+    test('connects to the next leader when the first is killed, and reconnects after its node was cut off', async () => {
       const first = await controller(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
@@ -292,16 +292,16 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await isConnected(link, 8444);
       await hasAgent(second);
 
-      // No packet gets through any more, and neither end gets an error.
+      // From now on packets are lost, and neither end gets an error.
       const [node] = cluster.nodes;
       await node?.cutOff();
-      await expect.poll(() => second.output(), aBitLonger).toContain('an agent does not answer any more');
-      await expect.poll(() => link.output(), aBitLonger).toContain('the controller does not answer any more');
+      await expect.poll(() => second.output(), waitBriefly).toContain('an agent stopped answering');
+      await expect.poll(() => link.output(), waitBriefly).toContain('the controller stopped answering');
       await node?.reconnect();
       await isConnected(link, 8444, 2);
       await hasAgent(second, 2);
 
-      // It takes its address away, and its agents hear of it.
+      // The leader withdraws its address and closes its connections.
       second.signal('SIGTERM');
       await second.ended;
       expect(second.output()).toContain('stowage controller stopped');
@@ -311,7 +311,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(() => link.output(), wait).toContain('the connection to the controller ended');
     }, 200_000);
 
-    test('notices a leader that stands still, and goes to the next', async () => {
+    test('notices a frozen leader, and connects to the next', async () => {
       const first = await controller(8443);
       await expect.poll(() => first.output(), wait).toContain('the Service points to this process');
       const second = await controller(8444);
@@ -320,7 +320,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       first.signal('SIGSTOP');
       await isConnected(link, 8444);
       await hasAgent(second);
-      // The first finds that it no longer leads, and ends, without harm to what the second says.
+      // The first notices that it is no longer the leader, and ends without a change of the second one's address.
       first.signal('SIGCONT');
       await first.ended;
       const found = await client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);

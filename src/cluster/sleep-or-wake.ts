@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 
 /** Below the longest delay of a Node timer. */
@@ -6,12 +7,9 @@ const longestMs = 24 * 3_600_000;
 /** Waits for the time, `wake` or the signal, whichever is first. Never throws. */
 export async function sleepOrWake(clock: Clock, ms: number, wake: Promise<void>, signal: AbortSignal): Promise<void> {
   const woken = new AbortController();
-  const stop = (): void => woken.abort();
-  signal.addEventListener('abort', stop, { once: true });
-  if (signal.aborted) stop();
+  using _ = onAbort(signal, () => woken.abort());
   const slept = clock.sleep(Math.min(Math.max(ms, 0), longestMs), woken.signal).catch(() => undefined);
   await Promise.race([slept, wake]);
-  signal.removeEventListener('abort', stop);
-  stop();
+  woken.abort();
   await slept;
 }

@@ -30,7 +30,7 @@ describe('a claim', () => {
     expect(await made()).toEqual([]);
   });
 
-  /** Its volume is made, and the PersistentVolume refused, as by somebody's webhook. */
+  /** The controller creates the volume, and the API server refuses the PersistentVolume, as a webhook can do. */
   async function refusedOnce(name: string): Promise<Controller> {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim(name));
@@ -53,7 +53,7 @@ describe('a claim', () => {
     ['store and name', 'as the cache knows'],
     ['id', 'as only the API server knows'],
     ['store and name', 'as only the API server knows'],
-  ])('keeps a volume that somebody bound to it by hand by its %s, %s', async (by, who) => {
+  ])('keeps a volume that a user bound to it by hand by its %s, %s', async (by, who) => {
     const controller = await refusedOnce('cart');
     const [volume] = await it.volumes();
     const csi = {
@@ -153,7 +153,7 @@ describe('a claim with the same name as a deleted one', () => {
       .map(({ regarding }) => regarding.uid);
   const isWritten = (body: string): boolean => body.includes('"pvc-uid-of-cart"');
 
-  test('does not wait for the cleanup of the deleted one, nor for its backoff', async () => {
+  test('waits neither for the cleanup of the deleted one nor for its backoff', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     const writing = Promise.withResolvers<ServerResponse>();
@@ -165,7 +165,7 @@ describe('a claim with the same name as a deleted one', () => {
     const controller = it.start(createProvisioning);
     const response = await writing.promise;
     it.api.remove(paths.claims, 'cart');
-    // It is looked at, and left alone as long as somebody is at it.
+    // The cleanup finds the volume, and waits while the creation is in progress.
     await eventually(() => controller.counts().done).toBe(1);
     expect(await it.volumes()).toMatchObject([{ name: 'pvc-uid-of-cart' }]);
     it.api.put(paths.claims, second());

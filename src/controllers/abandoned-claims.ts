@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { createHasPersistentVolume } from './handles.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Done, done } from './machinery/outcome.ts';
@@ -40,7 +40,7 @@ const separator = '#';
 
 /** `add` enqueues a key: a cleanup key, or that of a claim that may have waited for a volume name. */
 export function createAbandonedClaims(
-  { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
+  { client, caches }: Pick<ControllerContext, 'client' | 'caches'>,
   add: (key: string) => void,
 ): AbandonedClaims {
   const hasPersistentVolume = createHasPersistentVolume(client, caches);

@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { ObjectReference, Pod } from '#wire/kube/types.ts';
-import { ignoreNotFound } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-context.ts';
 import type { MountProblem } from './mount-problems.ts';
 
 export const podReference = ({ namespace, name, uid }: MountProblem['pod']): ObjectReference => ({
@@ -47,11 +47,11 @@ export function createPodReader(client: KubeClient): PodReader {
 
 /** The names, in the pod, of the volumes that the problem may concern. */
 function podVolumeNames({ metadata, spec }: Pod, claim: string | undefined): ReadonlySet<string> {
-  const meant = (spec?.volumes ?? []).filter(({ name, csi, persistentVolumeClaim, ephemeral }) => {
+  const matching = (spec?.volumes ?? []).filter(({ name, csi, persistentVolumeClaim, ephemeral }) => {
     if (claim === undefined) return csi !== undefined;
     return persistentVolumeClaim?.claimName === claim || (ephemeral && claim === `${metadata.name}-${name}`);
   });
-  return new Set(meant.map(({ name }) => name));
+  return new Set(matching.map(({ name }) => name));
 }
 
 /**

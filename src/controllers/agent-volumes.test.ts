@@ -30,7 +30,7 @@ const restore = (id: string): Promise<Volume> => node.server.core.deletions.rest
 const names = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 const isThere = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
 
-/** The agent does what it is asked, and its answer is lost on the way. */
+/** The agent carries out the request, and its answer is lost. */
 function loseNextAnswer(): void {
   node.connect();
   const { answer } = node;

@@ -80,7 +80,7 @@ describe('CSIStorageCapacity objects', () => {
     await eventually(said).toEqual(['fast node-1 500Mi', 'fast node-2 300Mi']);
     it.api.remove(drivers, 'local.stowage.dev');
     it.api.put(drivers, { metadata: { name: 'local.stowage.dev', uid: 'uid-of-the-next' }, spec: {} });
-    // As Kubernetes does with what belongs to nobody.
+    // Kubernetes deletes objects without an owner.
     for (const { metadata } of await it.list(csiStorageCapacities)) it.api.remove(objects, metadata.name ?? '');
     await eventually(said).toEqual(['fast node-1 500Mi', 'fast node-2 300Mi']);
     const owners = (await it.list(csiStorageCapacities)).map(({ metadata }) => metadata.ownerReferences?.[0]?.uid);
@@ -128,7 +128,7 @@ describe('CSIStorageCapacity objects', () => {
     it.api.put(paths.classes, aClass());
     begin();
     await eventually(said).toEqual(['fast everywhere 4Gi']);
-    // Such a selector fits every node.
+    // This selector matches every node.
     expect((await it.list(csiStorageCapacities))[0]?.nodeTopology).toEqual({ matchLabels: {} });
   });
 
@@ -163,7 +163,7 @@ describe('CSIStorageCapacity objects', () => {
   test('stay while an agent reconnects, and are deleted with their class', async () => {
     connect('node-1', () => 500n * mib);
     aLocalClass();
-    // Left by a controller before.
+    // An earlier controller left this object.
     const stale = { metadata: { name: 'old', labels: { 'app.kubernetes.io/managed-by': 'stowage' } } };
     it.api.put(objects, { ...stale, storageClassName: 'gone', capacity: '1Gi' });
     const { clock, counts, ...capacity } = begin();

@@ -8,14 +8,14 @@ import { placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { StoreObject } from './store-object.ts';
 
-export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+export interface CapacityOptions extends Omit<ControllerContext, 'provisioners' | 'events'> {
   readonly stores: NodeStores;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   /** The namespace of the objects: Stowage's own. */
@@ -57,32 +57,10 @@ export function createCapacity(options: CapacityOptions): CapacityController {
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
   const lastWantedAt = new Map<string, number>();
 
-  const driverOf = ({ uri }: StoreObject['spec']): CsiDriver => driverFor(placementOf(kinds, uri));
-
-  function storeOf({ parameters = {}, provisioner }: StorageClass): string | undefined {
-    const all = [...caches.stores.all()].filter(({ spec }) => driverOf(spec).name === provisioner);
-    const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
-    return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
-  }
-
-  function roomFor(kind: StorageClass): readonly Room[] {
-    const store = storeOf(kind);
-    if (store === undefined) return [];
-    if (driverNamed(kind.provisioner)?.topology === 'node')
-      return [...stores.all()].flatMap(({ node, stores: those }) => {
-        const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
-        const seen = those.get(store);
-        if (topology === undefined || seen === undefined) return [];
-        return { node: topology, freeBytes: seen.isOpen ? seen.freeBytes : 0n };
-      });
-    const freeBytes = bytesOf(caches.stores.get(store)?.status?.capacity?.free);
-    return freeBytes === undefined ? [] : [{ node: undefined, freeBytes }];
-  }
-
   async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
     const kind = caches.classes.get(name);
     const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
-    const rooms = isOurs ? roomFor(kind) : [];
+    const rooms = isOurs ? roomFor(kind, options) : [];
     const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
     for (const own of wanted) lastWantedAt.set(own, clock.elapsed());
     const isKept = (own: string): boolean =>
@@ -90,7 +68,7 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     for (const { metadata } of cache.by('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
-    const owner = once(() => ownerOf(kind.provisioner, scope));
+    const owner = once(() => ownerOf(client, kind.provisioner, scope));
     for (const room of rooms) await writeCapacity(name, room, owner, scope);
     return again(intervalMs);
   }
@@ -139,21 +117,13 @@ export function createCapacity(options: CapacityOptions): CapacityController {
     lastWantedAt.delete(name);
   }
 
-  /** Reads the current CSIDriver: after it was recreated, objects owned by the old one would be garbage-collected at once. */
-  async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
-    const driver = await ignoreNotFound(client.get(csiDrivers, { name }, signal));
-    if (driver === undefined) return undefined;
-    const { uid = '' } = driver.metadata;
-    return { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
-  }
-
   const controller = createController({ name: 'capacity', clock, reconcile, workers: 4, groupOf: (key) => key });
   const ofDriver = (driver: string): string[] =>
     [...caches.classes.all()].flatMap(({ metadata, provisioner }) =>
       provisioner === driver ? (metadata.name ?? []) : [],
     );
   controller.follow(caches.classes);
-  controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec).name));
+  controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec, kinds).name));
   controller.follow(caches.nodes, () => []);
   const addLocalClasses = (): void => {
     for (const name of ofDriver(localDriver.name)) controller.add(name);
@@ -166,12 +136,51 @@ export function createCapacity(options: CapacityOptions): CapacityController {
       if (topologyOf(node) !== topologyOf(before)) addLocalClasses();
     },
   });
-  // Somebody deleted the object, so forget what was written.
+  // Another client deleted the object, so forget what was written.
   cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
   // Finds objects that another leader left for a deleted class.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
   stores.onChange(addLocalClasses);
   return { ...controller, cache };
+}
+
+type StoreSources = Pick<CapacityOptions, 'caches' | 'stores' | 'kinds'>;
+
+const driverOf = ({ uri }: StoreObject['spec'], kinds: CapacityOptions['kinds']): CsiDriver =>
+  driverFor(placementOf(kinds, uri));
+
+/** The store of a class: the one that it names, otherwise the only store of its driver. */
+function storeOf({ parameters = {}, provisioner }: StorageClass, { caches, kinds }: StoreSources): string | undefined {
+  const all = [...caches.stores.all()].filter(({ spec }) => driverOf(spec, kinds).name === provisioner);
+  const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
+  return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
+}
+
+function roomFor(kind: StorageClass, sources: StoreSources): readonly Room[] {
+  const { caches, stores } = sources;
+  const store = storeOf(kind, sources);
+  if (store === undefined) return [];
+  if (driverNamed(kind.provisioner)?.topology === 'node')
+    return [...stores.all()].flatMap(({ node, stores: those }) => {
+      const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
+      const seen = those.get(store);
+      if (topology === undefined || seen === undefined) return [];
+      return { node: topology, freeBytes: seen.isOpen ? seen.freeBytes : 0n };
+    });
+  const freeBytes = bytesOf(caches.stores.get(store)?.status?.capacity?.free);
+  return freeBytes === undefined ? [] : [{ node: undefined, freeBytes }];
+}
+
+/** Reads the current CSIDriver: after it was recreated, objects owned by the old one would be garbage-collected at once. */
+async function ownerOf(
+  client: CapacityOptions['client'],
+  name: string,
+  { signal }: Scope,
+): Promise<OwnerReference | undefined> {
+  const driver = await ignoreNotFound(client.get(csiDrivers, { name }, signal));
+  if (driver === undefined) return undefined;
+  const { uid = '' } = driver.metadata;
+  return { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
 }
 
 const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, namespace: string) =>

@@ -47,7 +47,7 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('is deleted with its volume when somebody deletes it', async () => {
+  test('is deleted with its volume when a user deletes it', async () => {
     await aVolume({ metadata: { deletionTimestamp: gone }, phase: 'Available' });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
@@ -76,7 +76,7 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('is deleted when its volume does not exist any more', async () => {
+  test('is deleted when its volume no longer exists', async () => {
     const { id } = await aVolume();
     await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
@@ -123,7 +123,7 @@ describe('a PersistentVolume', () => {
     expect(await it.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
-  /** What is said of a volume that stays cannot be said at first. */
+  /** Labelling a volume that stays fails at first. */
   async function retaining(code: ErrorCode, reason: string): Promise<() => void> {
     await aVolume({ metadata: { deletionTimestamp: gone }, spec: { persistentVolumeReclaimPolicy: 'Retain' } });
     const [file] = it.parts.provisioners.values();
@@ -182,7 +182,7 @@ describe('a PersistentVolume', () => {
     await aVolume(more);
     const controller = it.start(createDeleting);
     await eventually(() => it.caches.volumes.synced && it.caches.claims.synced).toBe(true);
-    // By far the most are such: nobody even looks at them.
+    // Most PersistentVolumes are like this one: the controller does not even reconcile them.
     expect(controller.counts()).toMatchObject({ done: 0, waiting: 0, running: 0 });
     controller.add('pvc-1');
     await eventually(() => controller.counts().done).toBeGreaterThan(0);
@@ -222,14 +222,14 @@ describe('a PersistentVolume', () => {
     await uses?.put({ id, name }, use, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
-      'the volume is still in use on a node. Stowage deletes it when no node uses it any more.',
+      'the volume is still in use on a node. Stowage deletes it as soon as no node uses it.',
     );
     expect(await left()).toEqual([1, 1]);
     await uses?.remove(id, 'host-1', aCall());
     await eventually(left).toEqual([0, 0]);
   });
 
-  test('stays when its store is not configured any more, and gets an Event', async () => {
+  test('stays when its store is no longer configured, and gets an Event', async () => {
     const { id } = await aVolume({ spec: {} });
     const [object] = await it.list(persistentVolumes);
     const csi = { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'gold' } };

@@ -6,7 +6,7 @@ import { qualified } from '#core/names.ts';
 import { isHandle } from '#core/volume-handles.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { handleAndStoreOf, topologiesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
@@ -24,13 +24,13 @@ const cannotBeLabelled = new Set(['volume-unknown', 'volume-node-gone', 'volume-
 type Fate = 'delete' | 'leave';
 
 /** Deletes or retains the volumes of released PersistentVolumes, by their reclaim policy. */
-export function createDeleting(parts: ControllerParts): Controller {
+export function createDeleting(parts: ControllerContext): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
   /** Undefined if there is nothing to do, or not yet. */
   function fateOf(volume: PersistentVolume): Fate | undefined {
     const { metadata, spec, status } = volume;
-    // Never touch PersistentVolumes that somebody wrote by hand.
+    // Never touch PersistentVolumes that a user wrote by hand.
     const isMade = metadata.annotations?.[provisionedBy] === spec.csi?.driver;
     if (!isMade || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
     const isOver = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protection);
@@ -71,7 +71,7 @@ export function createDeleting(parts: ControllerParts): Controller {
     if (!isHandle(handle)) scope.log.warn('no volume was deleted: the volumeHandle is not one of Stowage', { handle });
   }
 
-  /** Searches by every handle: somebody may have written a second PersistentVolume for another namespace. */
+  /** Searches by every handle: a user may have written a second PersistentVolume for another namespace. */
   function otherPersistentVolumesOf(volume: PersistentVolume): readonly string[] {
     const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
     const byName =
@@ -151,7 +151,7 @@ const stillInUse = (cause: unknown): StowageError =>
     code: 'busy',
     reason: 'volume-still-used',
     action:
-      'Stowage deletes it when no node uses it any more. If a node is gone for good, delete its Node object, or taint it with node.kubernetes.io/out-of-service.',
+      'Stowage deletes it as soon as no node uses it. If a node is gone for good, delete its Node object, or taint it with node.kubernetes.io/out-of-service.',
     cause,
   });
 

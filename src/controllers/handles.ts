@@ -45,7 +45,7 @@ export type HasPersistentVolume = (
 ) => Promise<boolean>;
 
 /**
- * Asks the API server, since the cache may be behind: somebody may have written a PersistentVolume by hand. It lists all
+ * Asks the API server, since the cache may be behind: a user may have written a PersistentVolume by hand. It lists all
  * PersistentVolumes, since the API cannot select them by handle. Concurrent callers share one list.
  */
 export function createHasPersistentVolume(

@@ -2,6 +2,10 @@ import type { Pod } from '#wire/kube/types.ts';
 import type { MountProblem, MountProblemKind } from './mount-problems.ts';
 import { restartConsumers } from './names.ts';
 
+/** The reasons of the Events, as the CSI external-health-monitor uses them. */
+export const healthEventReasons = { unhealthy: 'VolumeConditionAbnormal', healthy: 'VolumeConditionNormal' } as const;
+export const healthAction = 'Monitor';
+
 /** The reasons of the conditions on claims and stores. */
 export const reasons = {
   dead: 'MountDead',

@@ -21,13 +21,13 @@ let agents: FakeAgents;
 let mountProblems: MountProblems;
 let health: Controller;
 /** What each node's agent says. */
-let troubles: Map<string, object[]>;
+let problems: Map<string, object[]>;
 let evicted: string[];
-/** The clock of the controller that evicts. */
+/** The clock of the controller that evicts pods. */
 let now: number;
 let refusal: number | undefined;
 
-const trouble = (pod: string, more: object = {}): object => ({
+const problem = (pod: string, more: object = {}): object => ({
   volume,
   name: 'silver/a',
   condition: 'store-silent',
@@ -38,7 +38,7 @@ const trouble = (pod: string, more: object = {}): object => ({
   ...more,
 });
 const repaired = (pod: string, at = '2026-01-01T12:00:00.500Z'): object =>
-  trouble(pod, { condition: 'ok', detail: null, repairedAt: at });
+  problem(pod, { condition: 'ok', detail: null, repairedAt: at });
 
 function putPod(name: string, node = 'node-1', startedAt = '2026-01-01T11:00:00Z', metadata: object = {}): void {
   const owner = { apiVersion: 'apps/v1', kind: 'ReplicaSet', name: 'web', uid: 'x', controller: true };
@@ -60,17 +60,17 @@ function putPod(name: string, node = 'node-1', startedAt = '2026-01-01T11:00:00Z
 }
 
 const say = (node: string, ...all: object[]): void => {
-  troubles.set(node, all);
-  agents.connect(node, () => ({ items: troubles.get(node), next: null }));
+  problems.set(node, all);
+  agents.connect(node, () => ({ items: problems.get(node), next: null }));
 };
 const condition = async (): Promise<Condition | undefined> =>
   (await it.list(claims))[0]?.status?.conditions?.find(({ type }) => type === 'stowage.dev/Healthy');
-const told = async (kind: string): Promise<readonly string[]> =>
+const eventsOn = async (kind: string): Promise<readonly string[]> =>
   (await it.list(events))
     .filter(({ regarding }) => regarding.kind === kind)
     .map(({ regarding, type, reason, note }) => `${regarding.name} ${type} ${reason}: ${note}`);
 
-/** Hours become moments. */
+/** Starts the controllers, with timers that are 500 times faster. */
 function start(): void {
   const { clock } = it.parts;
   const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
@@ -81,7 +81,7 @@ function start(): void {
 
 beforeEach(() => {
   agents = createFakeAgents();
-  [troubles, evicted, now, refusal] = [new Map(), [], 0, undefined];
+  [problems, evicted, now, refusal] = [new Map(), [], 0, undefined];
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume };
   const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
@@ -112,25 +112,27 @@ test.each([
     it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
     putPod('web');
     start();
-    say('node-1', trouble('web'));
+    say('node-1', problem('web'));
     say('node-2');
     await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
     const message =
       "On node-1: the server of store 'silver' does not answer. Reads and writes wait until this is fixed. Ask the administrator to check the store: kubectl get stores";
     expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
-    await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
-    await eventually(() => told('Pod')).toEqual([
+    await eventually(() => eventsOn('PersistentVolumeClaim')).toEqual([
+      `data Warning VolumeConditionAbnormal: ${message}`,
+    ]);
+    await eventually(() => eventsOn('Pod')).toEqual([
       `web Warning VolumeConditionAbnormal: The volume of claim 'data' is unhealthy on node-1: ${message.replace('On node-1: ', '')}`,
     ]);
     const { length } = agents.requests;
     await eventually(() => agents.requests.length).toBeGreaterThan(length + 5);
-    expect(await told('Pod')).toHaveLength(1);
-    troubles.set('node-1', []);
+    expect(await eventsOn('Pod')).toHaveLength(1);
+    problems.set('node-1', []);
     await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
-    await eventually(() => told('PersistentVolumeClaim')).toContain(
+    await eventually(() => eventsOn('PersistentVolumeClaim')).toContain(
       'data Normal VolumeConditionNormal: The volume is healthy again.',
     );
-    await eventually(() => told('Pod')).toContain(
+    await eventually(() => eventsOn('Pod')).toContain(
       "web Normal VolumeConditionNormal: The volume of claim 'data' is healthy again.",
     );
     expect(evicted).toEqual([]);
@@ -141,7 +143,7 @@ test('a problem in only one answer of an agent is not reported', async () => {
   putPod('web');
   start();
   let asked = 0;
-  agents.connect('node-1', () => ({ items: asked++ % 2 === 0 ? [trouble('web')] : [] }));
+  agents.connect('node-1', () => ({ items: asked++ % 2 === 0 ? [problem('web')] : [] }));
   await eventually(() => asked).toBeGreaterThan(8);
   expect(await condition()).toBeUndefined();
   expect(it.changes()).toEqual([]);
@@ -162,7 +164,7 @@ test.each<[string, () => void]>([
 ])('a problem of a pod that %s is not reported', async (_, make) => {
   make();
   start();
-  say('node-1', trouble('web'));
+  say('node-1', problem('web'));
   await eventually(() => health.counts().again).toBeGreaterThan(1);
   expect(await condition()).toBeUndefined();
   expect(it.changes()).toEqual([]);
@@ -170,19 +172,19 @@ test.each<[string, () => void]>([
 
 const unhealthy: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
 const annotation = 'stowage.dev/unhealthy-nodes';
-const calledIll = (nodes: string | undefined): void => {
+const markUnhealthy = (nodes: string | undefined): void => {
   const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, unhealthy] };
   it.api.put(paths.claims, {
     ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
     status,
   });
 };
-/** As the next leader reads them. */
+/** The unhealthy nodes in the annotation, as the next leader reads them. */
 const unhealthyNodes = async (): Promise<string | undefined> =>
   (await it.list(claims))[0]?.metadata.annotations?.[annotation];
 
 test('a claim that an earlier leader marked unhealthy becomes healthy only when the agents of its nodes have reported, or the nodes are deleted', async () => {
-  calledIll('node-1 node-2');
+  markUnhealthy('node-1 node-2');
   start();
   say('node-1');
   await eventually(() => agents.requests.length).toBeGreaterThan(3);
@@ -190,7 +192,7 @@ test('a claim that an earlier leader marked unhealthy becomes healthy only when 
   expect(await condition()).toMatchObject({ status: 'False' });
   it.api.remove(paths.nodes, 'node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
-  // What is another's stays.
+  // The conditions of other controllers stay.
   expect((await it.list(claims))[0]).toMatchObject({
     metadata: { annotations: { mine: 'x' } },
     status: { conditions: expect.arrayContaining([{ type: 'Resizing', status: 'True' }]) },
@@ -202,7 +204,7 @@ const nodeNames = (count: number): string[] => Array.from({ length: count }, (_,
 
 const podOn = (node: string): string => node.replace('node-', 'on');
 
-/** One pod with the claim on each. */
+/** Creates a pod with the claim on each node. */
 function putNodes(nodes: readonly string[]): void {
   for (const name of nodes) {
     it.api.put(paths.nodes, { metadata: { name } });
@@ -210,8 +212,8 @@ function putNodes(nodes: readonly string[]): void {
   }
 }
 
-/** Another process leads. The agents of these nodes come back to it, and nothing is wrong there any more. */
-async function leadAnew(connected: readonly string[]): Promise<void> {
+/** Another process becomes the leader. The agents of these nodes reconnect to it, and report no problems. */
+async function changeLeader(connected: readonly string[]): Promise<void> {
   await it.stepDown();
   for (const node of agents.nodes()) agents.lose(node);
   start();
@@ -235,7 +237,7 @@ const putNode = (name: string): void => {
 
 test('a claim that an earlier version marked unhealthy, without its nodes, becomes healthy when every agent has reported', async () => {
   for (const name of ['node-1', 'node-2']) putNode(name);
-  calledIll(undefined);
+  markUnhealthy(undefined);
   start();
   say('node-1');
   await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
@@ -249,10 +251,10 @@ test('a claim with more unhealthy nodes than its message names becomes healthy w
   const nodes = nodeNames(12);
   putNodes(nodes);
   start();
-  for (const node of nodes) say(node, trouble(podOn(node)));
+  for (const node of nodes) say(node, problem(podOn(node)));
   const shown = [...nodes].sort().slice(0, 10);
   await eventually(async () => (await condition())?.message ?? '').toContain(`On ${shown.join(', ')} and 2 more: `);
-  await leadAnew(shown);
+  await changeLeader(shown);
   expect(await condition()).toMatchObject({ status: 'False' });
   for (const node of nodes) say(node);
   await eventually(condition).toMatchObject({ status: 'True' });
@@ -261,11 +263,11 @@ test('a claim with more unhealthy nodes than its message names becomes healthy w
 test('a claim stays unhealthy while a node is away that had a lesser problem than the one in its message', async () => {
   putNodes(nodeNames(2));
   start();
-  say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
-  say('node-2', trouble('on2'));
+  say('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
+  say('node-2', problem('on2'));
   await eventually(condition).toMatchObject({ status: 'False', reason: 'MountDead' });
   await eventually(unhealthyNodes).toBe('node-1 node-2');
-  await leadAnew(['node-1']);
+  await changeLeader(['node-1']);
   expect(await condition()).toMatchObject({ status: 'False' });
   say('node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
@@ -274,12 +276,12 @@ test('a claim stays unhealthy while a node is away that had a lesser problem tha
 test('a leader that gets the report of another node first keeps the nodes that have not reported yet', async () => {
   putNodes(nodeNames(2));
   start();
-  say('node-2', trouble('on2'));
+  say('node-2', problem('on2'));
   await eventually(condition).toMatchObject({ status: 'False' });
   await it.stepDown();
   agents.lose('node-2');
   start();
-  say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
+  say('node-1', problem('on1', { condition: 'dead', detail: 'x' }));
   await eventually(condition).toMatchObject({ reason: 'MountDead' });
   say('node-1');
   await eventually(() => mountProblems.isConfirmed('node-1') && mountProblems.of(volume).length === 0).toBe(true);
@@ -304,7 +306,7 @@ test('a claim with more unhealthy nodes than fit in its annotation needs the rep
 test('the last report of an agent stays when its connection is lost', async () => {
   putPod('web');
   start();
-  say('node-1', trouble('web'));
+  say('node-1', problem('web'));
   await eventually(condition).toMatchObject({ status: 'False' });
   agents.lose('node-1');
   await eventually(() => health.counts().again).toBeGreaterThan(3);
@@ -317,8 +319,8 @@ test('a remounted volume is unhealthy for containers that started before, until 
   start();
   say('node-1', repaired('old'), repaired('new'));
   await eventually(condition).toMatchObject({ status: 'False', reason: 'RestartNeeded' });
-  await eventually(async () => (await told('Pod')).join()).toContain('Restart the pod. With the annotation');
-  expect((await told('Pod')).every((one) => one.startsWith('old '))).toBe(true);
+  await eventually(async () => (await eventsOn('Pod')).join()).toContain('Restart the pod. With the annotation');
+  expect((await eventsOn('Pod')).every((one) => one.startsWith('old '))).toBe(true);
   // Its container is.
   putPod('old', 'node-1', '2026-01-01T12:00:02Z');
   await eventually(condition).toMatchObject({ status: 'True' });
@@ -339,7 +341,7 @@ test('pods that only a restart helps are evicted one after the other if the clai
     ownerReferences: [{ apiVersion: 'v1', kind: 'Node', name: 'node-1', uid: 'x', controller: true }],
   });
   start();
-  say('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), trouble('well'));
+  say('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), problem('well'));
   await eventually(() => evicted).toHaveLength(1);
   const looked = async (): Promise<void> => {
     const { length } = agents.requests;
@@ -391,7 +393,7 @@ test('a pod that the controller may not evict gets an Event that says so', async
   refusal = 403;
   start();
   say('node-1', repaired('one'));
-  await eventually(async () => (await told('Pod')).join()).toContain(
+  await eventually(async () => (await eventsOn('Pod')).join()).toContain(
     "one Warning RestartForbidden: Not evicted, although the mount of claim 'data' was lost and remounted: Stowage may not evict pods in this namespace. Restart the pod yourself.",
   );
   expect(evicted).toEqual([]);
@@ -425,12 +427,12 @@ test('problems of a block device and of an ephemeral volume are reported on thei
     spec: { nodeName: 'node-1', volumes: [{ name: 'scratch', csi: { driver: 'file.stowage.dev' } }] },
   });
   start();
-  say('node-1', trouble('block', { target }), trouble('inline', { volume: inline }));
-  await eventually(async () => (await told('Pod')).map((one) => one.split(':')[0]).toSorted()).toEqual([
+  say('node-1', problem('block', { target }), problem('inline', { volume: inline }));
+  await eventually(async () => (await eventsOn('Pod')).map((one) => one.split(':')[0]).toSorted()).toEqual([
     'block Warning VolumeConditionAbnormal',
     'inline Warning VolumeConditionAbnormal',
   ]);
-  expect((await told('Pod')).join()).toContain('A volume of the pod is unhealthy on node-1');
+  expect((await eventsOn('Pod')).join()).toContain('A volume of the pod is unhealthy on node-1');
 });
 
 test('a store has a condition for its mounts on nodes, and keeps it while the health is unknown', async () => {
@@ -455,17 +457,17 @@ test('a store has a condition for its mounts on nodes, and keeps it while the he
   stores.add('gold');
   await eventually(() => stores.counts().again).toBeGreaterThan(again);
   expect(await mounts()).toEqual(said);
-  say('node-1', trouble('web', { name: 'gold/a' }), trouble('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
+  say('node-1', problem('web', { name: 'gold/a' }), problem('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
   const message = 'On node-1: y. For details: kubectl stowage mounts, and the log of the agent of that node.';
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
   say('node-1', repaired('web'));
   await eventually(() => mountProblems.isConfirmed('node-1')).toBe(true);
   stores.add('gold');
   await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
-  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
-  say('node-1', trouble('web', { name: 'gold/a', detail: 'z' }));
+  await eventually(() => eventsOn('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: healthy again.']);
+  say('node-1', problem('web', { name: 'gold/a', detail: 'z' }));
   await eventually(mounts).toMatchObject({ status: 'False', reason: 'StoreSilent' });
-  await eventually(async () => (await told('Store')).join()).toContain(
+  await eventually(async () => (await eventsOn('Store')).join()).toContain(
     'gold Warning StoreIll: MountsHealthy: On node-1: z.',
   );
 });
@@ -483,7 +485,7 @@ test('a store with more unhealthy nodes than its message names becomes healthy w
     return it.start((parts) => createStoresController({ ...parts, nodeStores, storeHealth }));
   };
   startStores();
-  for (const node of nodes) say(node, trouble(podOn(node), { name: 'gold/a' }));
+  for (const node of nodes) say(node, problem(podOn(node), { name: 'gold/a' }));
   await eventually(async () => (await mounts())?.message ?? '').toContain(' and 2 more: ');
   await it.stepDown();
   const shown = [...nodes].sort().slice(0, 10);
@@ -512,7 +514,7 @@ test('each condition of a store gets its own Event, also if several change at th
   put('True');
   await eventually(() => it.caches.stores.get('gold')).toBeDefined();
   put('False');
-  await eventually(async () => (await told('Store')).toSorted()).toEqual([
+  await eventually(async () => (await eventsOn('Store')).toSorted()).toEqual([
     'gold Warning StoreIll: MountsHealthy: MountsHealthy x',
     'gold Warning StoreIll: Ready: Ready x',
   ]);
@@ -526,8 +528,8 @@ test('malformed problems in the answer of an agent are ignored', async () => {
     1,
     {},
     { user: 1 },
-    trouble('web', { volume: '../x' }),
-    trouble('web', { condition: 'fine' }),
+    problem('web', { volume: '../x' }),
+    problem('web', { condition: 'fine' }),
   ];
   for (const [index, items] of [nonsense, 'x', undefined].entries()) {
     agents.connect('node-1', () => ({ items }));

@@ -120,7 +120,7 @@ function addQueueAndCacheMetrics(registers: Registry[], parts: () => LeaderWork 
   });
   new Counter({
     name: 'stowage_controller_reconciles_total',
-    help: 'Reconciles, by outcome. retried: it failed, and the controller retries soon; terminal: it failed, and somebody has to change something first',
+    help: 'Reconciles, by outcome. retried: it failed, and the controller retries soon; terminal: it failed, and a retry is useless until an object changes',
     labelNames: ['controller', 'outcome'],
     registers,
     collect() {

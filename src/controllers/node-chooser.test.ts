@@ -51,7 +51,7 @@ describe('a claim whose node the scheduler has chosen', () => {
 
   test.each([
     ['', 0],
-    [', by an agent that says so only when it is asked', 1],
+    [', from an agent that reports it only on request', 1],
   ])('gets the current identity of the store, not the one of the last check%s', async (_, asked) => {
     const [, two] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
@@ -133,7 +133,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     it.api.put(paths.classes, aLocalClass());
     lead();
     const asked = (): number => it.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
-    // Both were asked, and are left alone for now.
+    // The controller has polled both nodes, and waits before the next poll.
     await eventually(() => it.parts.nodeStores.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 2 });
     const before = asked();
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
@@ -282,7 +282,7 @@ describe('a claim that does not wait for a pod', () => {
         const answer = (await one.answer(request)) as object;
         if (request.path === looked) silentAt ??= clock.elapsed();
         if (request.path === looked || makes(request)) throw silent();
-        // What it has is shown as it was last seen.
+        // The agent lists its volumes as last seen.
         return request.path.startsWith('/v1/volumes?') ? { ...answer, unanswered: ['disks'] } : answer;
       };
       it.api.put(paths.classes, aLocalClass(immediate));
@@ -346,7 +346,7 @@ describe('a claim that does not wait for a pod', () => {
     const stores = it.start(({ nodeStores }) => nodeStores);
     const local = createNodeProvisioner({ ...it.parts, stores, volumes: it.start(createNodeVolumes) });
     await eventually(() => [...stores.all()].length).toBe(2);
-    // By a clock that stands still: it is not tried again by itself.
+    // The clock does not advance, so no timer triggers a retry.
     const more = { clock: createFakeClock(), provisioners: new Map([[local.driver, local]]) };
     const provisioning = it.start(createProvisioning, more);
     it.api.put(paths.claims, aLocalClaim('data'));
@@ -405,7 +405,7 @@ describe('a claim that does not wait for a pod', () => {
     const [volume] = await volumes();
     expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
     expect(await counted(one, two)).toEqual([0, 1]);
-    // A claim that came later is nobody's but ours.
+    // No earlier controller knew a claim that was created later.
     it.agents.lose('node-2');
     it.api.put(paths.claims, aLocalClaim('later'));
     await eventually(() => counted(one)).toEqual([1]);

@@ -26,6 +26,8 @@ export interface NodeChooser {
   choose(want: VolumeRequest, store: string): string | Again;
   /** The node refused to create the volume, and a retry would not help soon. */
   refused(uid: string, node: string): void;
+  /** The requested sizes for which no node had enough space, of claims that still wait. */
+  unmetSizes(): readonly bigint[];
   forget(uid: string): void;
 }
 
@@ -49,6 +51,7 @@ export function createNodeChooser({
   const lostAt = new Map<string, number>();
   const cameAt = new Map<string, number>();
   const refusals = new Map<string, Set<string>>();
+  const unmetSizes = new Map<string, bigint>();
   /** Unbound claims in the first list: an earlier leader may have chosen a node for them. */
   const inherited = new Set<string>();
   caches.claims.on({
@@ -117,14 +120,17 @@ export function createNodeChooser({
     if (isSettling()) return again(retryMs);
     // The next attempt asks all nodes again.
     refusals.delete(uid);
+    unmetSizes.set(uid, want.bytes);
     throw noRoom(store, open.length);
   }
 
   return {
     choose: (want, store) => previousChoice(want.claim.uid, store) ?? choose(want, store),
     refused: (uid, node) => void refusals.set(uid, (refusals.get(uid) ?? new Set()).add(node)),
+    unmetSizes: () => [...unmetSizes.values()],
     forget: (uid) => {
       refusals.delete(uid);
+      unmetSizes.delete(uid);
       inherited.delete(uid);
     },
   };

@@ -1,7 +1,7 @@
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { configMaps } from '#wire/kube/resources.ts';
-import { ignoreNotFound } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-context.ts';
 
 /** A machine that is, or was, a node of this cluster. */
 export interface NodeHost {

@@ -33,7 +33,7 @@ beforeEach(async () => {
   volume = await it.core.volumes.create(spec, aCall());
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume.id };
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef: { uid: 'u' } } });
-  // Gone, and its store has answered.
+  // The volume is gone, and its store has answered.
   const gone = { driver: 'file.stowage.dev', volumeHandle: 'sv1-00000000-0000-4000-8000-000000000000' };
   it.api.put(paths.volumes, { metadata: { name: 'pvc-2' }, spec: { csi: gone, claimRef: { uid: 'v' } } });
   await use('host-1', 'node-1');
@@ -78,11 +78,11 @@ test('a node that only the cache misses keeps its use records', async () => {
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
 });
 
-/** What is on record of which machines are nodes. */
+/** The recorded machines of the nodes. */
 const known = async (): Promise<Readonly<Record<string, string>> | undefined> =>
   (await it.list(configMapsOf)).find(({ metadata: { name } }) => name === 'stowage-nodes')?.data;
 const isMachine = (host: string) => () => ({ instance: host, node: 'whatever it says' });
-/** As an earlier leader left it. */
+/** Writes a record, as an earlier leader did. */
 const knew = (data: Readonly<Record<string, string>>): void =>
   void it.api.put(configMaps, { metadata: { name: 'stowage-nodes' }, data });
 
@@ -93,7 +93,7 @@ test('the machine of a node is recorded, also when the node becomes another mach
   await eventually(known).toEqual({ 'host-1': `node-1 ${uid}` });
   agents.lose('node-1');
   agents.connect('node-1', isMachine('host-9'));
-  // Kubernetes did not say that the first one is gone.
+  // Kubernetes did not report that the first machine is gone.
   await eventually(known).toEqual({ 'host-1': `node-1 ${uid}`, 'host-9': `node-1 ${uid}` });
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
 });
@@ -189,7 +189,7 @@ test('a volume whose PersistentVolume refers to it by store and name is released
 
 test('a store that does not answer does not delay others, and is retried', async () => {
   await it.core.stores.add('gold', it.place('gold'), aCall());
-  // More than are asked at once, and before those of the store that answers.
+  // More volumes than the controller asks for concurrently, listed before those of the store that answers.
   const silver = (await it.list(persistentVolumes)).find(({ metadata: { name } }) => name === 'pvc-1');
   it.api.remove(paths.volumes, 'pvc-1');
   const its = it.core.stores.view('gold').store?.uses;
@@ -238,7 +238,7 @@ describe('an ephemeral volume of a pod', () => {
   const ephemeral = async (name: string, host: string): Promise<Volume> => {
     const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
     const made = await it.core.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
-    // As if that machine had made it.
+    // Make it look as if that machine had created the volume.
     await it.core.stores.view('silver').store?.adoption?.claim(made, host, aCall());
     await names();
     expect(it.core.records.volumes.byId(made.id)?.instance).toBe(host);

@@ -25,7 +25,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     };
   };
 
-  test('keeps a volume that somebody bound to it by hand, by store and name, as only the API server knows', async () => {
+  test('keeps a volume that a user bound to it by hand, by store and name, as only the API server knows', async () => {
     const [one] = await twoNodes();
     refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
@@ -55,7 +55,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
 
   test.each([
     ['', ''],
-    [', also where volumes that are deleted stay', '?onDelete=retain'],
+    [', even if the store retains deleted volumes', '?onDelete=retain'],
   ])('leaves no volume behind when it is deleted%s', async (_, options) => {
     const [one] = await twoNodes(options);
     refusePersistentVolumes();
@@ -111,9 +111,13 @@ describe('a volume of a node', () => {
   });
 
   test.each<[string, object, number]>([
-    ['stays, while another PersistentVolume of its node calls it', { values: ['node-2', 'node-1'] }, 1],
-    ['stays, while another PersistentVolume that names no node calls it', { key: 'zone', values: ['a'] }, 1],
-    ['is deleted, while another PersistentVolume calls that of another node', { values: ['node-2'] }, 0],
+    ['stays while another PersistentVolume of its node refers to it', { values: ['node-2', 'node-1'] }, 1],
+    ['stays while another PersistentVolume that names no node refers to it', { key: 'zone', values: ['a'] }, 1],
+    [
+      'is deleted while another PersistentVolume refers to the volume of that name on another node',
+      { values: ['node-2'] },
+      0,
+    ],
   ])('%s by store and name', async (_, which, left) => {
     const [one] = await aVolume();
     const term = { matchExpressions: [{ key: nodeTopologyKey, operator: 'In', ...which }] };
@@ -241,7 +245,7 @@ describe('a volume of a node', () => {
   test('is deleted after a while when its claim is gone, or has another volume', async () => {
     const [one] = await twoNodes();
     for (const name of ['gone', 'other', 'waits', 'by-hand']) await makeFor(name, one);
-    it.api.put(paths.claims, aClaim('other', { volumeName: 'of-somebody-else' }));
+    it.api.put(paths.claims, aClaim('other', { volumeName: 'of-another-driver' }));
     it.api.put(paths.claims, aLocalClaim('waits'));
     const byHand = (await one.volumes()).find(({ name }) => (name as string) === 'by-hand');
     const csi = { driver: 'local.stowage.dev', volumeHandle: byHand?.id ?? '' };
@@ -256,7 +260,7 @@ describe('a volume of a node', () => {
 
   test('without a claim is deleted if it is empty, and reported otherwise', async () => {
     const [one] = await twoNodes();
-    // Two of claims whose volume is on the other node, and one of a claim that waits.
+    // Two belong to claims whose volumes are on the other node, and one belongs to a claim that waits.
     for (const name of ['empty', 'full', 'waits']) await makeFor(name, one);
     writeFileSync(join(one.server.folder, 'disks', 'full', 'file'), 'x');
     mkdirSync(join(one.server.folder, 'disks', 'not-ours'));

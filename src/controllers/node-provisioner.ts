@@ -3,21 +3,20 @@ import type { Scope } from '#base/log.ts';
 import { localDriver } from '#core/csi-drivers.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { stowageError } from '#core/errors.ts';
-import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { isHandle } from '#core/volume-handles.ts';
-import { nodes } from '#wire/kube/resources.ts';
 import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { ignoreDiscardRefused } from './discard.ts';
-import { handleAndStoreOf, handleOf, topologiesOf } from './handles.ts';
+import { handleAndStoreOf, handleOf } from './handles.ts';
 import { type Again, again } from './machinery/outcome.ts';
 import { createNodeChooser, retryMs } from './node-chooser.ts';
-import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
+import { nodeUnknown } from './node-errors.ts';
 import { canTakeMore, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import {
@@ -31,8 +30,9 @@ import {
   type VolumeRequest,
 } from './provisioner.ts';
 import { refusalOf } from './store-object.ts';
+import { createVolumeNodes } from './volume-nodes.ts';
 
-export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+export interface NodeProvisionerOptions extends Omit<ControllerContext, 'provisioners' | 'events'> {
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;
@@ -65,68 +65,28 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
   /** By claim: the nodes that may have created its volume, in the order in which they were asked. */
   const askedNodes = new Map<string, readonly string[]>();
-  /** By claim: the requested size, if no node had enough space. */
-  const unmetSizes = new Map<string, bigint>();
   const chooser = createNodeChooser({ ...options, askedNodes });
   const onAgents = createAgentVolumes(agents, cluster);
+  const volumeNodes = createVolumeNodes(client, caches, agents);
 
   function forget(uid: string): void {
     askedNodes.delete(uid);
-    unmetSizes.delete(uid);
     chooser.forget(uid);
   }
 
   caches.volumes.on({
     added: (volume) => {
       const uid = volume.spec.claimRef?.uid ?? '';
-      const [mine] = nodeNamesOf(volume);
+      const [mine] = volumeNodes.namesOf(volume);
       // Volumes that other nodes created for the claim are orphans now.
       for (const node of askedNodes.get(uid) ?? []) if (node !== mine) volumes.add(node);
       forget(uid);
     },
   });
 
-  function storeFor(wanted: string | undefined): string {
-    const all = [...caches.stores.all()].filter(({ spec }) => isOnNode(placementOf(kinds, spec.uri)));
-    const names = all.map(({ metadata: { name = '' } }) => name);
-    const [only] = names;
-    if (wanted === undefined && only !== undefined && names.length === 1) return only;
-    if (wanted !== undefined && names.includes(wanted)) return wanted;
-    throw unknownStore(wanted, names);
-  }
-
-  /** The value of the topology label that the kubelet set on the node. Undefined if there is no such node. */
-  async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
-    const node = caches.nodes.get(name) ?? (await ignoreNotFound(client.get(nodes, { name }, scope.signal)));
-    if (node === undefined) return undefined;
-    const value = topologyOfNode(name);
-    if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name, localDriver.name);
-    return value;
-  }
-
-  function nodeNamesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
-    return topologiesOf(volume).map((value) => {
-      // Derive the value from the node name. A compromised kubelet can change its node's labels.
-      const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
-      return known?.metadata.name ?? value;
-    });
-  }
-
-  /** The node of the volume. Throws if the node is unknown or gone. */
-  function nodeOf(volume: PersistentVolume): string {
-    const { handle } = handleAndStoreOf(volume);
-    const [node] = nodeNamesOf(volume);
-    if (node === undefined) throw nodeOfVolumeUnknown(handle);
-    if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
-    return node;
-  }
-
-  const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
-    storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
-
   async function createOn(node: string, store: string, want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume> {
     const { uid } = want.claim;
-    const topology = await topologyOf(node, scope);
+    const topology = await volumeNodes.topologyOf(node, scope);
     if (topology === undefined) throw nodeUnknown(node);
     const before = askedNodes.get(uid) ?? [];
     askedNodes.set(uid, [...before.filter((one) => one !== node), node]);
@@ -146,28 +106,19 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     });
     const { volume } = made;
     // Ask again instead of using the last report: the store may be at another location since.
-    const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
+    const identity = made.identity ?? (await storeOn(agents, node, volume.store, scope)).identity;
     return { volume, nodeSelector: nodeSelectorFor(topology), identity };
   }
 
-  function chooseNode(want: VolumeRequest, store: string): string | Again {
-    try {
-      return chooser.choose(want, store);
-    } catch (thrown) {
-      if (stowageError(thrown).code === 'exhausted') unmetSizes.set(want.claim.uid, want.bytes);
-      throw thrown;
-    }
-  }
-
   async function create(want: VolumeRequest, scope: Scope): Promise<ProvisionedVolume | Again> {
-    const store = storeFor(want.store);
+    const store = localStoreFor(want.store, options);
     const object = caches.stores.get(store);
     const refusal = object && refusalOf(object, kinds);
     if (refusal !== undefined) throw refusal;
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
-      const node = chooseNode(want, store);
+      const node = chooser.choose(want, store);
       if (typeof node !== 'string') return node;
       // Ask each node only once per attempt.
       if (tried.has(node)) return again(retryMs);
@@ -185,7 +136,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   /** If the node does not have the store open, all its volumes would look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     try {
-      const { isOpen, identity } = await storeOn(node, store, scope);
+      const { isOpen, identity } = await storeOn(agents, node, store, scope);
       if (isOpen) return refuseMovedStore(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
@@ -197,19 +148,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     driver: localDriver.name,
     create,
     canTryAnotherNode: canTryAnotherNode,
-    follow: (changed) => {
-      stores.onChange((node, before) => {
-        if (canTakeMore(stores.of(node), before, [...unmetSizes.values()])) changed();
-      });
-      agents.follow(changed);
-      caches.nodes.on({
-        // Not for the first list: no request has failed yet.
-        added: () => caches.nodes.synced && changed(),
-        changed: (now, before) => {
-          if (!hasSamePlacement(now, before)) changed();
-        },
-      });
-    },
+    follow: (changed) => followRetries(options, chooser.unmetSizes, changed),
     deleteAbandoned: async (uid, isHad, scope) => {
       for (const node of new Set([...(askedNodes.get(uid) ?? []), ...volumes.nodesWithVolumeFor(uid)])) {
         // `node-volumes.ts` searches an absent node when it is back.
@@ -223,17 +162,54 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       forget(uid);
     },
     delete: async (volume, scope) => {
-      const [node, { handle, store }] = [nodeOf(volume), handleAndStoreOf(volume)];
+      const [node, { handle, store }] = [volumeNodes.nodeOf(volume), handleAndStoreOf(volume)];
       const end = isHandle(handle) ? await onAgents.delete(node, handle, volume.metadata.uid, scope) : 'unknown';
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
-    retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), handleOf(volume), scope),
+    retain: async (volume, scope) => await onAgents.retain(volumeNodes.nodeOf(volume), handleOf(volume), scope),
     // The agent expands the volume, mounted or not, so kubelets have nothing to do.
     expand: async (volume, bytes, scope) => ({
-      bytes: await onAgents.expand(nodeOf(volume), handleOf(volume), bytes, scope),
+      bytes: await onAgents.expand(volumeNodes.nodeOf(volume), handleOf(volume), bytes, scope),
       nodeExpansionRequired: false,
     }),
   };
+}
+
+async function storeOn(agents: Agents, node: string, store: string, scope: Scope): Promise<ListedStore> {
+  const path = `/v1/stores/${encodeURIComponent(store)}`;
+  return storeFrom(await agents.call(node, { method: 'GET', path }, scope));
+}
+
+/** The store that a class names, otherwise the only store on nodes. */
+function localStoreFor(
+  wanted: string | undefined,
+  { caches, kinds }: Pick<NodeProvisionerOptions, 'caches' | 'kinds'>,
+): string {
+  const all = [...caches.stores.all()].filter(({ spec }) => isOnNode(placementOf(kinds, spec.uri)));
+  const names = all.map(({ metadata: { name = '' } }) => name);
+  const [only] = names;
+  if (wanted === undefined && only !== undefined && names.length === 1) return only;
+  if (wanted !== undefined && names.includes(wanted)) return wanted;
+  throw unknownStore(wanted, names);
+}
+
+/** Calls back when a failed request may succeed now. `unmetSizes`: the sizes for which no node had enough space. */
+function followRetries(
+  { stores, agents, caches }: Pick<NodeProvisionerOptions, 'stores' | 'agents' | 'caches'>,
+  unmetSizes: () => readonly bigint[],
+  changed: () => void,
+): void {
+  stores.onChange((node, before) => {
+    if (canTakeMore(stores.of(node), before, unmetSizes())) changed();
+  });
+  agents.follow(changed);
+  caches.nodes.on({
+    // Not for the first list: no request has failed yet.
+    added: () => caches.nodes.synced && changed(),
+    changed: (now, before) => {
+      if (!hasSamePlacement(now, before)) changed();
+    },
+  });
 }
 
 /** Whether the fields are equal that decide which volumes the node may have. */

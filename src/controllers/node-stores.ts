@@ -1,15 +1,15 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
-import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
-import { type ListedStore, type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
+import type { NodeStore } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
+import { closedStore, listNodeStores } from './node-store-checks.ts';
 import type { StoreObject } from './store-object.ts';
 
 /** The last report of a node's agent about the node's own stores. */
@@ -40,8 +40,6 @@ export interface NodeStores extends Controller {
 
 const openIntervalMs = 30_000;
 const closedIntervalMs = 10_000;
-const requestTimeoutMs = 10_000;
-const checksAtOnce = 4;
 /** The first delay for an agent to apply a new or changed Store object; it doubles each time. */
 const firstRetryMs = 250;
 
@@ -52,9 +50,10 @@ export interface NodeStoresOptions {
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
-export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOptions): NodeStores {
+export function createNodeStores(options: NodeStoresOptions): NodeStores {
+  const { agents, clock, caches } = options;
   const views = new Map<string, NodeView>();
-  const pendingBytes = new Map<string, Map<string, bigint>>();
+  const pendingBytes = createPendingBytes();
   const lastOpenAt = new Map<string, Map<string, number>>();
   const retryDelays = new Map<string, number>();
   /** Nodes whose agents may not have applied the last change of a Store object. */
@@ -68,19 +67,19 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     if (!agents.nodes().includes(node)) {
       retryDelays.delete(node);
       staleNodes.delete(node);
-      pendingBytes.delete(node);
+      pendingBytes.forget(node);
       lastOpenAt.delete(node);
       const before = views.get(node);
       if (views.delete(node)) notify(node, before);
       return done;
     }
-    const found = await listStores(node, scope).catch((thrown: unknown) => {
+    const found = await listNodeStores(node, options, scope).catch((thrown: unknown) => {
       const { message, reason } = stowageError(thrown);
       if (reason === 'agent-no-answer') closeAll(node, message);
       throw thrown;
     });
     const stores = new Map(found.map((store) => [store.name, store]));
-    pendingBytes.delete(node);
+    pendingBytes.forget(node);
     update(node, stores);
     return again(
       retryDelayFor(node, stores) ??
@@ -104,46 +103,18 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
   function closeAll(node: string, problem: string): void {
     const before = views.get(node)?.stores;
     if (before === undefined) return;
-    update(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
+    update(node, new Map([...before].map(([name, store]) => [name, closedStore(store, problem)])));
   }
 
   /** When to ask again for stores that the agent has not applied yet. Undefined if it has them all, or after too many retries. */
   function retryDelayFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
-    const isMissing = [...caches.stores.all()].some(
-      ({ metadata, spec }) => isOnNode(placementOf(kinds, spec.uri)) && !stores.has(metadata.name ?? ''),
-    );
-    const isSoon = isMissing || staleNodes.has(node);
+    const isSoon = lacksStores(stores, options) || staleNodes.has(node);
     const ms = isSoon ? 2 * (retryDelays.get(node) ?? firstRetryMs / 2) : openIntervalMs;
     if (isSoon) retryDelays.set(node, ms);
     else retryDelays.delete(node);
     if (ms < openIntervalMs) return ms;
     staleNodes.delete(node);
     return undefined;
-  }
-
-  async function listStores(node: string, scope: Scope): Promise<readonly NodeStore[]> {
-    const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: requestTimeoutMs }, scope);
-    const isOwn = (name: string): boolean => isOnNode(placementOf(kinds, caches.stores.get(name)?.spec.uri ?? ''));
-    const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
-    const seen = new Map<string, NodeStore>();
-    await eachBounded(own, checksAtOnce, async (store) => void seen.set(store.name, await check(node, store, scope)));
-    // In the order of the list, not of the answers.
-    return own.flatMap(({ name }) => seen.get(name) ?? []);
-  }
-
-  async function check(node: string, store: ListedStore, scope: Scope): Promise<NodeStore> {
-    const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
-    try {
-      return nodeStoreFrom(
-        store,
-        await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
-      );
-    } catch (thrown) {
-      // One disk that hangs must not affect the others.
-      const { message, reason } = stowageError(thrown);
-      if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
-      return closed(store, message);
-    }
   }
 
   const controller = createController({
@@ -184,12 +155,31 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
     of: (node) => views.get(node),
     all: () => views.values(),
     lastOpenAt: (node, store) => lastOpenAt.get(node)?.get(store),
-    addPending: (node, store, bytes) => {
-      const those = pendingBytes.get(node) ?? new Map<string, bigint>();
-      pendingBytes.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
-    },
-    pendingBytes: (node, store) => pendingBytes.get(node)?.get(store) ?? 0n,
+    addPending: pendingBytes.add,
+    pendingBytes: pendingBytes.of,
     onChange: (changed) => void listeners.add(changed),
+  };
+}
+
+/** Whether the node's report lacks a local store that has a Store object. */
+const lacksStores = (
+  stores: NodeView['stores'],
+  { caches, kinds }: Pick<NodeStoresOptions, 'caches' | 'kinds'>,
+): boolean =>
+  [...caches.stores.all()].some(
+    ({ metadata, spec }) => isOnNode(placementOf(kinds, spec.uri)) && !stores.has(metadata.name ?? ''),
+  );
+
+/** The total size of the volumes that were created since the last report of a node, by store. */
+function createPendingBytes() {
+  const byNode = new Map<string, Map<string, bigint>>();
+  return {
+    add: (node: string, store: string, bytes: bigint): void => {
+      const sizes = byNode.get(node) ?? new Map<string, bigint>();
+      byNode.set(node, sizes.set(store, (sizes.get(store) ?? 0n) + bytes));
+    },
+    of: (node: string, store: string): bigint => byNode.get(node)?.get(store) ?? 0n,
+    forget: (node: string): void => void byNode.delete(node),
   };
 }
 
@@ -211,14 +201,6 @@ export function canTakeMore(
     return isFreed || short.some((bytes) => was.freeBytes < bytes && bytes <= seen.freeBytes);
   });
 }
-
-const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
-  ...store,
-  isOpen: false,
-  problem,
-  totalBytes: 0n,
-  freeBytes: 0n,
-});
 
 /** Ignores the status, which changes all the time. */
 function hasSameSpec(one: StoreObject, other: StoreObject): boolean {

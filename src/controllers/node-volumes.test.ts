@@ -18,8 +18,8 @@ const it = controllerFixture();
 const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
 const start = (): NodeVolumes => it.start((parts) => createNodeVolumes({ ...parts, clock: later() }));
 
-/** As it is made for a claim of that name. */
-async function madeOn(node: AgentNode, name: string, more: object = {}): Promise<Volume> {
+/** Creates a volume as for a claim of that name. */
+async function createOn(node: AgentNode, name: string, more: object = {}): Promise<Volume> {
   const ownLabels = {
     'stowage.dev/claim-uid': `uid-of-${name}`,
     'stowage.dev/cluster': it.parts.cluster,
@@ -32,8 +32,8 @@ async function madeOn(node: AgentNode, name: string, more: object = {}): Promise
 
 const namesOn = async (node: AgentNode): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 
-/** What is left when the node was looked through. */
-async function looked(node: AgentNode): Promise<readonly string[]> {
+/** The volumes that are left after the search of the node. */
+async function searchNode(node: AgentNode): Promise<readonly string[]> {
   const finder = start();
   await eventually(() => finder.counts().again).toBeGreaterThan(0);
   return await namesOn(node);
@@ -45,10 +45,10 @@ beforeEach(() => {
 
 test('an orphan directory is deleted if it is empty, and reported otherwise', async () => {
   const node = await anAgentNode(it, 'node-1');
-  await madeOn(node, 'nothing');
-  await madeOn(node, 'something');
+  await createOn(node, 'nothing');
+  await createOn(node, 'something');
   writeFileSync(join(node.server.folder, 'disks', 'something', 'file'), '');
-  expect(await looked(node)).toEqual(['something']);
+  expect(await searchNode(node)).toEqual(['something']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
     'On node node-1, 1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: something.',
   );
@@ -58,18 +58,18 @@ test('orphans on different nodes get Events of their own', async () => {
   const names = ['node-1', 'node-2'];
   for (const name of names) {
     const node = await anAgentNode(it, name);
-    await madeOn(node, `of-${name}`);
+    await createOn(node, `of-${name}`);
     writeFileSync(join(node.server.folder, 'disks', `of-${name}`, 'file'), '');
   }
   start();
-  // What is related to something else is a matter of its own: neither keeps the other from being told.
-  const told = async () => (await it.list(events)).map(({ related, note }) => `${related?.name}: ${note}`).toSorted();
-  await eventually(told).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
+  // Events with different `related` objects do not replace each other.
+  const notes = async () => (await it.list(events)).map(({ related, note }) => `${related?.name}: ${note}`).toSorted();
+  await eventually(notes).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
 });
 
 test('a volume to which a PersistentVolume refers by store and name stays, even if only the API server knows that', async () => {
   const node = await anAgentNode(it, 'node-1');
-  for (const name of ['known', 'untold', 'nobodys']) await madeOn(node, name);
+  for (const name of ['known', 'untold', 'nobodys']) await createOn(node, name);
   const byHand = (name: string) => ({
     metadata: { name: `by-hand-${name}` },
     spec: {
@@ -88,7 +88,7 @@ test('a volume to which a PersistentVolume refers by store and name stays, even 
     response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
     return true;
   };
-  expect(await looked(node)).toEqual(['known', 'untold']);
+  expect(await searchNode(node)).toEqual(['known', 'untold']);
   expect(await it.notes('OrphanedVolumes')).toEqual([]);
 });
 
@@ -97,8 +97,11 @@ test.each<[string, (page: number) => object]>([
     'pages without end',
     (page) => ({ items: Array.from({ length: 500 }, (_, i) => listed(`${page}-${i}`)), next: 'more' }),
   ],
-  ['pages with nothing on them', () => ({ items: [], next: 'more' })],
-  ['more than was asked for', () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) })],
+  ['empty pages', () => ({ items: [], next: 'more' })],
+  [
+    'more volumes than the controller asked for',
+    () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) }),
+  ],
   ['labels that no volume can have', () => ({ items: [{ ...listed('a'), labels: { long: 'x'.repeat(2_000) } }] })],
 ])('an answer with %s is refused, and takes no memory', async (_, page) => {
   const node = await anAgentNode(it, 'node-1');
@@ -125,16 +128,16 @@ describe.skipIf(needs('ext4'))('an orphan image', () => {
   beforeEach(async () => {
     node = await anAgentNode(it, 'node-1', '?layout=image&filesystem=ext4');
   });
-  /** What is done before it is mounted. */
+  /** Records the first use, as a publish does before it mounts. */
   const given = async (volume: Volume): Promise<void> =>
     node.server.core.stores.view('disks').store?.noteUse?.(volume, aCall());
 
   test.each(['filesystem', 'block'])(
     'is deleted if it was never mounted, and reported otherwise (%s)',
     async (access) => {
-      await madeOn(node, 'unused', { bytes, access });
-      await given(await madeOn(node, 'used', { bytes, access }));
-      expect(await looked(node)).toEqual(['used']);
+      await createOn(node, 'unused', { bytes, access });
+      await given(await createOn(node, 'used', { bytes, access }));
+      expect(await searchNode(node)).toEqual(['used']);
       await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
         'contain or may contain data: used.',
       );
@@ -142,14 +145,14 @@ describe.skipIf(needs('ext4'))('an orphan image', () => {
   );
 
   test('stays if the agent is too old for the atomic delete-if-empty', async () => {
-    await madeOn(node, 'a', { bytes });
+    await createOn(node, 'a', { bytes });
     const asked: string[] = [];
     node.intercept = ({ method, path }) => {
       asked.push(`${method} ${path}`);
       if (!path.endsWith('/empty')) return undefined;
       throw new StowageError('no such route', { code: 'not-found', reason: 'path-unknown', action: '' });
     };
-    expect([await looked(node), asked.some((one) => /^DELETE .*(?<!\/empty)$/.test(one))]).toEqual([['a'], false]);
+    expect([await searchNode(node), asked.some((one) => /^DELETE .*(?<!\/empty)$/.test(one))]).toEqual([['a'], false]);
   });
 });
 
@@ -160,7 +163,7 @@ describe('a volume with the reclaim policy Retain', () => {
 
   async function deleted(): Promise<void> {
     node = await anAgentNode(it, 'node-1');
-    const { id } = await madeOn(node, 'kept');
+    const { id } = await createOn(node, 'kept');
     const values = ['node-1'];
     const term = { matchExpressions: [{ key: 'local.stowage.dev/node', operator: 'In', values }] };
     it.api.put(paths.volumes, {

@@ -7,7 +7,7 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, unexpectedAnswer, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
@@ -16,7 +16,7 @@ import { nodeReference, volumeNameFor } from './names.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
-export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface NodeVolumesOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly agents: Agents;
   /** The cluster's instance, with which its volumes are labelled. */
   readonly cluster: string;
@@ -106,13 +106,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (volume !== undefined || mayStill) suspects.delete(id);
     }
     if (suspects.size === 0) return;
-    // By any handle: somebody may have written a PersistentVolume by hand.
+    // Search by every handle: a user may have written a PersistentVolume by hand.
     const byHandle = new Map([...suspects.values()].flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
     for await (const { items } of client.list(persistentVolumes, {}, signal))
       for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Deletes only what is certainly empty. If the content cannot be counted, that is a volume that nobody was ever given. */
+  /** Deletes only what is certainly empty. If the content cannot be counted, only a volume that was never published is. */
   async function deleteIfEmpty(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       await onAgents.discard(node, id, scope);

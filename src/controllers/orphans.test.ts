@@ -24,7 +24,7 @@ const make = (name: string, own: Record<string, string> = {}, labels = {}): Prom
     aCall({ requestId: `uid-of-${name}` }),
   );
 
-async function looked(clock = later()): Promise<readonly string[]> {
+async function searchOrphans(clock = later()): Promise<readonly string[]> {
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
   const controller = it.start(createOrphans, { clock });
   await eventually(() => controller.counts().again).toBeGreaterThan(0);
@@ -47,13 +47,13 @@ test('an empty orphan is deleted; volumes that are or were in use stay', async (
   const named = { driver: 'file.stowage.dev', volumeHandle: 'silver..by-name' };
   it.api.put(paths.volumes, { metadata: { name: 'also-by-hand' }, spec: { csi: named } });
   await make('retained', { 'stowage.dev/retained': 'true' });
-  // A label of the claim, which says nothing of the volume.
+  // This label belongs to the claim, and says nothing about the volume.
   await make('labelled', {}, { 'kubernetes.io/retained': 'true' });
   const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
   await it.core.volumes.create(plain, aCall());
   const foreign = { 'stowage.dev/claim-uid': 'x', 'stowage.dev/cluster': 'another' };
   await it.core.volumes.create({ ...plain, name: 'foreign', ownLabels: foreign }, aCall());
-  expect(await looked()).toEqual(['by-name', 'claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
+  expect(await searchOrphans()).toEqual(['by-name', 'claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
   expect(await it.notes('OrphanedVolumes')).toEqual([]);
 });
 
@@ -63,7 +63,7 @@ test.each<[string, (name: string) => void]>([
 ])('an orphan that contains %s is reported and stays', async (_, fill) => {
   await make('full');
   fill('full');
-  expect(await looked()).toEqual(['full']);
+  expect(await searchOrphans()).toEqual(['full']);
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
     '1 volumes belong to no claim and no PersistentVolume of this cluster, and contain or may contain data: full.',
   );
@@ -87,7 +87,7 @@ test('an empty orphan on a store that was added later is deleted too', async () 
 
 test('a volume that was just created stays', async () => {
   await make('young');
-  expect(await looked(later(60_000))).toEqual(['young']);
+  expect(await searchOrphans(later(60_000))).toEqual(['young']);
 });
 
 test('a volume whose claim only the API server knows stays', async () => {
@@ -101,7 +101,7 @@ test('a volume whose claim only the API server knows stays', async () => {
     response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
     return true;
   };
-  expect(await looked()).toEqual(['claimed']);
+  expect(await searchOrphans()).toEqual(['claimed']);
   expect(lists).toBe(2);
 });
 
@@ -119,7 +119,7 @@ test('a volume stays if only the API server knows a PersistentVolume that refers
     response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
     return true;
   };
-  expect(await looked()).toEqual(['by-name']);
+  expect(await searchOrphans()).toEqual(['by-name']);
 });
 
 test('a volume on a store that does not answer stays', async () => {

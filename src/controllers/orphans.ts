@@ -7,7 +7,7 @@ import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { isDiscardRefused } from './discard.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
@@ -15,7 +15,7 @@ import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
-export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface OrphansOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
@@ -30,7 +30,7 @@ const maxShownVolumes = 5;
 /**
  * Finds volumes that were created for a claim of this cluster and have neither that claim nor a PersistentVolume. A controller that dies
  * before it has written the PersistentVolume leaves one if the claim is then deleted. Such a volume was never mounted, so it is empty,
- * and is deleted. A volume with files once had a PersistentVolume, which somebody removed without Stowage, or which a cluster restored
+ * and is deleted. A volume with files once had a PersistentVolume, which a user removed without Stowage, or which a cluster restored
  * from a backup does not know: it is reported and stays.
  */
 export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {

@@ -143,7 +143,7 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
     },
     delete: async (volume, scope) => {
       const { store } = handleAndStoreOf(volume);
-      // If the store is not configured any more, all its volumes would look deleted.
+      // If the store is no longer configured, all its volumes would look deleted.
       if (store !== undefined && !fileStores().some(({ config }) => config.name === store))
         throw whyNotOpen(store) ?? storeRemoved(store);
       try {

@@ -73,7 +73,7 @@ test('a recreated claim does not wait for the node of the first one, and gets no
   it.api.put(paths.claims, { ...next, metadata: { ...next.metadata, uid: 'uid-of-second' } });
   await eventually(wellMade).toEqual(['pvc-uid-of-second']);
   await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
-  // That of the first, to the first.
+  // Only the first claim gets the Event about the first claim.
   expect(await it.notes('ProvisioningFailed')).toHaveLength(1);
   expect(await counted(one, two)).toEqual([1, 1]);
   one.intercept = undefined;

@@ -26,7 +26,7 @@ describe('a claim', () => {
     it.start(createProvisioning);
     it.api.put(paths.claims, aClaim('cart'));
     await gate.reached;
-    // It waits for what is under way, and shows nothing of the store from now on.
+    // The change waits for operations in flight, and hides the store from now on.
     const removing = it.core.stores.remove('silver', aCall());
     await eventually(() => it.core.stores.list().some(({ store }) => store?.identity === identity)).toBe(false);
     gate.open();
@@ -90,7 +90,7 @@ describe('a claim', () => {
       'POST /api/v1/persistentvolumes',
       'POST /apis/events.k8s.io/v1/namespaces/shop/events',
     ]);
-    // And nothing was asked for but what is watched.
+    // The controller sent no other requests than its watches.
     expect(it.api.requests.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
   });
 
@@ -221,7 +221,7 @@ describe('a claim', () => {
     it.api.put(paths.claims, aClaim('cart'));
     await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
     const before = controller.counts().again;
-    // As Kubernetes does when it has found no volume that is there already.
+    // Kubernetes sets this annotation if it has found no existing volume.
     it.api.put(paths.claims, aClaim('cart', {}, { annotations: { 'volume.kubernetes.io/storage-provisioner': 'x' } }));
     await eventually(() => controller.counts().again).toBe(before + 1);
     expect(it.changes().filter((one) => one === `POST ${paths.volumes}`)).toHaveLength(1);
@@ -298,7 +298,7 @@ describe('a claim', () => {
       "class 'fast' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.",
     ],
     ['with a wrong value', { parameters: { store: 'silver', enforce: 'yes' } }, {}, "'yes' is not a value for enforce"],
-    ['of a store that is not there', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
+    ['of a store that does not exist', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
     ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a valid name template"],
     ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a valid name template"],
     [
@@ -307,7 +307,12 @@ describe('a claim', () => {
       {},
       "the class names volumes by the label 'team', which the claim does not have. Add it to the claim.",
     ],
-    ['whose name would be none', { parameters: { nameTemplate: '..{name}' } }, {}, "would be called '..cart'"],
+    [
+      'whose volume name would be invalid',
+      { parameters: { nameTemplate: '..{name}' } },
+      {},
+      "would be called '..cart'",
+    ],
     ['with a data source', {}, { dataSource: { kind: 'PersistentVolumeClaim', name: 'a' } }, 'has a dataSource'],
     [
       'with a snapshot as its source',

@@ -7,8 +7,8 @@ import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
-import { createAbandonedClaims } from './abandoned-claims.ts';
-import { type ControllerParts, ignoreNotFound } from './controller-parts.ts';
+import { type AbandonedClaims, createAbandonedClaims } from './abandoned-claims.ts';
+import { type ControllerContext, ignoreNotFound } from './controller-context.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -40,20 +40,11 @@ const provisionerAnnotations = [
  * Creates a volume and a PersistentVolume for each claim, with two requests: the PersistentVolume and an Event. It does not get the claim
  * first: if the claim changes meanwhile, Kubernetes releases the PersistentVolume, which is then deleted like any other.
  */
-export function createProvisioning(parts: ControllerParts): Controller {
-  const { client, clock, caches, events, provisioners } = parts;
+export function createProvisioning(parts: ControllerContext): Controller {
+  const { client, clock, caches, events } = parts;
   const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
   /** By claim: PersistentVolumes that are written but not in the cache yet. Kubernetes changes the claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
-
-  /** Undefined if the claim does not wait for a volume, or its class is not for one of our drivers. */
-  function classAndProvisioner(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
-    if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
-    if (claim.spec.volumeName !== undefined) return undefined;
-    const found = caches.classes.get(classNameOf(claim));
-    const provisioner = provisioners.get(found?.provisioner ?? '');
-    return found === undefined || provisioner === undefined ? undefined : [found, provisioner];
-  }
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
@@ -74,7 +65,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   }
 
   async function provision(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
-    const ours = classAndProvisioner(claim);
+    const ours = classAndProvisioner(claim, parts);
     if (claim === undefined || ours === undefined) {
       written.delete(key);
       return done;
@@ -96,7 +87,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     if (making === undefined) return again(cleanupRetryMs);
     const made = await create(claim, want, provisioner, scope);
     if ('kind' in made) return made;
-    await createPersistentVolume(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
+    await createPersistentVolume(client, volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
     making.written();
     written.set(key, { uid, at: clock.elapsed() });
     const note = `Created volume '${made.volume.store}/${made.volume.name}'`;
@@ -114,16 +105,9 @@ export function createProvisioning(parts: ControllerParts): Controller {
     try {
       return await by.create(want, scope);
     } catch (error) {
-      if (want.node !== undefined && by.canTryAnotherNode?.(error) === true) await unselectNode(claim, scope);
+      if (want.node !== undefined && by.canTryAnotherNode?.(error) === true) await unselectNode(client, claim, scope);
       throw error;
     }
-  }
-
-  /** Removes the selected node, so that the scheduler chooses again. */
-  async function unselectNode({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
-    const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
-    const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
-    await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
   }
 
   /** Whether an unbound PersistentVolume of that class exists. Kubernetes binds it if it fits, or annotates the claim if it does not. */
@@ -138,15 +122,6 @@ export function createProvisioning(parts: ControllerParts): Controller {
     events.report({ regarding, type: 'Normal', reason: 'WaitForPopulator', action: 'Provision', note });
   }
 
-  async function createPersistentVolume(volume: PersistentVolume, { signal }: Scope): Promise<void> {
-    try {
-      await client.create(persistentVolumes, volume, signal);
-    } catch (thrown) {
-      // This controller created it, in a call whose answer was lost: nobody else uses this name.
-      if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
-    }
-  }
-
   const controller: Controller = createController({
     name: 'provisioning',
     clock,
@@ -154,15 +129,37 @@ export function createProvisioning(parts: ControllerParts): Controller {
     workers: 96,
     perGroup: 48,
     groupOf: (key) =>
-      abandonedClaims.isKey(key) ? '#' : (classAndProvisioner(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
+      abandonedClaims.isKey(key)
+        ? '#'
+        : (classAndProvisioner(caches.claims.get(key), parts)?.[0].parameters?.['store'] ?? ''),
   });
+  followWaitingClaims(controller, parts, {
+    isWritten: (key) => written.has(key),
+    cleanupKeysOf: abandonedClaims.keysOf,
+  });
+  return controller;
+}
+
+interface ClaimsInProgress {
+  /** Whether the claim's PersistentVolume is written, but not in the cache yet. */
+  readonly isWritten: (key: string) => boolean;
+  readonly cleanupKeysOf: AbandonedClaims['keysOf'];
+}
+
+/** Enqueues the claims that a change concerns. */
+function followWaitingClaims(
+  controller: Controller,
+  parts: Pick<ControllerContext, 'caches' | 'provisioners'>,
+  { isWritten, cleanupKeysOf }: ClaimsInProgress,
+): void {
+  const { caches, provisioners } = parts;
   /** A claim and its PersistentVolume each change about four times while they are bound. Most of these changes need no reconcile. */
   const keyIfPending = (key: string): readonly string[] =>
-    written.has(key) || classAndProvisioner(caches.claims.get(key)) !== undefined ? [key] : [];
+    isWritten(key) || classAndProvisioner(caches.claims.get(key), parts) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
-    const back = abandonedClaims.keysOf(claim);
+    const back = cleanupKeysOf(claim);
     // Reconcile the key, which resets its backoff: the next claim of that name must not inherit this one's failures.
     return back.length > 0 ? [key, ...back] : keyIfPending(key);
   });
@@ -182,7 +179,42 @@ export function createProvisioning(parts: ControllerParts): Controller {
       ? waitingFor(storageClassName)
       : keyIfPending(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
   );
-  return controller;
+}
+
+/** Undefined if the claim does not wait for a volume, or its class is not for one of our drivers. */
+function classAndProvisioner(
+  claim: PersistentVolumeClaim | undefined,
+  { caches, provisioners }: Pick<ControllerContext, 'caches' | 'provisioners'>,
+): [StorageClass, Provisioner] | undefined {
+  if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
+  if (claim.spec.volumeName !== undefined) return undefined;
+  const found = caches.classes.get(classNameOf(claim));
+  const provisioner = provisioners.get(found?.provisioner ?? '');
+  return found === undefined || provisioner === undefined ? undefined : [found, provisioner];
+}
+
+/** Removes the selected node, so that the scheduler chooses again. */
+async function unselectNode(
+  client: ControllerContext['client'],
+  { metadata }: PersistentVolumeClaim,
+  { signal }: Scope,
+): Promise<void> {
+  const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
+  const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
+  await ignoreNotFound(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
+}
+
+async function createPersistentVolume(
+  client: ControllerContext['client'],
+  volume: PersistentVolume,
+  { signal }: Scope,
+): Promise<void> {
+  try {
+    await client.create(persistentVolumes, volume, signal);
+  } catch (thrown) {
+    // This controller created it, in a call whose answer was lost: no other client uses this name.
+    if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
+  }
 }
 
 /** With WaitForFirstConsumer, not before the scheduler has chosen the node of the first pod. */

@@ -73,8 +73,8 @@ test('an expansion that was interrupted before the update of the claim is finish
 });
 
 test.each<[string, Parameters<typeof aPair>[1]]>([
-  ['has what it asks for', { wants: '1Mi' }],
-  ['asks for less', { wants: '1Ki' }],
+  ['has what it requests', { wants: '1Mi' }],
+  ['requests less', { wants: '1Ki' }],
 ])('a claim that %s is left alone', async (_, sizes) => {
   await aPair({}, sizes);
   const controller = it.start(createResizing);

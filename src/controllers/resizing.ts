@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, type Done, done } from './machinery/outcome.ts';
@@ -16,7 +16,7 @@ const storage = 'storage';
 const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
 
 /** Expands the volumes of claims that request more than they have. */
-export function createResizing(parts: ControllerParts): Controller {
+export function createResizing(parts: ControllerContext): Controller {
   const { client, clock, caches, events, provisioners } = parts;
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {

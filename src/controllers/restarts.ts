@@ -5,7 +5,7 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
 import { createPodReader, podReference } from './affected-pods.ts';
-import { ignoreNotFound } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -93,7 +93,7 @@ export function createRestarts({ client, clock, events, pauseMs = defaultPauseMs
       // The pod is gone, or another pod has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
       if (reason !== 'Forbidden') throw thrown;
-      log.warn('the API server does not allow to evict a pod', { pod: `${namespace}/${name}`, error: thrown });
+      log.warn('the API server forbids the eviction of a pod', { pod: `${namespace}/${name}`, error: thrown });
       return 'forbidden';
     }
   }

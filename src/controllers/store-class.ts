@@ -7,7 +7,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { StorageClass } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { ignoreNotFound } from './controller-parts.ts';
+import { ignoreNotFound } from './controller-context.ts';
 import { storeLabel } from './names.ts';
 import type { StoreObject } from './store-object.ts';
 
@@ -18,17 +18,17 @@ const madeAs = 'stowage.dev/made-as';
 
 /** The StorageClass that a Store object asks for. Undefined if it asks for none. */
 function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
-  const wish = spec.storageClass;
-  if (wish === undefined) return undefined;
+  const classSpec = spec.storageClass;
+  if (classSpec === undefined) return undefined;
   const { name = '', uid = '' } = metadata;
   const driver = driverFor(placement);
-  const { nameTemplate, enforce = false } = wish;
-  const own = wish.name ?? name;
+  const { nameTemplate, enforce = false } = classSpec;
+  const own = classSpec.name ?? name;
   return {
     metadata: {
       name: own,
       labels: { [storeLabel]: name, [managedBy]: 'stowage' },
-      annotations: { [madeAs]: own, ...(wish.default === true ? { [defaultClass]: 'true' } : {}) },
+      annotations: { [madeAs]: own, ...(classSpec.default === true ? { [defaultClass]: 'true' } : {}) },
       // Kubernetes deletes the class with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
@@ -38,16 +38,16 @@ function classFor({ metadata, spec }: StoreObject, placement: Placement | undefi
       ...(nameTemplate === undefined ? {} : { nameTemplate }),
       ...(enforce ? { enforce: 'true' } : {}),
     },
-    reclaimPolicy: wish.reclaimPolicy ?? 'Delete',
-    volumeBindingMode: wish.volumeBindingMode ?? driver.volumeBindingMode,
-    allowVolumeExpansion: wish.allowVolumeExpansion ?? true,
+    reclaimPolicy: classSpec.reclaimPolicy ?? 'Delete',
+    volumeBindingMode: classSpec.volumeBindingMode ?? driver.volumeBindingMode,
+    allowVolumeExpansion: classSpec.allowVolumeExpansion ?? true,
   };
 }
 
-/** Whether the store has its class, or the name is taken by a class of somebody else. Undefined if it asks for none. */
+/** Whether the store has its class, or a class that Stowage did not create has the name. Undefined: the store asks for none. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly takenName: string } | undefined;
 
-interface ClassParts {
+interface ClassOptions {
   readonly client: KubeClient;
   readonly caches: Pick<Caches, 'classes'>;
   readonly kinds: ReadonlyMap<string, StoreKind>;
@@ -55,7 +55,7 @@ interface ClassParts {
 
 /** Most fields of a class are immutable, so a changed class is recreated. Bound claims are not affected. */
 export async function reconcileClass(
-  { client, caches, kinds }: ClassParts,
+  { client, caches, kinds }: ClassOptions,
   store: StoreObject,
   { signal }: Scope,
 ): Promise<ClassState> {

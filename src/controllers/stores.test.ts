@@ -24,7 +24,7 @@ const ready = async (name?: string): Promise<string | undefined> => (await condi
 const classes = () => it.list(storageClasses);
 
 describe('a Store object', () => {
-  test('becomes a store that nobody else can remove, and shows its status', async () => {
+  test('becomes a store that users cannot remove by the API, and shows its status', async () => {
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options: { maxVolumes: '3' } }));
     const controller = it.start(createStoresController);
     await controller.whenConfigured();
@@ -47,7 +47,7 @@ describe('a Store object', () => {
         { type: 'Reachable', status: 'True' },
       ],
     });
-    // Written once: what does not change is not said again.
+    // The controller writes the status once: it does not repeat an unchanged status.
     controller.add('gold');
     await eventually(() => controller.counts().running).toBe(0);
     expect(it.changes()).toEqual([`PATCH ${paths.stores}/gold/status`]);
@@ -116,10 +116,10 @@ describe('a Store object', () => {
       controller.add('gold');
       await eventually(() => controller.counts().again).toBeGreaterThan(again);
     };
-    // A pass that was under way may have read the object before the last write, and writes it once more. It has ended after two more.
+    // A reconcile in progress may have read the object before the last write, and writes it once more. It ends before two more reconciles do.
     await pass();
     await pass();
-    // A pass that reads the cache before it has the last write would repeat it, too.
+    // A reconcile that reads the cache before the cache has the last write would repeat it, too.
     const { resourceVersion } = (await it.list(storeObjects))[0]?.metadata ?? {};
     await eventually(() => it.caches.stores.get('gold')?.metadata.resourceVersion).toBe(resourceVersion);
     const before = it.changes().length;
@@ -139,16 +139,16 @@ describe('a Store object', () => {
     it.agents.connect('node-2', answers(false));
     it.start(createStoresController);
     it.start(({ nodeStores }) => nodeStores);
-    const ill = 'Open on 1 of 2 nodes; node-2: there is no directory. Make it.';
+    const oneNodeFails = 'Open on 1 of 2 nodes; node-2: there is no directory. Make it.';
     await eventually(() => conditions('disk')).toMatchObject({
-      Ready: { status: 'True', reason: 'OnNodes', message: ill },
-      Reachable: { status: 'False', reason: 'NotOnAllNodes', message: ill },
+      Ready: { status: 'True', reason: 'OnNodes', message: oneNodeFails },
+      Reachable: { status: 'False', reason: 'NotOnAllNodes', message: oneNodeFails },
     });
     const [object] = await it.list(storeObjects);
     expect(object?.status).toMatchObject({ capacity: { total: '4Ki', free: '1Ki' }, volumes: 4 });
     it.agents.connect('node-2', answers(true));
-    const well = { status: 'True', message: 'Open on 2 of 2 nodes' };
-    await eventually(() => conditions('disk')).toMatchObject({ Ready: well, Reachable: well });
+    const allNodesOpen = { status: 'True', message: 'Open on 2 of 2 nodes' };
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: allNodesOpen, Reachable: allNodesOpen });
     it.agents.lose('node-1');
     it.agents.connect('node-2', answers(false));
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'False', reason: 'OnNoNode' } });
@@ -229,7 +229,7 @@ describe('the class of a store', () => {
     await eventually(owners).toEqual(['another']);
   });
 
-  test('of somebody else with the same name is left alone, with an Event', async () => {
+  test('of another provisioner with the same name stays unchanged, and the Store gets an Event', async () => {
     it.api.put(paths.classes, aClass('gold', { provisioner: 'other.example' }));
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), storageClass: {} }));
     it.start(createStoresController);

@@ -9,7 +9,7 @@ import { opensInController, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { schemeOf } from '#core/store-scheme.ts';
 import type { Condition } from '#wire/kube/types.ts';
-import type { ControllerParts } from './controller-parts.ts';
+import type { ControllerContext } from './controller-context.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { storeLabel } from './names.ts';
@@ -34,7 +34,7 @@ export interface StoresController extends Controller {
   whenConfigured(): Promise<void>;
 }
 
-export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
+export interface StoresOptions extends Omit<ControllerContext, 'provisioners'> {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   /** The agents' reports about stores that belong to nodes. */

@@ -29,7 +29,7 @@ export function nodesToKeep(now: Iterable<string>, before: UnhealthyNodes, known
 export function nodesNotReported(before: UnhealthyNodes, { mountProblems, caches }: KnownNodes): readonly string[] {
   const isMissing = (node: string): boolean => caches.nodes.get(node) !== undefined && !mountProblems.isConfirmed(node);
   if (!before.includes(everyNode)) return before.filter(isMissing);
-  // A node without the label never had an agent, so nobody would ever report for it.
+  // A node without the label never had an agent, so no agent would ever report for it.
   const withAgent = [...caches.nodes.all()].filter(({ metadata }) => metadata.labels?.[nodeTopologyKey] !== undefined);
   return withAgent.map(({ metadata: { name = '' } }) => name).filter(isMissing);
 }

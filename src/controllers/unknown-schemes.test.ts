@@ -18,7 +18,7 @@ import { createStoresController } from './stores.ts';
 
 const it = controllerFixture();
 
-/** A Store object of a newer Stowage: this one has no such kind. */
+/** A Store object of a newer version of Stowage: this version does not have its kind. */
 const putUnknown = (name: string, more: object = {}): void =>
   void it.api.put(paths.stores, {
     metadata: { name, uid: `uid-of-${name}`, generation: 1 },
@@ -110,7 +110,7 @@ describe('a Store object of an unknown kind', () => {
     const said = async (): Promise<readonly string[]> =>
       (await it.list(csiStorageCapacities)).map((one) => `${one.storageClassName} ${one.capacity}`).toSorted();
     await eventually(said).toEqual(['any-local 2000', 'named 1Gi']);
-    // A store that changes has the classes of its driver looked at again: no time passes here.
+    // A changed store triggers a reconcile of the classes of its driver: no time passes here.
     putUnknown('odd', withRoom('3Gi'));
     await eventually(said).toEqual(['any-local 2000', 'named 3Gi']);
     it.api.remove(paths.stores, 'odd');
@@ -137,8 +137,8 @@ describe('an agent', () => {
   });
 
   test.each([
-    ['is not asked soon again for a store of an unknown kind', putUnknown, false],
-    ['is asked soon again for a local store that it does not have yet', putLocal, true],
+    ['is not soon polled again for a store of an unknown kind', putUnknown, false],
+    ['is soon polled again for a local store that it does not have yet', putLocal, true],
   ])('%s', async (_, put, isSoon) => {
     const clock = createFakeClock();
     put('one');
@@ -175,7 +175,7 @@ describe('the search for orphans', () => {
 
   test.each<[string, (name: string) => void]>([
     ['whose object is local', putLocal],
-    ['that is open here as a local one', putUnknown],
+    ['that the controller has open as a local store', putUnknown],
   ])('leaves a store %s to its node', async (_, put) => {
     put('local');
     const orphans = it.start(createOrphans, { clock: later() });

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import type { ContainerEngine, EngineKind, Reference } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { createListedContainers } from './listed-containers.ts';
@@ -70,7 +70,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
   const refresh: ContainerReferences['refresh'] = async (engine, scope) => {
     const refreshSoon = refreshes.get(engine) ?? coalesced(() => refreshNow(engine, { signal: unending, log }));
     refreshes.set(engine, refreshSoon);
-    await patiently(refreshSoon(), scope.signal, clock);
+    await waitWithGrace(refreshSoon(), scope.signal, clock);
   };
 
   async function refreshNow(engine: ContainerEngine, scope: Scope): Promise<void> {

@@ -44,7 +44,7 @@ const volume: Volume = {
 };
 
 const unwritten = (): never => {
-  throw new StowageError('a file has data that the server does not have yet, and it does not take them', {
+  throw new StowageError('a file has unwritten data that the server does not accept', {
     code: 'busy',
     reason: 'data-unwritten',
     action: 'Wait.',
@@ -145,6 +145,6 @@ test('unmounts a volume that is no longer on record', async () => {
 
 test('records the end of the volume before unmounting it, so that a crash cannot leak it', async () => {
   isStuck = true;
-  await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has data');
+  await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has unwritten data');
   expect(JSON.parse(records.settings.get('ephemeral.volumes') ?? '[]')).toMatchObject([{ key: 'key', over: true }]);
 });

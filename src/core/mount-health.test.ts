@@ -1,5 +1,5 @@
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
-import type { KeeperKind } from '#clients/data-path/keeper-starter.ts';
+import type { KeeperKind } from '#clients/data-path/keeper-kind.ts';
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';

@@ -10,7 +10,7 @@ export interface MountQueries {
   list(scope: Scope): Promise<readonly LiveMount[]>;
   ofVolume(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   isStaged(volume: VolumeId, scope: Scope): Promise<boolean>;
-  /** Every path on this node where the volume's source, or a part of it, is mounted, by anybody, including hidden mounts. */
+  /** Every path on this node where the volume's source, or a part of it, is mounted, by any program, including hidden mounts. */
   mountsOf(source: Source, volume: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
   /** The volume's own file system. Undefined: it has none. */
   filesystemOf(source: Source): string | undefined;

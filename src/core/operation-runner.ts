@@ -1,4 +1,4 @@
-import { type Clock, limited } from '#base/clock.ts';
+import { abortByDeadline, type Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Events } from './events.ts';
@@ -81,7 +81,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     const { signal } = controller;
     const { promise: ended, resolve: resolveEnded } = Promise.withResolvers<void>();
     const entry: RunningOperation = { operation, controller, progress: undefined, ended };
-    using _limit = limitMs === undefined ? undefined : limited(clock.after, controller, scope.signal, limitMs);
+    using _limit = limitMs === undefined ? undefined : abortByDeadline(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
       if (onRecorded !== undefined) {

@@ -88,7 +88,7 @@ export interface Store {
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
   /** The total and free space, with a single call to the disk or server. Absent: unknown. */
   room?(scope: Scope): Promise<Room>;
-  /** Throws if a writable mount would be useless, such as when nobody could write to it. Absent: every writable mount is usable. */
+  /** Throws if a writable mount would be useless, such as when no container could write to it. Absent: every writable mount is usable. */
   usable?(source: Source, scope: Scope): Promise<void>;
   /**
    * Records durably that the volume was mounted, so that it is never considered empty again. Core calls it before every mount. Present if
@@ -299,7 +299,7 @@ export interface Client<K extends SourceKind = SourceKind> {
   stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: StageOptions): Promise<void>;
   /** Succeeds if not staged. With `force`, programs that use the volume get errors, and the call waits for no server. */
   unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, options?: UnstageOptions): Promise<void>;
-  /** Every path on this node where the source, or a part of it, is mounted, by anybody, including hidden mounts. */
+  /** Every path on this node where the source, or a part of it, is mounted, by any program, including hidden mounts. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
   /** Completes the expansion of a staged volume on the node. Present if that is needed. */
   grow?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
@@ -33,7 +33,7 @@ export function createReconcileMounts(parts: ReconcileMountsParts, staging: Volu
     if (!clients.outlivesMount(mount.source)) return true;
     try {
       scope.signal.throwIfAborted();
-      await patiently(staging.unstageIfIdle(mount, scope), scope.signal, clock);
+      await waitWithGrace(staging.unstageIfIdle(mount, scope), scope.signal, clock);
       return true;
     } catch (thrown) {
       const { message: why, action } = stowageError(thrown);

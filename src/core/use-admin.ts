@@ -54,6 +54,6 @@ function useUnknown({ store, name }: Volume, host: string): StowageError {
   return new StowageError(`host ${quoted(host)} has no record of using volume '${store}/${name}'`, {
     code: 'not-found',
     reason: 'use-unknown',
-    action: `List the hosts that have one, with their ids: stowage volume show ${store}/${name}`,
+    action: `List the hosts with records, and their ids: stowage volume show ${store}/${name}`,
   });
 }

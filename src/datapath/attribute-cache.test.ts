@@ -100,7 +100,7 @@ describe('the attribute cache', () => {
     expect(freshMs(at(0))).toBe(1_000);
     elsewhere(101);
     expect(freshMs(at(0))).toBe(10_000);
-    expect(attributes.relyMs(id)).toBe(10_000);
+    expect(attributes.ttlOf(id)).toBe(10_000);
     clock.advance(5_000);
     expect(attributes.freshMs(id)).toBe(5_000);
     expect(freshMs(at(0))).toBe(10_500);
@@ -112,7 +112,7 @@ describe('the attribute cache', () => {
     elsewhere(200_000);
     expect(freshMs(at(0))).toBe(30_000);
     const change = attributes.change(id);
-    expect(attributes.relyMs(id)).toBe(1_000);
+    expect(attributes.ttlOf(id)).toBe(1_000);
     change.ended({ before: at(0), after: { ...at(0), ctime: 200_001 } });
     expect(attributes.freshMs(id)).toBe(1_000);
     const uncached = cache(0);

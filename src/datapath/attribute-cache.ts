@@ -24,7 +24,7 @@ export interface AttributeCache extends Disposable {
   /** Infinity: the attributes are known to be wrong. */
   ageMs(id: number): number;
   /** How long new knowledge about the node or names in it may be cached; longer if it has not changed for long. */
-  relyMs(id: number): number;
+  ttlOf(id: number): number;
   /**
    * Records attributes from a reply. `at`: when it arrived, if not now. Returns the best known attributes, which differ
    * from the reply's if a change of our own came in between.
@@ -60,24 +60,24 @@ export interface OwnChange {
   ended(wcc: Wcc | undefined): void;
 }
 
-interface Known extends WccChain {
+interface CachedAttributes extends WccChain {
   attributes: Attributes | undefined;
   /** When they arrived. -Infinity: not to be relied on. */
   at: number;
   /** How long they are fresh from then on. */
-  relyMs: number;
+  ttlMs: number;
   /** Event number of the last update. */
   order: number;
   epoch: number;
   /** Own changes in flight. */
   changing: number;
-  isTorn: boolean;
-  isTouched: boolean;
+  isChainBroken: boolean;
+  isMetadataChanged: boolean;
   /** Changed by us. */
-  isChanged: boolean;
-  toldSize: number | undefined;
-  toldRights: Rights | undefined;
-  toldEpoch: number;
+  isChangedHere: boolean;
+  kernelSize: number | undefined;
+  kernelRights: Rights | undefined;
+  kernelEpoch: number;
   isHidden: boolean;
 }
 
@@ -108,41 +108,41 @@ export function createAttributeCache({
   group,
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
-  const nodes = new Map<number, Known>();
+  const nodes = new Map<number, CachedAttributes>();
   /** Rights of nodes that were dropped from the cache. */
-  const told = createKernelRights();
+  const droppedRights = createKernelRights();
   const share = limit.join(dropOldest);
   let order = 0;
   /** Unique per state of a node, also across dropping it from the cache. */
   let epochs = 0;
   /** For dropped nodes: event number of the last own change to any of them. */
   let changedBefore = 0;
-  const relyMs = createAttributeTtl(clock, ttlMs);
+  const ttlFor = createAttributeTtl(clock, ttlMs);
   const rightsOf = createRightsOf();
 
-  function of(id: number): Known {
+  function of(id: number): CachedAttributes {
     const found = nodes.get(id);
     if (found !== undefined) return found;
-    const made: Known = {
+    const made: CachedAttributes = {
       attributes: undefined,
       at: never,
-      relyMs: 0,
+      ttlMs: 0,
       order: 0,
       epoch: ++epochs,
       changing: 0,
       reached: undefined,
       ended: [],
-      isTorn: false,
-      isTied: false,
-      isTouched: false,
-      isChanged: false,
-      toldSize: undefined,
-      toldRights: told.get(id),
-      toldEpoch: -1,
+      isChainBroken: false,
+      isOrderUnknown: false,
+      isMetadataChanged: false,
+      isChangedHere: false,
+      kernelSize: undefined,
+      kernelRights: droppedRights.get(id),
+      kernelEpoch: -1,
       isHidden: isHidden(id),
     };
     nodes.set(id, made);
-    told.forget(id);
+    droppedRights.forget(id);
     share.add(1);
     return made;
   }
@@ -153,26 +153,26 @@ export function createAttributeCache({
       if (nodes.size <= enough) return;
       if (known.changing > 0) continue;
       drop(id, known);
-      if (known.toldRights !== undefined) told.keep(id, known.toldRights);
+      if (known.kernelRights !== undefined) droppedRights.keep(id, known.kernelRights);
     }
   }
 
   function forget(id: number): void {
     const known = nodes.get(id);
-    if (known === undefined) told.forget(id);
+    if (known === undefined) droppedRights.forget(id);
     else drop(id, known);
   }
 
-  function drop(id: number, known: Known): void {
-    if (known.isChanged) changedBefore = Math.max(changedBefore, known.order);
+  function drop(id: number, known: CachedAttributes): void {
+    if (known.isChangedHere) changedBefore = Math.max(changedBefore, known.order);
     nodes.delete(id);
     share.add(-1);
   }
 
-  function learn(known: Known, attributes: Attributes, at: number): Attributes {
+  function learn(known: CachedAttributes, attributes: Attributes, at: number): Attributes {
     known.attributes = attributes;
     known.at = at;
-    known.relyMs = relyMs(attributes);
+    known.ttlMs = ttlFor(attributes);
     known.order = ++order;
     return attributes;
   }
@@ -180,7 +180,7 @@ export function createAttributeCache({
   function freshMs(id: number): number {
     const known = nodes.get(id);
     if (known === undefined || known.changing > 0) return 0;
-    return Math.max(0, known.at + known.relyMs - clock.elapsed());
+    return Math.max(0, known.at + known.ttlMs - clock.elapsed());
   }
 
   function update(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
@@ -198,39 +198,39 @@ export function createAttributeCache({
       return attributes;
     }
     if (!isUnchanged(before, attributes)) {
-      if (!known.isTouched || !isSameContent(before, attributes)) known.epoch = ++epochs;
-      known.isTouched = false;
+      if (!known.isMetadataChanged || !isSameContent(before, attributes)) known.epoch = ++epochs;
+      known.isMetadataChanged = false;
       return learn(known, attributes, at);
     }
     // atime may differ.
     known.attributes = attributes;
     known.at = at;
-    known.relyMs = relyMs(attributes);
+    known.ttlMs = ttlFor(attributes);
     return attributes;
   }
 
   /** No own change is in flight: combine what they reported. */
-  function settle(known: Known): void {
-    const isChain = known.ended.length === 0 && !known.isTorn;
+  function settle(known: CachedAttributes): void {
+    const isChain = known.ended.length === 0 && !known.isChainBroken;
     const afters = [known.reached, ...known.ended.map(({ after }) => after)].filter((one) => one !== undefined);
     if (afters.length === 0) {
-      known.isTied = false;
+      known.isOrderUnknown = false;
       return;
     }
     if (!isChain) known.epoch = ++epochs;
     const last = afters.reduce((a, b) => (isNewer(b, a) ? b : a));
-    const isSure = isChain && !known.isTied;
+    const isSure = isChain && !known.isOrderUnknown;
     learn(known, isChain ? (known.reached ?? last) : last, isSure ? clock.elapsed() : never);
     known.ended.length = 0;
     known.reached = undefined;
-    known.isTorn = false;
-    known.isTied = false;
+    known.isChainBroken = false;
+    known.isOrderUnknown = false;
   }
 
   function change(id: number): OwnChange {
     const known = of(id);
     known.changing++;
-    known.isChanged = true;
+    known.isChangedHere = true;
     return {
       ended: (wcc) => {
         known.changing--;
@@ -238,9 +238,9 @@ export function createAttributeCache({
         // The effect is unknown. The next attributes seen will look like another client's change.
         if (wcc?.after === undefined) {
           known.at = never;
-          known.isTied = true;
+          known.isOrderUnknown = true;
         } else if (known.ended.length < maxOverlapping) known.ended.push(wcc);
-        else known.isTorn = true;
+        else known.isChainBroken = true;
         followChain(known);
         if (known.changing === 0) settle(known);
       },
@@ -253,9 +253,9 @@ export function createAttributeCache({
     freshMs,
     forget,
     now: () => order,
-    relyMs: (id) => {
+    ttlOf: (id) => {
       const known = nodes.get(id);
-      return known === undefined || known.changing > 0 ? ttlMs : Math.max(ttlMs, known.relyMs);
+      return known === undefined || known.changing > 0 ? ttlMs : Math.max(ttlMs, known.ttlMs);
     },
     last: (id) => nodes.get(id)?.attributes,
     size: (id) => {
@@ -271,7 +271,7 @@ export function createAttributeCache({
       if (known === undefined) return;
       known.at = never;
       known.order = ++order;
-      known.isTouched = true;
+      known.isMetadataChanged = true;
     },
     epoch: (id) => of(id).epoch,
     attrReply: (id) => {
@@ -279,27 +279,27 @@ export function createAttributeCache({
       if (known.attributes === undefined) throw new Error(`no attributes are known for node ${id}`);
       const ahead = end(id);
       const size = ahead === undefined ? (latestSize(known) ?? 0) : Math.max(ahead, sizeOf(known));
-      known.toldSize = size;
-      known.toldRights = rightsOf(known.attributes);
-      known.toldEpoch = known.epoch;
+      known.kernelSize = size;
+      known.kernelRights = rightsOf(known.attributes);
+      known.kernelEpoch = known.epoch;
       // mtime is known only when the server has answered.
       const attr = attrOf(known.attributes, size, known.isHidden, group);
       return { attr, attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
     kernelView: (id) => {
-      const { toldSize: size, toldRights: rights, toldEpoch, epoch } = of(id);
-      return { size, rights, isAll: toldEpoch === epoch };
+      const { kernelSize: size, kernelRights: rights, kernelEpoch, epoch } = of(id);
+      return { size, rights, isAll: kernelEpoch === epoch };
     },
     kernelRights: (id) => {
       const known = nodes.get(id);
-      return known === undefined ? told.get(id) : (known.toldRights ?? known.attributes);
+      return known === undefined ? droppedRights.get(id) : (known.kernelRights ?? known.attributes);
     },
     grew: (id, size) => {
       const known = of(id);
-      if (known.toldSize !== undefined && known.toldSize < size) known.toldSize = size;
+      if (known.kernelSize !== undefined && known.kernelSize < size) known.kernelSize = size;
     },
-    setHidden: (id, isIt) => {
-      of(id).isHidden = isIt;
+    setHidden: (id, isHiddenNow) => {
+      of(id).isHidden = isHiddenNow;
     },
     [Symbol.dispose]: () => share[Symbol.dispose](),
   };

@@ -18,7 +18,7 @@ export interface Writer {
 /** Calls that send buffered writes; no request waits for them. They throw an Errno. */
 export interface BackgroundWrites {
   send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<SendResult>;
-  commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
+  commit(id: number, writer: Writer): Promise<{ readonly verifier: bigint }>;
   /** Stops sending and ignores further answers; resolves when no call is in flight. */
   stop(): Promise<void>;
 }
@@ -41,7 +41,7 @@ export function createBackgroundWrites(
 ): BackgroundWrites {
   const { nfs, server, attributes, clock } = context;
   let isStopped = false;
-  let underWay = 0;
+  let inFlight = 0;
   const idle = Promise.withResolvers<void>();
   const forever = new Promise<never>(() => undefined);
 
@@ -57,11 +57,11 @@ export function createBackgroundWrites(
   async function sendOnceReady<R>(call: () => Promise<R>): Promise<R> {
     await ready()?.catch(() => forever);
     if (isStopped) return await forever;
-    underWay++;
+    inFlight++;
     try {
       return await call();
     } finally {
-      if (--underWay === 0 && isStopped) idle.resolve();
+      if (--inFlight === 0 && isStopped) idle.resolve();
       if (isStopped) await forever;
     }
   }
@@ -78,11 +78,11 @@ export function createBackgroundWrites(
     }
   }
 
-  const write = (id: number, offset: number, data: Uint8Array, stable: number, who: Writer) => {
-    const request = requestOf(who);
+  const write = (id: number, offset: number, data: Uint8Array, stable: number, writer: Writer) => {
+    const request = requestOf(writer);
     const call = () =>
-      server.onOpen(
-        ...([request, id, who.fh] as const),
+      server.callOnOpenFile(
+        ...([request, id, writer.fh] as const),
         (handle, options) => nfs.write(handle, offset, data, stable, options),
         access.write,
       );
@@ -92,14 +92,14 @@ export function createBackgroundWrites(
   /** Undefined: the server restarted between two parts. */
   async function sendOnce(
     id: number,
-    { offset, data, who }: Piece<Writer>,
+    { offset, data, writer }: Piece<Writer>,
     stable: number,
   ): Promise<SendResult | undefined> {
     let sent: SendResult | undefined;
     let hasMixedVerifiers = false;
     for (let done = 0; done < data.length; ) {
       const part = data.subarray(done, done + maxWrite);
-      const { count, committed, verifier } = await write(id, offset + done, part, stable, who);
+      const { count, committed, verifier } = await write(id, offset + done, part, stable, writer);
       if (count === 0) throw new XdrError('the server accepts no data');
       hasMixedVerifiers ||= sent !== undefined && sent.verifier !== verifier;
       sent = { isStable: committed !== stability.unstable && (sent?.isStable ?? true), verifier };
@@ -116,12 +116,12 @@ export function createBackgroundWrites(
         if (sent !== undefined) return sent;
       }
     },
-    commit: (id, who) =>
+    commit: (id, writer) =>
       retryWhileHard(() => {
-        const request = requestOf(who);
+        const request = requestOf(writer);
         const call = () =>
-          server.onOpen(
-            ...([request, id, who.fh] as const),
+          server.callOnOpenFile(
+            ...([request, id, writer.fh] as const),
             (handle, options) => nfs.commit(handle, 0, 0, options),
             access.write,
           );
@@ -129,7 +129,7 @@ export function createBackgroundWrites(
       }),
     stop: async () => {
       isStopped = true;
-      if (underWay > 0) await idle.promise;
+      if (inFlight > 0) await idle.promise;
     },
   };
 }

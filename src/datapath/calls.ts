@@ -6,7 +6,7 @@ import { isTransient } from './errors.ts';
 
 /** Calls to the server on behalf of FUSE requests: their deadline, retries and interruption. */
 export interface Calls {
-  ask<R>(request: Request, credential: Buffer, call: (options: CallOptions) => Promise<R>): Promise<R>;
+  call<R>(request: Request, credential: Buffer, call: (options: CallOptions) => Promise<R>): Promise<R>;
   /** For work that waits for calls of other requests. The signal aborts when the requester stops waiting. */
   wait<R>(request: Request, work: (signal: AbortSignal) => Promise<R>): Promise<R>;
 }
@@ -19,7 +19,7 @@ export interface CallsOptions {
   readonly ended?: AbortSignal | undefined;
 }
 
-interface Waiting {
+interface PendingCall {
   readonly request: Request;
   readonly since: number;
   readonly controller: AbortController;
@@ -31,41 +31,41 @@ interface Waiting {
  * has waited this long ends with EINTR.
  */
 const graceMs = 1_000;
-const lookMs = 250;
+const checkMs = 250;
 const minPauseMs = 100;
 const maxPauseMs = 5_000;
 
 export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
-  const underWay = new Set<Waiting>();
-  let isLooking = false;
+  const pendingCalls = new Set<PendingCall>();
+  let isTimerSet = false;
   let isOver = false;
   ended?.addEventListener('abort', end, { once: true });
 
   function end(): void {
     isOver = true;
-    for (const { controller } of underWay) controller.abort(new Errno('EINTR'));
+    for (const { controller } of pendingCalls) controller.abort(new Errno('EINTR'));
   }
 
-  function look(): void {
-    isLooking = underWay.size > 0;
+  function interruptWaiting(): void {
+    isTimerSet = pendingCalls.size > 0;
     const now = clock.elapsed();
-    for (const { request, since, controller } of underWay)
+    for (const { request, since, controller } of pendingCalls)
       if (now - since >= graceMs && request.signal.aborted) controller.abort(new Errno('EINTR'));
-    if (isLooking) clock.after(lookMs, look);
+    if (isTimerSet) clock.after(checkMs, interruptWaiting);
   }
 
-  function begin(request: Request): Waiting {
-    const waiting: Waiting = { request, since: clock.elapsed(), controller: new AbortController() };
-    underWay.add(waiting);
-    if (!isLooking) clock.after(lookMs, look);
-    isLooking = true;
+  function begin(request: Request): PendingCall {
+    const waiting: PendingCall = { request, since: clock.elapsed(), controller: new AbortController() };
+    pendingCalls.add(waiting);
+    if (!isTimerSet) clock.after(checkMs, interruptWaiting);
+    isTimerSet = true;
     if (isOver) waiting.controller.abort(new Errno('EINTR'));
     return waiting;
   }
 
   /** Retries while the server is unreachable or answers JUKEBOX. */
-  async function again<R>(
-    waiting: Waiting,
+  async function retry<R>(
+    waiting: PendingCall,
     options: CallOptions,
     call: (options: CallOptions) => Promise<R>,
     first: unknown,
@@ -87,20 +87,20 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
   }
 
   return {
-    ask: (request, credential, call) => {
+    call: (request, credential, call) => {
       const waiting = begin(request);
       const options: CallOptions = { credential, deadlineMs: timeoutMs, signal: waiting.controller.signal };
       return call(options).then(
         (result) => {
-          underWay.delete(waiting);
+          pendingCalls.delete(waiting);
           return result;
         },
-        (cause: unknown) => again(waiting, options, call, cause).finally(() => underWay.delete(waiting)),
+        (cause: unknown) => retry(waiting, options, call, cause).finally(() => pendingCalls.delete(waiting)),
       );
     },
     wait: (request, work) => {
       const waiting = begin(request);
-      return work(waiting.controller.signal).finally(() => underWay.delete(waiting));
+      return work(waiting.controller.signal).finally(() => pendingCalls.delete(waiting));
     },
   };
 }

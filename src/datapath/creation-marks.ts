@@ -21,7 +21,7 @@ export interface CreationMarks {
   /** Something changed just now, so its ctime is the server's time. */
   sawChange(changed: Attributes | undefined): void;
   /** A file was created with this mark and has these attributes. */
-  made(mark: CreationMark, told: Attributes | undefined): void;
+  made(mark: CreationMark, attributes: Attributes | undefined): void;
   /** Whether the server keeps such a time, by the last file. Undefined before the first. */
   readonly areKept: boolean | undefined;
 }
@@ -45,10 +45,10 @@ export function createCreationMarks(clock: Clock): CreationMarks {
     sawChange: (changed) => {
       if (changed !== undefined) latest = { ms: changed.ctime * 1000 + changed.ctimeNs / 1e6, at: clock.elapsed() };
     },
-    made: ({ time, set }, told) => {
+    made: ({ time, set }, attributes) => {
       // Concurrent creations with the other kind of mark prove nothing.
-      if (told === undefined || isOfAccess !== (set.atime !== undefined)) return;
-      const isKept = isMarked(told, time);
+      if (attributes === undefined || isOfAccess !== (set.atime !== undefined)) return;
+      const isKept = isMarked(attributes, time);
       // The first file decides. A file read meanwhile has a new atime, which is no reason to change.
       const isOther = !isKept && isOfAccess && areKept === undefined;
       if (isOther) isOfAccess = false;

@@ -1,7 +1,8 @@
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { LockedDirectories } from './locked-directories.ts';
 import type { Nodes } from './ports.ts';
-import type { SeenNode, Server } from './server.ts';
+import type { SeenNode } from './seen-nodes.ts';
+import type { Server } from './server.ts';
 
 export interface DentryShrinkerParts {
   readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;
@@ -30,7 +31,7 @@ const batchSize = 16;
 export function createDentryShrinker(parts: DentryShrinkerParts): (count: number) => void {
   const { nodes, server, notifyApart, lockedDirectories, ready } = parts;
   let isRunning = false;
-  let wanted = 0;
+  let toDrop = 0;
   let scansLeft = 0;
 
   /** The node has an unreported data loss: the next open reports it, if the node still exists. */
@@ -46,33 +47,33 @@ export function createDentryShrinker(parts: DentryShrinkerParts): (count: number
 
   /** False: all candidates of this batch are in busy directories. */
   async function shrinkBatch(): Promise<boolean> {
-    let asked = 0;
+    let requested = 0;
     let refused = 0;
     const oldest = server.oldest(batchSize);
-    if (oldest.length === 0) wanted = 0;
+    if (oldest.length === 0) toDrop = 0;
     for (const placed of oldest) {
-      if (wanted === 0) break;
+      if (toDrop === 0) break;
       moveToEnd(placed);
       if (isUnused(placed) && lockedDirectories?.allows(placed.parent) === false) refused++;
-      else if (--scansLeft < 0) wanted = 0;
+      else if (--scansLeft < 0) toDrop = 0;
       else if (isUnused(placed)) {
-        asked++;
-        wanted--;
+        requested++;
+        toDrop--;
         await notifyApart(invalidateEntry(placed.parent, Buffer.from(placed.key, 'latin1'), { expireOnly: false }));
       }
     }
-    return asked > 0 || refused === 0;
+    return requested > 0 || refused === 0;
   }
 
   async function shrinkAll(): Promise<void> {
-    while (wanted > 0) {
+    while (toDrop > 0) {
       await ready?.();
       if (!(await shrinkBatch())) await lockedDirectories?.ended();
     }
   }
 
   return (count) => {
-    wanted = count;
+    toDrop = count;
     scansLeft = count * scanFactor;
     if (isRunning) return;
     isRunning = true;

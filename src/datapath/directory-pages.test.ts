@@ -28,7 +28,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
     };
   }
 
-  test.each([0, 1, 7, 39])('causes an error, not an endless listing, with a loop to entry %i', async (again) => {
+  test.each([0, 1, 7, 39])('causes an error instead of an endless listing, with a loop to entry %i', async (again) => {
     using ground = createScratchFolder();
     for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: circling(it.nfs, again), root: it.directory });

@@ -60,7 +60,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
       const { entries, ...page } = await nfs.readdir(args, options);
       return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
     };
-    return server.on(request, id, list, checked);
+    return server.callOn(request, id, list, checked);
   };
 
   /**

@@ -44,7 +44,7 @@ describe('draining the connections of a predecessor', () => {
     let read = '';
     left.peer.on('data', (chunk) => {
       read += String(chunk);
-      left.peer.write('an answer that nobody waits for');
+      left.peer.write('an answer that no request waits for');
     });
     await once(left.peer.resume(), 'end');
     expect(read).toBe('an old call');

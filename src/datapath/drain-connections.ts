@@ -28,7 +28,7 @@ export async function drainConnections(
   const sockets = descriptors.map((fd) => new Socket({ fd, readable: true, writable: true, allowHalfOpen: true }));
   const ended = sockets.map(closed);
   for (const socket of sockets) {
-    // Discard replies; nobody waits for them.
+    // Discard replies: no request waits for them.
     socket.resume();
     socket.end();
   }

@@ -1,20 +1,12 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
-import { isNfsError } from '#wire/nfs3/status.ts';
-import { type Attributes, type FileHandle, fileType, maxName } from '#wire/nfs3/structures.ts';
-import type { CallOptions } from '#wire/rpc/client.ts';
+import { fileType, maxName } from '#wire/nfs3/structures.ts';
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
-import { access } from './identity.ts';
+import { createEntryTtl } from './entry-ttl.ts';
+import { createFindName, type ResolvedName } from './find-name.ts';
 import { keyOf, type Name } from './name-cache.ts';
 import type { Node, Nodes } from './ports.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
-
-/** The object of a name, as the server said. */
-export interface ResolvedName {
-  readonly handle: FileHandle;
-  readonly attributes: Attributes | undefined;
-  readonly since: number;
-}
 
 /** Directory entries as the kernel knows them. */
 export interface Entries {
@@ -33,8 +25,6 @@ export interface Entries {
   forget(id: number, lookups: number): void;
 }
 
-/** Two changes of a directory within a few ms may have the same ctime, so names expire after this. */
-const maxMs = 30_000;
 /** How long a listing's attributes are used: later the file may have been changed here. */
 const listedMs = 1_000;
 
@@ -49,20 +39,10 @@ interface KernelEntry {
 const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
 export function createEntries(context: Context): Entries {
-  const { nfs, nodes, server, attributes, names, clock, sequence, ttlMs } = context;
+  const { nodes, server, attributes, names, clock, sequence, ttlMs } = context;
   const readdirAhead = createReaddirAhead(context);
-
-  /** Longer if the directory has not changed for long. */
-  const relyMs = (parent: number, { at }: Name): number =>
-    Math.max(0, at + attributes.relyMs(parent) - clock.elapsed());
-
-  /** A kept name means that no other client changed the directory up to the time of its attributes. */
-  function keptMs(parent: number, name: Name): number {
-    const now = clock.elapsed();
-    // Negative entries expire soon: the kernel does not hear about changes by other clients.
-    if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
-    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
-  }
+  const { remainingMs, cachedMs } = createEntryTtl(context);
+  const find = createFindName(context);
 
   /** Records where the kernel will see the node. */
   function counted(parent: number, key: string, node: Node): Node {
@@ -90,10 +70,10 @@ export function createEntries(context: Context): Entries {
   }
 
   /** Undefined: not fully cached. */
-  function known(parent: number, key: string, name: Name, told: KernelEntry): Entry | undefined {
+  function known(parent: number, key: string, name: Name, kernelEntry: KernelEntry): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
-    const { place, count, entryMs } = told;
+    const { place, count, entryMs } = kernelEntry;
     const node = counted(parent, key, count(handle, place));
     // Newer attributes than those of the listing may be known.
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
@@ -106,23 +86,10 @@ export function createEntries(context: Context): Entries {
     return undefined;
   }
 
-  async function find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
-    const key = keyOf(name);
-    const since = attributes.now();
-    const changes = names.changes(parent);
-    // Absence is not an error: throwing through all layers would take longer than the call.
-    const lookup = (handle: FileHandle, options: CallOptions) => nfs.lookup(handle, name, options).catch(nothingThere);
-    const found = await server.on(request, parent, lookup, access.search);
-    names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
-    if (found === undefined) return undefined;
-    if (found.directory !== undefined) attributes.update(parent, found.directory, since);
-    return { handle: found.handle, attributes: found.attributes, since };
-  }
-
-  async function asked(parent: number, node: Node, request: Request): Promise<Entry> {
+  async function entryFromServer(parent: number, node: Node, request: Request): Promise<Entry> {
     try {
-      await server.look(request, node.id);
-      return entryOf(node, attributes.relyMs(parent));
+      await server.getattr(request, node.id);
+      return entryOf(node, attributes.ttlOf(parent));
     } catch (cause) {
       undoLookup(node.id, request.place);
       throw cause;
@@ -131,10 +98,10 @@ export function createEntries(context: Context): Entries {
 
   function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
     const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
-    if (there.attributes === undefined) return asked(parent, node, request);
+    if (there.attributes === undefined) return entryFromServer(parent, node, request);
     attributes.update(node.id, there.attributes, there.since);
-    sequence.looked(node.id, request);
-    return entryOf(node, attributes.relyMs(parent));
+    sequence.lookedUp(node.id, request);
+    return entryOf(node, attributes.ttlOf(parent));
   }
 
   return {
@@ -148,7 +115,7 @@ export function createEntries(context: Context): Entries {
     lookup: (parent, name, request) => {
       const key = keyOf(name);
       const cached = names.get(parent, key);
-      const entryMs = cached === undefined ? 0 : keptMs(parent, cached);
+      const entryMs = cached === undefined ? 0 : cachedMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
         const entry = known(parent, key, cached, { place: request.place, count: nodes.addLookup, entryMs });
@@ -171,16 +138,12 @@ export function createEntries(context: Context): Entries {
       if (cached === undefined) return await find(parent, name, request);
       const handle = cached.meant?.handle;
       if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
-      return cached.meant === undefined && keptMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
+      return cached.meant === undefined && cachedMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
     },
     // Without room for a node, the kernel gets the name only.
     listed: (parent, key, name, place) =>
       nodes.hasRoom()
-        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: relyMs(parent, name) })
+        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: remainingMs(parent, name) })
         : undefined,
   };
-}
-
-function nothingThere(cause: unknown): undefined {
-  if (!isNfsError(cause, 'NOENT')) throw cause;
 }

@@ -1,30 +1,11 @@
 import { Errno, type ErrnoName } from '#wire/fuse/errno.ts';
 import { NameError } from '#wire/nfs3/names.ts';
-import { isNfsError, NfsError, type NfsStatusName } from '#wire/nfs3/status.ts';
+import { errnoByStatus, isNfsError, NfsError, type NfsStatusName } from '#wire/nfs3/status.ts';
 import { RpcError, type RpcFailure } from '#wire/rpc/errors.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 
 const byStatus: Readonly<Record<NfsStatusName, ErrnoName>> = {
-  PERM: 'EPERM',
-  NOENT: 'ENOENT',
-  IO: 'EIO',
-  NXIO: 'ENXIO',
-  ACCES: 'EACCES',
-  EXIST: 'EEXIST',
-  XDEV: 'EXDEV',
-  NODEV: 'ENODEV',
-  NOTDIR: 'ENOTDIR',
-  ISDIR: 'EISDIR',
-  INVAL: 'EINVAL',
-  FBIG: 'EFBIG',
-  NOSPC: 'ENOSPC',
-  ROFS: 'EROFS',
-  MLINK: 'EMLINK',
-  NAMETOOLONG: 'ENAMETOOLONG',
-  NOTEMPTY: 'ENOTEMPTY',
-  DQUOT: 'EDQUOT',
-  STALE: 'ESTALE',
-  REMOTE: 'EREMOTE',
+  ...errnoByStatus,
   BADHANDLE: 'ESTALE',
   NOT_SYNC: 'EIO',
   BAD_COOKIE: 'EIO',

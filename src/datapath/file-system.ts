@@ -1,15 +1,11 @@
-import { constants } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { Errno } from '#wire/fuse/errno.ts';
-import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
-import { createAttributeCache } from './attribute-cache.ts';
 import { type Budget, createBudget, maxUnwrittenOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
-import type { Context } from './context.ts';
 import { createCreateOperations } from './create.ts';
-import { createCreationMarks } from './creation-marks.ts';
+import { createContext } from './create-context.ts';
 import type { DataLoss } from './data-loss-log.ts';
 import { createDentryShrinker } from './dentry-shrinker.ts';
 import { createDirectories } from './directories.ts';
@@ -17,21 +13,20 @@ import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
 import { createGetattr } from './getattr.ts';
-import { access, createIdentities, type IdentityOptions } from './identity.ts';
+import type { IdentityOptions } from './identity.ts';
 import { createLockedDirectories } from './locked-directories.ts';
-import { createNameCache } from './name-cache.ts';
-import { createPendingReleases } from './pending-releases.ts';
 import { withPermissionChecks } from './permission-checks.ts';
 import type { JournaledWrites, Nodes, Proofs } from './ports.ts';
 import { createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
 import { withQuota } from './quota/with-quota.ts';
+import { readOnlyOperations } from './read-only.ts';
+import { createReadlink } from './readlink.ts';
 import { createRename } from './rename.ts';
-import { createRequestSequence, type RequestSequence } from './request-sequence.ts';
-import { createRequestWait } from './request-wait.ts';
-import { createServer } from './server.ts';
+import type { RequestSequence } from './request-sequence.ts';
 import { createSetattr } from './setattr.ts';
 import { createSharedCaches, type SharedCaches } from './shared-caches.ts';
+import { createStatfs } from './statfs.ts';
 import { createUnlink } from './unlink.ts';
 import { createWrites, type UncommittedWrites } from './writes.ts';
 
@@ -74,7 +69,7 @@ export interface FileSystemParts {
   readonly ended?: AbortSignal;
   /** Default: writes are answered when they are on the server's disk. */
   readonly behind?: {
-    readonly kept: JournaledWrites;
+    readonly journal: JournaledWrites;
     /** Shared by all mounts of the process. */
     readonly budget: Budget;
     /** Resolves when data may be sent. Undefined: now. */
@@ -97,60 +92,27 @@ export const createFileSystem = (parts: FileSystemParts): Partial<Operations> =>
  * the kernel or refused: NFSv3 has none of them.
  */
 export function openFileSystem(parts: FileSystemParts): FileSystem {
-  const { nfs, nodes, proofs, clock, notify, options, shared = createSharedCaches() } = parts;
+  const { nodes, clock, options, shared = createSharedCaches() } = parts;
   const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
-  const attributes = createAttributeCache({
-    clock,
-    ttlMs,
-    isHidden: (id) => nodes.hidden(id) !== undefined,
-    end: (id) => writes.end(id),
-    limit: shared.attributes,
-    group: options.group,
-  });
-  const names = createNameCache({ epochOf: attributes.epoch, clock, limit: shared.names });
   const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
-  const server = createServer({
-    nfs,
-    nodes,
-    attributes,
-    names,
-    calls,
-    notify,
-    identities: createIdentities(options.identity),
-  });
-  const sequence = createRequestSequence(attributes);
-  const waitFor = createRequestWait({ clock, calls, timeoutMs });
+  const context = createContext(parts, { calls, shared, ttlMs, timeoutMs, endOf: (id) => writes.end(id) });
+  const { attributes, names, server, sequence, waitFor } = context;
   const ready = parts.behind?.ready ?? (() => undefined);
-  const context: Context = {
-    nfs,
-    nodes,
-    proofs,
-    clock,
-    server,
-    attributes,
-    names,
-    marks: createCreationMarks(clock),
-    sequence,
-    ttlMs,
-    notify,
-    waitFor,
-    releases: createPendingReleases(nodes, waitFor),
-  };
   const entries = createEntries(context);
   const creating = createCreateOperations(context, entries);
   const { quota } = parts;
-  const look = async (id: number, request: Request): Promise<Attributes> => {
+  const getattr = async (id: number, request: Request): Promise<Attributes> => {
     await writes.settled(id, request);
-    return await server.look(request, id);
+    return await server.getattr(request, id);
   };
-  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, waitFor });
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, getattr, waitFor });
   const unlinking = createUnlink(context, entries, { charges, ready });
   const own = createBudget(maxUnwrittenOfMount);
   const uncharged = createWrites({
     context,
     calls,
-    kept: parts.behind?.kept,
+    journal: parts.behind?.journal,
     ready,
     isSync: options.sync === true,
     maxWrite: Math.min(maxWrite, maxTransfer),
@@ -192,27 +154,8 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     ...(options.checks === 'server'
       ? withPermissionChecks(context, options.identity, { ...files, ...directories, ...setattrOperation })
       : {}),
-    readlink: async (id, request) => {
-      const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
-      const bytes = typeof target === 'string' ? Buffer.from(target) : target;
-      if (bytes.length > maxTargetBytes) throw new Errno('ENAMETOOLONG');
-      return bytes;
-    },
-    statfs: async (id, request) => {
-      if (quota !== undefined) return quotaStatfs(quota.statfs());
-      const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
-      const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
-      return {
-        blocks: blocks(found.totalBytes),
-        bfree: blocks(found.freeBytes),
-        bavail: blocks(found.availableBytes),
-        files: Number(found.totalFiles),
-        ffree: Number(found.freeFiles),
-        bsize: statfsBlock,
-        frsize: statfsBlock,
-        namelen: 255,
-      };
-    },
+    readlink: createReadlink(context),
+    statfs: createStatfs(context, quota),
   };
   const { notifyApart } = parts;
   const lockedDirectories = createLockedDirectories(clock);
@@ -242,28 +185,6 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
 }
 
-/** The kernel's limit for link targets. */
-const maxTargetBytes = 4095;
-const statfsBlock = 4096;
-
-/** The size of the volume, not of the export. Inodes are not counted. */
-function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
-  const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
-  const bfree = Math.max(0, blocks - taken);
-  return {
-    blocks,
-    bfree,
-    bavail: bfree,
-    files: 0,
-    ffree: 0,
-    bsize: statfsBlock,
-    frsize: statfsBlock,
-    namelen: 255,
-  };
-}
-
-const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
-
 type AnyOperation = (...args: never[]) => unknown;
 
 /** Converts errors to errno. */
@@ -285,29 +206,4 @@ function withErrnoErrors(operations: Partial<Operations>, sequence: RequestSeque
     };
   const all = Object.entries(operations).map(([name, does]) => [name, border(does as AnyOperation)]);
   return Object.fromEntries(all) as Partial<Operations>;
-}
-
-const changingOperations = [
-  'mkdir',
-  'mknod',
-  'symlink',
-  'link',
-  'unlink',
-  'rmdir',
-  'rename',
-  'setattr',
-  'create',
-  'write',
-] as const;
-
-function readOnlyOperations(operations: Partial<Operations>): Partial<Operations> {
-  const refuse = (): never => {
-    throw new Errno('EROFS');
-  };
-  const { open } = operations;
-  return {
-    ...operations,
-    ...Object.fromEntries(changingOperations.map((name) => [name, refuse])),
-    open: (id, flags, request) => ((flags & writing) === 0 ? open?.(id, flags, request) : undefined) ?? refuse(),
-  };
 }

@@ -23,7 +23,7 @@ export interface FileWritesParts<W> {
 
 /** The acknowledged writes of one file that are not on the server's disk yet. */
 export interface FileWrites<W> {
-  /** `isNew`: false for a predecessor's write, whose file nobody is going to close. */
+  /** `isNew`: false for a predecessor's write, whose file no process will close. */
   add(piece: Piece<W>, isNew: boolean): void;
   /**
    * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
@@ -103,7 +103,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
         ({ isStable, verifier }) => {
           entry.state = 'sent';
           entry.verifier = verifier;
-          // Nobody asked for it yet: it might have been part of a larger write.
+          // The write was not flushed yet: it might have been part of a larger write.
           if (entry === speculative) endSpeculation();
           if (entry.mustResend) requeue(entry);
           // An earlier overlapping write may have to be resent, and this one after it.
@@ -170,7 +170,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const wasCommitUrgent = isCommitUrgent;
     isCommitUrgent = false;
     try {
-      const { verifier } = await parts.commit(first.who);
+      const { verifier } = await parts.commit(first.writer);
       const lost = withLaterOverlaps(
         entries,
         covered.filter((entry) => entry.verifier !== verifier),

@@ -1,15 +1,15 @@
 import { constants } from 'node:fs';
-import { openFlag, outHeaderSize } from '#wire/fuse/abi.ts';
+import { openFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { invalidateInode } from '#wire/fuse/notify.ts';
-import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operations.ts';
-import type { DeferredBuffer } from '#wire/nfs3/procedures.ts';
+import type { OpenReply, Operations, Request } from '#wire/fuse/operations.ts';
 import type { Context } from './context.ts';
 import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
-import { access, areSameRights, needsGroup } from './identity.ts';
+import { areSameRights, needsGroup } from './identity.ts';
 import { keyOf } from './name-cache.ts';
 import { createOpenFiles, isOpenForWriting } from './open-files.ts';
+import { createRead } from './read.ts';
 import type { ReadBuffers } from './read-buffers.ts';
 import type { UnlinkOperations } from './unlink.ts';
 import type { Writes } from './writes.ts';
@@ -35,8 +35,9 @@ const anything = 7;
 
 export function createFiles(parts: FileParts): FileOperations {
   const { context, entries, creating, unlinking, writes, memory, maxRead } = parts;
-  const { nfs, nodes, server, attributes, clock, sequence, releases, notify } = context;
+  const { nodes, server, attributes, clock, sequence, releases, notify } = context;
   const openFiles = createOpenFiles();
+  const read = createRead(context, { writes, memory, maxRead });
   /** The epoch of the file content that the kernel has cached. */
   const cached = new Map<number, number>();
   const relookups = new Map<number, number>();
@@ -54,7 +55,7 @@ export function createFiles(parts: FileParts): FileOperations {
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
     await writes.settled(id, request);
     const known = sequence.wasJustLookedUp(id, request) ? attributes.last(id) : undefined;
-    const found = known ?? (await server.look(request, id));
+    const found = known ?? (await server.getattr(request, id));
     const { size, rights, isAll } = attributes.kernelView(id);
     const isOld = rights !== undefined && !areSameRights(rights, found);
     // The kernel's attributes are outdated by another client's change.
@@ -69,7 +70,7 @@ export function createFiles(parts: FileParts): FileOperations {
     else if (!isMoved) relookups.delete(id);
   }
 
-  function opened(id: number, flags: number, request: Request): Opened {
+  function opened(id: number, flags: number, request: Request): OpenReply {
     const canWrite = (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0;
     const fh = openFiles.open(request.uid, canWrite);
     const epoch = attributes.epoch(id);
@@ -79,54 +80,6 @@ export function createFiles(parts: FileParts): FileOperations {
     writes.opened(id, fh);
     // Readers need no FLUSH on close.
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
-  }
-
-  const readInto = (id: number, fh: number, offset: number, into: Buffer | DeferredBuffer, request: Request) =>
-    server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
-
-  /** Reads the rest after a short read: the kernel takes a short answer as end of file. */
-  async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {
-    let done = 0;
-    while (done < into.length) {
-      const { count, isEnd } = await readInto(id, fh, offset + done, into.subarray(done, done + maxRead), request);
-      done += count;
-      if (isEnd || count === 0) break;
-    }
-    return done;
-  }
-
-  async function readOnce(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
-    let buffer: Buffer | undefined;
-    const into: DeferredBuffer = {
-      length: Math.min(size, maxRead),
-      take: (length) => {
-        buffer = memory.take(outHeaderSize + size);
-        return buffer.subarray(outHeaderSize, outHeaderSize + length);
-      },
-    };
-    const since = attributes.now();
-    const { count, isEnd, attributes: found } = await readInto(id, fh, offset, into, request);
-    if (found !== undefined) attributes.update(id, found, since);
-    const answer = buffer ?? memory.take(outHeaderSize);
-    let length = count;
-    if (!isEnd && count > 0 && count < size)
-      length += await readRest(
-        ...([id, fh, offset + count, answer.subarray(outHeaderSize + count, outHeaderSize + size), request] as const),
-      );
-    memory.answered(answer);
-    return { buffer: answer, length };
-  }
-
-  async function read(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
-    for (;;) {
-      await writes.settled(id, request, { offset, length: size });
-      const [end = 0, revalidations] = [writes.end(id), writes.revalidations];
-      const found = await readOnce(id, fh, offset, size, request);
-      const isCut = found.length < size && end > offset + found.length;
-      if (!isCut && revalidations === writes.revalidations) return found;
-      // The server did not know yet that the file continues there; the kernel would take that as its end.
-      await writes.settled(id, request, { offset, length: Number.POSITIVE_INFINITY });
-    }
   }
 
   return {

@@ -9,9 +9,13 @@ export function createGetattr(
   const isKnown = (id: number, request: Request): boolean =>
     attributes.freshMs(id) > 0 || sequence.wasJustLookedUp(id, request);
 
-  async function asked(id: number, settled: Promise<void> | undefined, request: Request): Promise<AttrReply> {
+  async function getattrFromServer(
+    id: number,
+    settled: Promise<void> | undefined,
+    request: Request,
+  ): Promise<AttrReply> {
     await settled;
-    if (!isKnown(id, request)) await server.look(request, id);
+    if (!isKnown(id, request)) await server.getattr(request, id);
     return attributes.attrReply(id);
   }
 
@@ -19,7 +23,9 @@ export function createGetattr(
     getattr: (id, _fh, request) => {
       const settled = writes.settled(id, request);
       // No promise if cached: the kernel asks for a directory's attributes after each change of it.
-      return settled === undefined && isKnown(id, request) ? attributes.attrReply(id) : asked(id, settled, request);
+      return settled === undefined && isKnown(id, request)
+        ? attributes.attrReply(id)
+        : getattrFromServer(id, settled, request);
     },
   };
 }

@@ -11,7 +11,7 @@ export interface HoldUntilDrainedParts {
   readonly ready: () => Promise<void> | undefined;
   /** `soft`: EIO after this time. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  /** Aborts when the mount is gone: nothing is started any more. */
+  /** Aborts when the mount is gone: nothing is started after that. */
   readonly ended?: AbortSignal;
 }
 

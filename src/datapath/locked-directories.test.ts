@@ -4,7 +4,7 @@ import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
 import { createDentryShrinker } from './dentry-shrinker.ts';
 import { createLockedDirectories, type LockedDirectories } from './locked-directories.ts';
-import type { SeenNode } from './server.ts';
+import type { SeenNode } from './seen-nodes.ts';
 
 const nobody = {} as Request;
 const name = Buffer.from('name');

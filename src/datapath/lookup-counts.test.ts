@@ -29,7 +29,7 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
       const memory = openJournal(fd);
       opened.push(memory);
       const [requests, table] = [createRequests(memory), createNodeTable(memory)];
-      requests.left();
+      requests.unfinished();
       const armed = requests.arm(0) ?? expect.fail();
       const nodes = table.of(0, it.directory);
       const on = createFileSystem({

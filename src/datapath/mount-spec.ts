@@ -57,23 +57,23 @@ export function readSpec(given: unknown): MountSpec {
   return {
     version,
     addresses: addresses as unknown as [string, ...string[]],
-    port: whole(fields, 'port', 65_535),
+    port: integer(fields, 'port', 65_535),
     root: text(fields, 'root'),
-    connections: whole(fields, 'connections', 16),
+    connections: integer(fields, 'connections', 16),
     privilegedPorts: flag(fields, 'privilegedPorts'),
     tls: fields['tls'] === undefined ? undefined : readTls(fields['tls']),
     squash: oneOf(fields, 'squash', ['none', 'root', 'all']),
-    uid: whole(fields, 'uid', 0xffff_ffff),
-    gid: whole(fields, 'gid', 0xffff_ffff),
-    softMs: fields['softMs'] === undefined ? undefined : whole(fields, 'softMs', Number.MAX_SAFE_INTEGER),
+    uid: integer(fields, 'uid', 0xffff_ffff),
+    gid: integer(fields, 'gid', 0xffff_ffff),
+    softMs: fields['softMs'] === undefined ? undefined : integer(fields, 'softMs', Number.MAX_SAFE_INTEGER),
     readOnly: flag(fields, 'readOnly'),
     sync: fields['sync'] === undefined ? undefined : flag(fields, 'sync'),
-    maxRead: whole(fields, 'maxRead', 1024 * 1024),
-    maxWrite: whole(fields, 'maxWrite', 1024 * 1024),
-    cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
+    maxRead: integer(fields, 'maxRead', 1024 * 1024),
+    maxWrite: integer(fields, 'maxWrite', 1024 * 1024),
+    cacheMs: integer(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
     locks: oneOf(fields, 'locks', ['node', 'refused']),
     checks: version === 1 ? 'kernel' : oneOf(fields, 'checks', ['kernel', 'server']),
-    group: fields['group'] === undefined ? undefined : whole(fields, 'group', 0xffff_ffff),
+    group: fields['group'] === undefined ? undefined : integer(fields, 'group', 0xffff_ffff),
     quota: fields['quota'] === undefined ? undefined : readQuota(fields['quota']),
   };
 }
@@ -96,13 +96,13 @@ function readQuota(given: unknown): QuotaSpec {
   const host = text(fields, 'host');
   // It becomes a file name.
   if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw bad('quota');
-  return { bytes: whole(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
+  return { bytes: integer(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
 }
 
 /** The message omits the value, which may be secret. */
 const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is invalid`);
 
-function whole(fields: Fields, name: string, most: number): number {
+function integer(fields: Fields, name: string, most: number): number {
   const value = fields[name];
   if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0 || value > most) throw bad(name);
   return value;

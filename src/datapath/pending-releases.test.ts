@@ -161,7 +161,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     let first: PromiseWithResolvers<void> | undefined;
     const kept = { keep: () => undefined, free: () => undefined };
     const { list, gate, removed } = mount({
-      behind: { kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
+      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
     });
     const { directory, close } = await removed();
     const removal = gate('remove');
@@ -179,7 +179,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
   test('ends first even if the file was removed after the close, while its data were in flight', async () => {
     const kept = { keep: () => undefined, free: () => undefined };
     const { on, gate, look, list, request, close } = mount({
-      behind: { kept, budget: createBudget(maxUnwritten), ready: () => undefined },
+      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => undefined },
     });
     writeFileSync(it.on('file'), '');
     const file = await look(root, 'file');
@@ -239,15 +239,15 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const { on, gate, look, request, close } = mount();
     const file = await look(root, 'file');
     const { fh } = await on.open(file, constants.O_RDONLY, request());
-    const [hiding, removal] = [gate('rename'), gate('remove')];
+    const [hideGate, removal] = [gate('rename'), gate('remove')];
     removal.open();
     const unlinked = on.unlink(root, name('file'), request());
     await asFarAsItGets();
     const closed = close(file, fh);
     // Waits until the server has answered every call.
     for (const text of ['1', '2', '3']) await look(root, text);
-    expect([hiding.calls, removal.calls]).toEqual([1, 0]);
-    hiding.open();
+    expect([hideGate.calls, removal.calls]).toEqual([1, 0]);
+    hideGate.open();
     await Promise.all([unlinked, closed]);
     expect(readdirSync(it.folder)).toEqual([]);
   });
@@ -289,12 +289,12 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const file = await look(root, 'file');
     await look(root, 'other');
     const { fh } = await on.open(file, constants.O_RDONLY, request());
-    const hiding = gate('rename');
+    const hideGate = gate('rename');
     const unlinked = ['file', 'other'].map((text) => on.unlink(root, name(text), request()));
     await look(root, 'nothing');
-    hiding.open();
+    hideGate.open();
     await Promise.all(unlinked);
-    expect(hiding.calls).toBe(1);
+    expect(hideGate.calls).toBe(1);
     expect(readdirSync(it.folder)).toEqual([hidden]);
     await close(file, fh);
     expect(readdirSync(it.folder)).toEqual([]);
@@ -327,7 +327,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     let first: PromiseWithResolvers<void> | undefined;
     const kept = { keep: () => undefined, free: () => undefined };
     const { on, look, request, close } = mount({
-      behind: { kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
+      behind: { journal: kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
     });
     const file = await look(root, 'file');
     await look(root, 'other');

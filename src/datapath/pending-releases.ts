@@ -1,9 +1,9 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { isSame } from './file-handles.ts';
 import type { Nodes } from './ports.ts';
 import type { RequestWait } from './request-wait.ts';
-import { isSame } from './server.ts';
 
 /**
  * RELEASE requests in progress. close(2) does not wait for them: after closing a removed file, an application may list
@@ -17,7 +17,7 @@ export interface PendingReleases {
 }
 
 export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: RequestWait): PendingReleases {
-  const underWay = new Map<Promise<void>, number>();
+  const releases = new Map<Promise<void>, number>();
 
   /** Check now, not at the start: a file may be removed while its release waits for writes. */
   const isHiddenIn = (id: number, directory: FileHandle): boolean => {
@@ -30,15 +30,15 @@ export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: Req
       const over = end
         .catch(() => undefined)
         .finally(() => {
-          underWay.delete(over);
+          releases.delete(over);
         });
-      underWay.set(over, id);
+      releases.set(over, id);
     },
     waitForHidden: (directory, request) => {
-      if (underWay.size === 0) return undefined;
-      const ends = [...underWay].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
+      if (releases.size === 0) return undefined;
+      const ends = [...releases].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
       if (ends.length === 0) return undefined;
-      // A failed release leaves its name, which nobody will remove.
+      // A failed release leaves its name, which is then never removed.
       return waitFor(request, (signal) => unlessAborted(Promise.all(ends), signal)).then(() => undefined);
     },
   };

@@ -25,7 +25,7 @@ export function withPermissionChecks(
 ): Checked {
   async function ask(request: Request, id: number, needs: number): Promise<void> {
     const mask = rightsFor(needs);
-    const granted = await server.on(request, id, (handle, how) => nfs.access(handle, mask, how), access.none);
+    const granted = await server.callOn(request, id, (handle, how) => nfs.access(handle, mask, how), access.none);
     if (!isGranted(needs, granted)) throw new Errno('EACCES');
   }
 
@@ -40,12 +40,12 @@ export function withPermissionChecks(
       check(request, id, mask, attributes.freshMs(id) > 0 ? attributes.last(id) : undefined),
     // If the attributes changed meanwhile, the open finds out, and the kernel retries.
     open: (id, flags, request) => {
-      const asked = check(request, id, neededFor(flags), attributes.last(id));
-      return asked === undefined ? open(id, flags, request) : asked.then(() => open(id, flags, request));
+      const checked = check(request, id, neededFor(flags), attributes.last(id));
+      return checked === undefined ? open(id, flags, request) : checked.then(() => open(id, flags, request));
     },
     opendir: (id, flags, request) => {
-      const asked = check(request, id, may.read, attributes.last(id));
-      return asked === undefined ? opendir(id, flags, request) : asked.then(() => opendir(id, flags, request));
+      const checked = check(request, id, may.read, attributes.last(id));
+      return checked === undefined ? opendir(id, flags, request) : checked.then(() => opendir(id, flags, request));
     },
     setattr: async (id, set, request) => {
       if (set.size !== undefined && set.fh === undefined) await check(request, id, may.write, attributes.last(id));

@@ -5,7 +5,7 @@ export interface Piece<W> {
   readonly offset: number;
   readonly data: Uint8Array;
   /** The writer's identity. */
-  readonly who: W;
+  readonly writer: W;
 }
 
 export interface SendResult {

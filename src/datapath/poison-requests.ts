@@ -9,7 +9,7 @@ export interface PoisonRequests {
   add(place: number, begin: () => void): void;
   /** Not started yet. */
   has(place: number): boolean;
-  /** The request was answered or must not be started any more. */
+  /** The request was answered or must no longer be started. */
   done(place: number): void;
 }
 
@@ -18,13 +18,13 @@ const eachMs = 1_000;
 
 export function createPoisonRequests(clock: Clock, mark: (place: number | undefined) => void): PoisonRequests {
   const waiting = new Map<number, () => void>();
-  let tried: number | undefined;
+  let current: number | undefined;
   let timer: Disposable | undefined;
 
   function next(): void {
     const [first] = waiting;
-    tried = first?.[0];
-    mark(tried);
+    current = first?.[0];
+    mark(current);
     timer = undefined;
     if (first === undefined) return;
     waiting.delete(first[0]);
@@ -41,8 +41,8 @@ export function createPoisonRequests(clock: Clock, mark: (place: number | undefi
     has: (place) => waiting.has(place),
     done: (place) => {
       waiting.delete(place);
-      if (place !== tried) return;
-      tried = undefined;
+      if (place !== current) return;
+      current = undefined;
       mark(undefined);
       timer?.[Symbol.dispose]();
       timer = clock.after(0, next);

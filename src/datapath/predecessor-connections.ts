@@ -33,17 +33,17 @@ export function createPredecessorConnections(
   parts: PredecessorConnectionsParts,
 ): PredecessorConnections {
   const { clock, log, letGo, clientsOf } = parts;
-  const under = new Map<string, Promise<void>>();
+  const draining = new Map<string, Promise<void>>();
 
   async function isAnswering(about: string, giveUp: AbortSignal): Promise<void> {
-    const asked = clientsOf(about).map((nfs) => nfs.null({ signal: giveUp, deadlineMs: Number.POSITIVE_INFINITY }));
-    if (asked.length > 0) await Promise.any(asked);
+    const pings = clientsOf(about).map((nfs) => nfs.null({ signal: giveUp, deadlineMs: Number.POSITIVE_INFINITY }));
+    if (pings.length > 0) await Promise.any(pings);
   }
 
   async function drainOne(about: string, own: readonly OldConnection[], signal: AbortSignal): Promise<void> {
     const descriptors = own.map(({ fd }) => fd);
     await drainConnections(descriptors, { clock, isAnswering: (giveUp) => isAnswering(about, giveUp) }, signal);
-    under.delete(about);
+    draining.delete(about);
     for (const { id } of own) letGo(id);
   }
 
@@ -51,10 +51,10 @@ export function createPredecessorConnections(
     begin: (signal) => {
       for (const [about, own] of Map.groupBy(connections, (one) => one.about)) {
         const drained = drainOne(about, own, signal);
-        under.set(about, drained);
+        draining.set(about, drained);
         drained.catch((cause: unknown) => log.warn('failed to close old connections', { about, cause: String(cause) }));
       }
     },
-    ready: (about) => under.get(about),
+    ready: (about) => draining.get(about),
   };
 }

@@ -112,7 +112,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     await expect.poll(() => isOpen(again)).toBe(false);
   });
 
-  test('reports a mount that it cannot serve, serves the others, and drops it when told to', async () => {
+  test('reports a mount that it cannot serve, serves the others, and drops it when asked to', async () => {
     const { start, told, open, rows } = await started();
     const first = await start();
     for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });
@@ -136,7 +136,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });
     const requests = createRequests(openJournal(journal));
-    requests.left();
+    requests.unfinished();
     const slot = requests.arm(0) ?? expect.fail();
     slot.buffer.fill(0, 0, inHeaderSize + 16);
     slot.view.setUint32(0, inHeaderSize + 16, true);
@@ -146,10 +146,10 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     requests.take(0, slot, inHeaderSize + 16);
     const program = await start([{ id: 'one', spec, fd: open() }]);
     await program.stop();
-    const left = (): unknown => createRequests(openJournal(journal)).left();
-    expect(left()).toMatchObject([{ outlived: 1 }]);
+    const left = (): unknown => createRequests(openJournal(journal)).unfinished();
+    expect(left()).toMatchObject([{ crashCount: 1 }]);
     // This process was not told to stop.
-    expect(left()).toMatchObject([{ outlived: 2 }]);
+    expect(left()).toMatchObject([{ crashCount: 2 }]);
     program.remove('one');
   });
 
@@ -158,7 +158,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });
     const requests = createRequests(openJournal(journal));
-    requests.left();
+    requests.unfinished();
     const slot = requests.arm(0) ?? expect.fail();
     slot.buffer.fill(0, 0, inHeaderSize + 40);
     slot.view.setUint32(0, inHeaderSize + 40, true);

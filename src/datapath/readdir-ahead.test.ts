@@ -68,7 +68,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     expect(mount.faults).toEqual([]);
   });
 
-  test('are not listed for a few lookups, nor all of many for some', async () => {
+  test('are not listed for a few lookups, and not completely for some', async () => {
     using ground = createScratchFolder();
     await using mount = await mounted(ground.folder, 6000);
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
@@ -238,7 +238,7 @@ describe('the limits of listing ahead', () => {
       clock,
       ttlMs: 1_000,
       nfs: { readdirplus },
-      server: { on: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
+      server: { callOn: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
       attributes: { last: () => undefined, now: () => 0 },
       names: { get: () => undefined, put: () => undefined, changes: () => 0, complete: () => undefined },
     } as unknown as Context);

@@ -33,7 +33,7 @@ interface Listing {
   /** The directory's change count at the start; undefined: unknown. */
   readonly changes: number | undefined;
   position: bigint;
-  isUnderWay: boolean;
+  isInFlight: boolean;
 }
 
 /** Misses within `withinMs` that justify a listing. */
@@ -57,7 +57,7 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
   function of(id: number): DirectoryLookups {
     const now = clock.elapsed();
     const known = directories.get(id);
-    if (known !== undefined && (known.listing?.isUnderWay === true || now - known.startedAt < withinMs)) return known;
+    if (known !== undefined && (known.listing?.isInFlight === true || now - known.startedAt < withinMs)) return known;
     directories.delete(id);
     const [oldest] = directories.keys();
     if (oldest !== undefined && directories.size >= maxDirectories) directories.delete(oldest);
@@ -75,7 +75,7 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
 
   const isWorthMore = ({ misses, used, listed, listing, isExhausted }: DirectoryLookups): boolean =>
     !isExhausted &&
-    listing?.isUnderWay !== true &&
+    listing?.isInFlight !== true &&
     misses >= minMisses &&
     listed <= misses * maxListedPerMiss &&
     (listed <= trialNames || used >= listed * usedPart);
@@ -84,13 +84,13 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
     const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
     // A caller may look names up without permission to list: then do not use a group that it may not be in.
     const pages = createPages(context, id, { remembers: false, checked: access.search });
-    return { pages, changes, position: 0n, isUnderWay: false };
+    return { pages, changes, position: 0n, isInFlight: false };
   }
 
   async function list(id: number, ahead: DirectoryLookups, request: Request): Promise<void> {
     const listing = ahead.listing ?? begin(id);
     ahead.listing = listing;
-    listing.isUnderWay = true;
+    listing.isInFlight = true;
     try {
       const page = await listing.pages.after(listing.position, request);
       for (const entry of page.entries) {
@@ -106,7 +106,7 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
       // Any failure, such as a missing permission to list: the lookup itself reports errors.
       ahead.isExhausted = true;
     }
-    listing.isUnderWay = false;
+    listing.isInFlight = false;
     if (ahead.isExhausted) ahead.listing = undefined;
   }
 

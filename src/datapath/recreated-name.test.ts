@@ -90,7 +90,7 @@ const cases: Readonly<Record<string, Case>> = {
     told: '',
     left: { x: theirs, y: theirs, z: 'moved' },
   },
-  'create, and nobody did anything': {
+  'create, and no other client did anything': {
     procedure: procedure.create,
     put: nothing,
     script: 'set -C; echo mine > x',

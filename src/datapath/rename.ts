@@ -4,11 +4,13 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { Entries, ResolvedName } from './entries.ts';
+import type { Entries } from './entries.ts';
+import { isSame } from './file-handles.ts';
+import type { ResolvedName } from './find-name.ts';
+import { type EntryName, withoutDeadline } from './hidden-name-calls.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
-import { isSame } from './server.ts';
-import { copyEntryName, type EntryName, type NameRemoval, withoutDeadline } from './silly-rename.ts';
+import { copyEntryName, type NameRemoval } from './silly-rename.ts';
 import type { UnlinkOperations } from './unlink.ts';
 
 /** NFSv3 cannot exchange two names or refuse to replace one atomically. */
@@ -18,7 +20,7 @@ export function createRename(
   context: Context,
   entries: Entries,
   unlinking: UnlinkOperations,
-  charges: Pick<Charges, 'leaving' | 'removed'>,
+  charges: Pick<Charges, 'spaceToFree' | 'removed'>,
 ): Pick<Operations, 'rename'> {
   const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
@@ -30,8 +32,8 @@ export function createRename(
       if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
       // It is at neither name: it was renamed, and then changed again by another client. The old name may belong to
       // another object now.
-      const still = await entries.find(from.parent, from.name, request);
-      return still !== undefined && isSame(still.handle, before.handle) ? still : undefined;
+      const current = await entries.find(from.parent, from.name, request);
+      return current !== undefined && isSame(current.handle, before.handle) ? current : undefined;
     }
     const { parent, name } = from;
     const there =
@@ -50,7 +52,7 @@ export function createRename(
     isHidden = false,
   ): Promise<void> {
     const send = () =>
-      server.onTwo(request, from.parent, to.parent, (one, other, options) =>
+      server.callOnTwo(request, from.parent, to.parent, (one, other, options) =>
         nfs.rename(
           { directory: one, name: from.name },
           { directory: other, name: to.name },
@@ -94,7 +96,7 @@ export function createRename(
       }
       const take: NameRemoval['take'] = async (isHidden, itself) => {
         const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
-        const leaves = await charges.leaving(replacedId, itself);
+        const leaves = await charges.spaceToFree(replacedId, itself);
         try {
           await move(from, to, moved, itself, isHidden);
         } catch (cause) {

@@ -15,7 +15,7 @@ function sequence() {
   const age = { ms: 0 };
   const made = createRequestSequence({ ageMs: () => age.ms });
   made.begin();
-  made.looked(7, by(1));
+  made.lookedUp(7, by(1));
   made.begin();
   return { ...made, age };
 }

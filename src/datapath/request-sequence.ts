@@ -9,7 +9,7 @@ export interface RequestSequence {
   /** A new request starts. */
   begin(): void;
   /** A lookup on the server has just returned this node. */
-  looked(id: number, request: Request): void;
+  lookedUp(id: number, request: Request): void;
   /** Whether the request just before, by the same thread, looked this node up, and its attributes are from then. */
   wasJustLookedUp(id: number, request: Request): boolean;
 }
@@ -23,7 +23,7 @@ export function createRequestSequence(attributes: Pick<AttributeCache, 'ageMs'>)
     begin: () => {
       now++;
     },
-    looked: (id, { pid }) => {
+    lookedUp: (id, { pid }) => {
       last = { id, pid, turn: now };
     },
     wasJustLookedUp: (id, { pid }) =>

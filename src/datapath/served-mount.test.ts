@@ -110,7 +110,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     armed.view.setUint32(inHeaderSize, 1, true);
     before.take(0, armed, inHeaderSize + 8);
     const requests = createRequests(openJournal(journal));
-    const [one, other, interrupt] = requests.left();
+    const [one, other, interrupt] = requests.unfinished();
     /** The request's unique id and the error. */
     const answer = (): readonly [number, number] => {
       const bytes = Buffer.alloc(64);
@@ -166,7 +166,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     const options = { mount: 0, paused: new Set<() => void>(), ...untold, operations: { statfs } };
     const suspected = () => {
       const { one, ...more } = left();
-      return { ...more, one: { ...one, outlived: 3 } };
+      return { ...more, one: { ...one, crashCount: 3 } };
     };
     const { fd, requests, one } = suspected();
     using _served = await serveMount({ ...options, ...trying(clock), fd, requests, left: [one] });
@@ -244,7 +244,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       operations: {},
       onFault: () => undefined,
       onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
-      left: [{ ...other, outlived: 10 }],
+      left: [{ ...other, crashCount: 10 }],
     });
     // Counted before the answer: a crash in between must not lose it.
     expect(counted).toEqual([[1, other.place, 3]]);
@@ -390,7 +390,7 @@ test.skipIf(needs('linux'))(
     put(own, lines + 1);
 
     const requests = createRequests(openJournal(journal));
-    requests.left();
+    requests.unfinished();
     const paused = new Set<() => void>();
     let asked = 0;
     using _served = await serveMount({

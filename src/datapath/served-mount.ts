@@ -1,16 +1,14 @@
 import type { Clock } from '#base/clock.ts';
 import { opcode } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
-import { Errno } from '#wire/fuse/errno.ts';
 import type { InitOptions, InitResult } from '#wire/fuse/init.ts';
-import { header } from '#wire/fuse/message.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type RequestStore } from '#wire/fuse/session.ts';
-import { maxByChance } from './journal/crash-suspects.ts';
 import type { Requests, UnfinishedRequest, UnplacedRequest } from './journal/requests.ts';
-import { readJournaledWrite, writeReply } from './journaled-write.ts';
+import { createLateReads } from './late-reads.ts';
 import type { PoisonRequests } from './poison-requests.ts';
 import type { AcknowledgedWrite } from './ports.ts';
+import { createUnfinishedReplay } from './unfinished-replay.ts';
 
 export interface ServedMountOptions {
   /** This process's own copy of /dev/fuse. It is closed at the end, also if the mount cannot be served. */
@@ -53,32 +51,18 @@ export interface ServedMount extends Disposable {
   stop(): Promise<void>;
 }
 
-/**
- * A request that crashes its data path would crash each successor, and its requester could not even be killed. If this
- * many have died over it, most of them while no other request was being started, it is no coincidence.
- */
-const maxCrashes = 10;
-
 /** Requests without an answer need no line, so they run even if there is none. */
 const unjournaledOpcodes: ReadonlySet<number> = new Set([opcode.interrupt, opcode.forget, opcode.batchForget]);
 const noLine = -1;
 
-/**
- * A mount that has its share of lines still reads a request now and then, less and less often: the kernel delivers
- * interrupts first, but only to a reader. That may bring it to three quarters of all lines.
- */
-const lateReads = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
-
 /** Serves one mount: reads requests into the journal, dispatches them, and continues where a predecessor stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
-  const { fd, mount, requests, paused, clock, poisonRequests, ages } = options;
+  const { fd, mount, requests, paused, clock, poisonRequests } = options;
   let isStopping = false;
   /** Its lines belong, or will soon belong, to others: requests in progress must not touch them. */
   let isOver = false;
   /** Resolves `stop` when everything is answered. */
   let idle: (() => void) | undefined;
-  let lateReadMs: number = lateReads.firstMs;
-  let nextLateRead: Disposable | undefined;
   /** A request that was read but found no line. */
   let unplaced: UnplacedRequest | undefined = requests.unplaced(mount);
   /** The slot of a request without a line. */
@@ -107,7 +91,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     answered(place);
   };
 
-  const desk: RequestStore = {
+  const store: RequestStore = {
     reply: (place, bytes) => {
       if (isOver) return;
       requests.keepAnswer(place, bytes);
@@ -119,12 +103,10 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     interrupted: (place) => {
       if (isOver) return;
       requests.interrupted(place);
-      if (poisonRequests.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
+      if (poisonRequests.has(place)) replay.interrupted(place);
     },
   };
-  const session = createSession({ ...options, store: desk });
-  /** Suspects of this mount that have not been started. */
-  const suspects = new Map<number, UnfinishedRequest>();
+  const session = createSession({ ...options, store });
 
   function take(slot: Slot, length: number, share?: number): void {
     if (unjournaledOpcodes.has(slot.view.getUint32(4, true))) {
@@ -136,7 +118,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     if (taken !== undefined) session.handle(taken.place, taken.message);
     else {
       unplaced = { slot, length };
-      nextLateRead ??= clock.after(lateReadMs, readOverQuota);
+      lateReads.schedule();
       waitForRoom();
     }
   }
@@ -161,24 +143,21 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     unplaced = undefined;
     if (waiting !== undefined) take(waiting.slot, waiting.length, share);
     if (unplaced !== undefined) return;
-    if (share === undefined) lateReadMs = lateReads.firstMs;
+    if (share === undefined) lateReads.reset();
     device.resume();
   }
 
   const wake = (): void => resumeReading();
-
-  function readOverQuota(): void {
-    nextLateRead = undefined;
-    lateReadMs = Math.min(lateReadMs * 2, lateReads.mostMs);
-    if (unplaced !== undefined) resumeReading(lateReads.share);
-  }
+  const lateReads = createLateReads(clock, (share) => {
+    if (unplaced !== undefined) resumeReading(share);
+  });
 
   function close(): void {
     isOver = true;
     paused.delete(wake);
-    nextLateRead?.[Symbol.dispose]();
+    lateReads[Symbol.dispose]();
     device[Symbol.dispose]();
-    for (const place of [...suspects.keys(), ...session.end()]) poisonRequests.done(place);
+    for (const place of [...replay.notStarted(), ...session.end()]) poisonRequests.done(place);
     idle?.();
   }
 
@@ -189,54 +168,12 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     onEnd: options.onEnd,
     onRejected: (cause) => options.onFault('an answer', cause),
   });
+  const replay = createUnfinishedReplay({ ...options, session, device, free });
   using failing = new DisposableStack();
   failing.defer(close);
-  const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
-  for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
-  for (const one of others) resume(one);
+  replay.start();
   // There may be room already; if not, a commit can free some now.
   if (unplaced !== undefined) wake();
-
-  function restore({ place, message }: UnfinishedRequest): void {
-    const written = readJournaledWrite(place, message);
-    options.onBehind(written);
-    // The predecessor may have been killed just before answering. The kernel refuses a second answer.
-    device.write(writeReply(message, written.data.length));
-  }
-
-  function resume(left: UnfinishedRequest): void {
-    if (left.phase === 'done') {
-      // The kernel refuses a second answer.
-      device.write(requests.keptAnswer(left.place));
-      free(left.place);
-    } else if (left.outlived >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have died over it`));
-    else if (left.outlived < maxByChance) begin(left);
-    else if (left.isInterrupted) giveUp(left, new Errno('EINTR'));
-    else suspect(left);
-  }
-
-  function begin(left: UnfinishedRequest, start = (): void => session.handle(left.place, left.message, left)): void {
-    ages?.set(left.place, left.ageMs);
-    start();
-    ages?.delete(left.place);
-  }
-
-  function suspect(left: UnfinishedRequest): void {
-    const run = session.defer(left.place, left.message, left);
-    suspects.set(left.place, left);
-    const heldAt = clock.elapsed();
-    poisonRequests.add(left.place, () => {
-      suspects.delete(left.place);
-      begin({ ...left, ageMs: left.ageMs + clock.elapsed() - heldAt }, run);
-    });
-  }
-
-  function giveUp(left: UnfinishedRequest | undefined, why: Error): void {
-    if (left === undefined) return;
-    suspects.delete(left.place);
-    if (header.opcode(left.message) === opcode.release) options.onUnreleased?.(header.node(left.message), left.place);
-    session.fail(left.place, left.message, why);
-  }
 
   failing.move();
   return {
@@ -253,8 +190,6 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     [Symbol.dispose]: close,
   };
 }
-
-const isBehind = ({ phase }: UnfinishedRequest): boolean => phase === 'behind';
 
 /** Iterate over a copy: a mount that finds nothing waits again. */
 function wakeAll(paused: ReadonlySet<() => void>): void {

@@ -18,23 +18,23 @@ const firstNegative = 2 ** 63;
 export function createSetattr(
   { nfs, server, attributes }: Context,
   writes: Pick<Writes, 'flushed'>,
-  charges: Pick<Charges, 'leaving' | 'resized'>,
+  charges: Pick<Charges, 'spaceToFree' | 'resized'>,
   /** The group shown for every object, whatever the server has. */
   shownGroup?: number,
 ): SetattrOperation {
   async function set(id: number, what: SetAttributes, fh: number | undefined, request: Request): Promise<void> {
     // Commit first: data that the server lost by a restart would be resent over the new attributes.
     await writes.flushed(id, request);
-    const before = what.size === undefined ? undefined : await charges.leaving(id, request);
+    const before = what.size === undefined ? undefined : await charges.spaceToFree(id, request);
     const call = (handle: FileHandle, options: CallOptions) => nfs.setattr(handle, what, options);
     // The kernel has verified that the caller is in the new group.
     const who: Caller = what.gid === undefined ? request : { uid: request.uid, gid: request.gid, group: what.gid };
     const send = () =>
       fh === undefined
-        ? server.on(request, id, call, access.write, who)
-        : server.onOpen(request, id, fh, call, access.write);
+        ? server.callOn(request, id, call, access.write, who)
+        : server.callOnOpenFile(request, id, fh, call, access.write);
     const { after } = await recordChange(attributes, id, send, (change) => change);
-    if (after === undefined) await server.look(request, id);
+    if (after === undefined) await server.getattr(request, id);
     if (what.size !== undefined) charges.resized(id, before, after ?? attributes.last(id));
   }
 

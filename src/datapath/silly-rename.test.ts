@@ -190,16 +190,16 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       const { gate, open, close, list, settled } = mounted;
       const file = await ground(mounted);
       const { fh } = await open(file);
-      const hiding = gate('rename');
+      const hideGate = gate('rename');
       const interrupt = new AbortController();
       const ended = expect(take(mounted, interrupt.signal)).rejects.toThrow(how.told);
-      await expect.poll(() => hiding.calls).toBe(1);
+      await expect.poll(() => hideGate.calls).toBe(1);
       if (how.softMs === undefined) interrupt.abort();
       for (let i = 0; i < 12; i++) clock.advance(250);
       await ended;
       const closed = close(file, fh);
       await settled();
-      hiding.open();
+      hideGate.open();
       await closed;
       expect(list()).toEqual(left);
     });
@@ -210,14 +210,14 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       const { gate, open, close, list } = mounted;
       const file = await ground(mounted);
       const { fh } = await open(file);
-      const hiding = gate('rename');
+      const hideGate = gate('rename');
       const taken = expect(take(mounted)).rejects.toThrow('EIO');
-      await expect.poll(() => hiding.calls).toBe(1);
+      await expect.poll(() => hideGate.calls).toBe(1);
       const closed = expect(close(file, fh)).rejects.toThrow('EIO');
       for (let i = 0; i < 12; i++) clock.advance(250);
       await Promise.all([taken, closed]);
       mounted.on.forget(file, 1);
-      hiding.open();
+      hideGate.open();
       await expect.poll(() => list()).toEqual(left);
     });
   });
@@ -252,7 +252,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
     const { on, gate, request, look, list } = mounted;
     const file = await ground(mounted);
     await mounted.open(file);
-    const hiding = gate(how.first);
+    const hideGate = gate(how.first);
     const interrupt = new AbortController();
     const { signal } = interrupt;
     const [from, to] = [at('new'), at('file')];
@@ -261,12 +261,12 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
         ? on.unlink(root, to.name, request({ signal }))
         : on.rename(from, to, 0, request({ signal }));
     const ended = expect(taken).rejects.toThrow('EINTR');
-    await expect.poll(() => hiding.calls).toBe(1);
+    await expect.poll(() => hideGate.calls).toBe(1);
     interrupt.abort();
     for (let i = 0; i < 12; i++) clock.advance(250);
     await ended;
     for (const { name } of [from, to]) name.fill('x');
-    hiding.open();
+    hideGate.open();
     await expect.poll(() => list()).toEqual([hidden, ...how.left]);
     if (how.way === 'replaced') expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
     // The cache has the right object for the name, too.

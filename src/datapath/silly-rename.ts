@@ -2,18 +2,16 @@ import { randomBytes } from 'node:crypto';
 import { unlessAborted } from '#base/aborted.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Request } from '#wire/fuse/operations.ts';
-import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
-import type { DirOpArgs, FileHandle, Wcc } from '#wire/nfs3/structures.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import type { DirOpArgs, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { ResolvedName } from './entries.ts';
 import { asErrno, isNotExecuted } from './errors.ts';
+import type { ResolvedName } from './find-name.ts';
+import { createHiddenNameCalls, type EntryName, withIdentity } from './hidden-name-calls.ts';
 import type { Caller } from './identity.ts';
-import { keyOf } from './name-cache.ts';
 import type { HiddenName } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
-import { isSame } from './server.ts';
 
 /** NFS has no open files without a name: an open file gets a hidden name (silly rename) before it loses its own. */
 export interface SillyRename {
@@ -28,11 +26,6 @@ export interface SillyRename {
   closed(id: number, request: Request): Promise<void> | undefined;
   /** The kernel has forgotten the node. */
   forget(id: number): void;
-}
-
-export interface EntryName {
-  readonly parent: number;
-  readonly name: Buffer;
 }
 
 export interface NameRemoval {
@@ -53,12 +46,12 @@ export const copyEntryName = ({ parent, name }: EntryName): EntryName => ({ pare
 export type CallOnPlace = (place: DirOpArgs, options: CallOptions) => Promise<Wcc>;
 
 export interface SillyRenameParts {
-  readonly charges: Pick<Charges, 'leaving' | 'removed'>;
+  readonly charges: Pick<Charges, 'spaceToFree' | 'removed'>;
   /** Resolves when hidden names may be removed: RELEASE itself cannot be delayed until then. */
   readonly ready: () => Promise<void> | undefined;
   readonly remove: (at: EntryName, request: Request, call: CallOnPlace) => Promise<void>;
   /** Records that the name is absent. */
-  readonly gone: (at: EntryName) => void;
+  readonly recordAbsent: (at: EntryName) => void;
 }
 
 /** The form that other NFS clients use: backup programs skip them. */
@@ -66,10 +59,14 @@ const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
 const never = new AbortController().signal;
 
-export function createSillyRename(context: Context, { charges, ready, remove, gone }: SillyRenameParts): SillyRename {
-  const { nfs, nodes, server, attributes, names, waitFor } = context;
+export function createSillyRename(
+  context: Context,
+  { charges, ready, remove, recordAbsent }: SillyRenameParts,
+): SillyRename {
+  const { nfs, nodes, server, attributes, waitFor } = context;
+  const calls = createHiddenNameCalls(context, recordAbsent);
   /** Who hid a file: the last close may come from another user, or from none. */
-  const hiders = new Map<number, Caller>();
+  const hiddenBy = new Map<number, Caller>();
   /** OPENs in progress, by file. The journal counts them when they have succeeded. */
   const openings = new Map<number, number>();
   /** Files that are not open and may be losing their last name. */
@@ -104,90 +101,22 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     }
   }
 
-  /** The file has no hidden name any more. It was not counted in the link count shown. */
+  /** The file no longer has a hidden name. The link count shown did not include it. */
   function clearHidden(id: number): void {
     nodes.hide(id, undefined);
     attributes.setHidden(id, false);
     attributes.expire(id);
-    hiders.delete(id);
-  }
-
-  async function move(
-    { parent, name: from }: EntryName,
-    to: Buffer,
-    { handle: meant }: ResolvedName,
-    request: Request,
-  ): Promise<void> {
-    const send = () =>
-      server.on(request, parent, (directory, options) =>
-        nfs.rename(
-          { directory, name: from },
-          { directory, name: to },
-          { ...withoutDeadline(options), expected: meant },
-        ),
-      );
-    await recordChange(attributes, parent, send, ({ to: change }) => change);
-    gone({ parent, name: from });
-    names.drop(parent, keyOf(to));
-  }
-
-  /** Adds a name. False: the server cannot or will not. */
-  async function addName(id: number, { parent, name }: EntryName, request: Request): Promise<boolean> {
-    const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
-      nfs.link(file, { directory, name }, withoutDeadline(options));
-    const send = () => server.onTwo(request, id, parent, link, false);
-    const onFile = () => recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
-    try {
-      await recordChange(attributes, parent, onFile, ({ change }) => change);
-    } catch (cause) {
-      if (cause instanceof NfsError) return false;
-      throw cause;
-    }
-    names.drop(parent, keyOf(name));
-    return true;
-  }
-
-  /** The directory's owner may remove a hidden name of unknown origin. */
-  const ownerOf = async ({ directory }: HiddenName, request: Request): Promise<Caller> =>
-    await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
-
-  /**
-   * For a directory that the kernel does not know or has not checked the caller for: which group would permit access is
-   * unknown.
-   */
-  async function asCallerOnly<R>(
-    hidden: HiddenName,
-    request: Request,
-    call: (options: CallOptions) => Promise<R>,
-  ): Promise<R> {
-    return await server.asCallerOnly(request, call).catch(async (cause: unknown) => {
-      if (!isNfsError(cause, 'ACCES')) throw cause;
-      return await server.asCallerOnly(withIdentity(request, await ownerOf(hidden, request)), call);
-    });
-  }
-
-  /**
-   * Whether the file still has its hidden name. The caller may be removing another name in another directory, and need
-   * not have access to this one.
-   */
-  async function isAt(id: number, hidden: HiddenName, there: ResolvedName, request: Request): Promise<boolean> {
-    const asker = withIdentity(request, hiders.get(id) ?? request);
-    const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
-    const found = await asCallerOnly(hidden, asker, lookup).catch((cause: unknown) => {
-      if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
-      return undefined;
-    });
-    return found !== undefined && isSame(found.handle, there.handle);
+    hiddenBy.delete(id);
   }
 
   async function removeHidden(id: number, hidden: HiddenName, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
-    const before = await charges.leaving(id, request);
+    const before = await charges.spaceToFree(id, request);
     const call: CallOnPlace = ({ directory, name }, options) =>
       nfs.remove(directory, name, { ...options, expected: 'anything' });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
-      else await asCallerOnly(hidden, request, (options) => call(hidden, options));
+      else await calls.asCallerOnly(hidden, request, (options) => call(hidden, options));
       charges.removed(id, before);
     } catch (cause) {
       // It is gone already: another client removed it, or an earlier REMOVE of ours whose answer was lost.
@@ -209,8 +138,8 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     /** Added beside its own name. */
     let isAdded = false;
     try {
-      isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
-      if (!isAdded) await move(at, name, there, request);
+      isAdded = isReplaced && (await calls.addName(id, { parent: at.parent, name }, request));
+      if (!isAdded) await calls.move(at, name, there, request);
     } catch (cause) {
       if (isNotExecuted(cause) && isRecorded()) clearHidden(id);
       throw cause;
@@ -218,16 +147,16 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     if (isRecorded()) {
       attributes.setHidden(id, true);
       attributes.expire(id);
-      hiders.set(id, { uid: request.uid, gid: request.gid });
+      hiddenBy.set(id, { uid: request.uid, gid: request.gid });
     }
-    let isThere = true;
+    let hasHiddenName = true;
     const undo = async (): Promise<void> => {
       // If this fails, the last close removes it.
       if (isAdded) await removeHidden(id, hidden, request);
-      isThere = false;
+      hasHiddenName = false;
       if (isRecorded()) clearHidden(id);
       // If this fails, leave the file: the caller gets an error that says nothing was done.
-      if (!isAdded) await move({ parent: at.parent, name }, at.name, there, request);
+      if (!isAdded) await calls.move({ parent: at.parent, name }, at.name, there, request);
     };
     try {
       await take(true, request);
@@ -236,7 +165,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       throw cause;
     } finally {
       // The file was closed meanwhile, perhaps by an interrupted process, before the hidden name was known to exist.
-      if (isThere && !isOpen(id))
+      if (hasHiddenName && !isOpen(id))
         await whileLeaving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
     }
   }
@@ -249,7 +178,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     // Hiding failed, or the file was reopened; then the next close removes the name.
     if (hidden === undefined || isOpen(id)) return;
     await whileLeaving(id, async () => {
-      const who = hiders.get(id) ?? (await ownerOf(hidden, request));
+      const who = hiddenBy.get(id) ?? (await calls.ownerOf(hidden, request));
       await removeHidden(id, hidden, withIdentity(request, who));
     });
   }
@@ -265,7 +194,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
 
   return {
     closed,
-    forget: (id) => void hiders.delete(id),
+    forget: (id) => void hiddenBy.delete(id),
     removeName: async (removal, request) => {
       const { there, take } = removal;
       const id = nodes.find(there.handle)?.id;
@@ -275,9 +204,12 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       const takeOnly = () => whileLeaving(id, () => take(false, request));
       if (!isOpen(id)) return await takeOnly();
       const before = nodes.hidden(id);
-      if (before !== undefined && (await isAt(id, before, there, request))) return await takeOnly();
-      const still = held.move();
-      await runToCompletion(request, (itself) => renameAndRemove(id, removal, itself).finally(() => still.dispose()));
+      if (before !== undefined && (await calls.isAt(before, there, withIdentity(request, hiddenBy.get(id) ?? request))))
+        return await takeOnly();
+      const fileLock = held.move();
+      await runToCompletion(request, (itself) =>
+        renameAndRemove(id, removal, itself).finally(() => fileLock.dispose()),
+      );
     },
     opening: async (id, request, open) => {
       openings.set(id, (openings.get(id) ?? 0) + 1);
@@ -296,21 +228,3 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     },
   };
 }
-
-/** Also on a `soft` mount: only the waiting requester gives up. */
-export const withoutDeadline = (options: CallOptions): CallOptions => ({
-  ...options,
-  deadlineMs: Number.POSITIVE_INFINITY,
-});
-
-/** The same request with another identity. A getter creates the signal only when it is used. */
-const withIdentity = (request: Request, { uid, gid }: Caller): Request => ({
-  uid,
-  gid,
-  pid: request.pid,
-  place: request.place,
-  resent: request.resent,
-  get signal() {
-    return request.signal;
-  },
-});

@@ -3,14 +3,15 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { Entries, ResolvedName } from './entries.ts';
+import type { Entries } from './entries.ts';
+import { isSame } from './file-handles.ts';
+import type { ResolvedName } from './find-name.ts';
+import type { EntryName } from './hidden-name-calls.ts';
 import { keyOf } from './name-cache.ts';
-import { isSame } from './server.ts';
 import {
   type CallOnPlace,
   copyEntryName,
   createSillyRename,
-  type EntryName,
   type NameRemoval,
   type SillyRename,
   type SillyRenameParts,
@@ -23,7 +24,7 @@ export type UnlinkParts = Pick<SillyRenameParts, 'charges' | 'ready'>;
 export function createUnlink(context: Context, entries: Entries, { charges, ready }: UnlinkParts): UnlinkOperations {
   const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
-  const gone = ({ parent, name }: EntryName): void =>
+  const recordAbsent = ({ parent, name }: EntryName): void =>
     names.set(parent, keyOf(name), { meant: undefined, at: clock.elapsed(), since: attributes.now() });
 
   /** The object to remove. Undefined: a predecessor has already removed it. */
@@ -41,12 +42,12 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
   }
 
   async function remove({ parent, name }: EntryName, request: Request, call: CallOnPlace): Promise<void> {
-    const send = () => server.on(request, parent, (directory, options) => call({ directory, name }, options));
+    const send = () => server.callOn(request, parent, (directory, options) => call({ directory, name }, options));
     await recordChange(attributes, parent, send, (change) => change);
-    gone({ parent, name });
+    recordAbsent({ parent, name });
   }
 
-  const sillyRename = createSillyRename(context, { charges, ready, remove, gone });
+  const sillyRename = createSillyRename(context, { charges, ready, remove, recordAbsent });
 
   return {
     ...sillyRename,
@@ -57,7 +58,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
       const take: NameRemoval['take'] = async (isHidden) => {
         if (isHidden) return;
         const id = nodes.find(there.handle)?.id;
-        const before = await charges.leaving(id, request);
+        const before = await charges.spaceToFree(id, request);
         await remove(at, request, (place, options) =>
           nfs.remove(place.directory, place.name, { ...options, expected: there.handle }),
         );

@@ -39,7 +39,7 @@ describe('a mount that is removed while its server is silent', () => {
       clock: createFakeClock(),
       notify: () => undefined,
       behind: {
-        kept: { keep: () => undefined, free: (place) => void freed.push(place) },
+        journal: { keep: () => undefined, free: (place) => void freed.push(place) },
         budget,
         ready: () => undefined,
       },

@@ -8,7 +8,7 @@ export interface WccChain {
   reached: Attributes | undefined;
   readonly ended: Wcc[];
   /** Their order is unknown: the server must be asked. */
-  isTied: boolean;
+  isOrderUnknown: boolean;
 }
 
 export const isSameContent = (a: WccAttr, b: WccAttr): boolean =>
@@ -39,7 +39,7 @@ export function followChain(known: WccChain): void {
     const { reached } = known;
     if (before !== undefined || reached === undefined || isNewer(after, reached)) known.reached = after;
     // Within one tick of the server's clock the order is unknown.
-    if (before === undefined && reached !== undefined && isSameTime(after, reached)) known.isTied = true;
+    if (before === undefined && reached !== undefined && isSameTime(after, reached)) known.isOrderUnknown = true;
   }
 }
 

@@ -80,7 +80,7 @@ function create(most = 1024 * 1024) {
     place: ++places,
     offset,
     data: Buffer.from(text),
-    who: 'somebody',
+    writer: 'somebody',
   });
   return { server, clock, kept, lost, budget, behind, piece };
 }
@@ -350,7 +350,12 @@ describe('write-behind', () => {
       });
     const all = createBudget(50);
     const [hung, other] = [of(all), of(all)];
-    const piece = (data: string): Piece<string> => ({ place: 1, offset: 0, data: Buffer.from(data), who: 'somebody' });
+    const piece = (data: string): Piece<string> => ({
+      place: 1,
+      offset: 0,
+      data: Buffer.from(data),
+      writer: 'somebody',
+    });
     expect(hung.write('f', piece('x'.repeat(60)), never)).toBe(60);
     expect(hung.hasRoom(10)).toBe(false);
     expect(other.write('f', piece('x'.repeat(60)), never)).toBe(60);

@@ -1,12 +1,12 @@
 import { constants } from 'node:fs';
 import { unlessAborted } from '#base/aborted.ts';
-import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type BackgroundWritesOptions, createBackgroundWrites, type Writer } from './background-writes.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
 import type { DataLoss } from './data-loss-log.ts';
+import { createLossReports } from './loss-reports.ts';
 import type { Range } from './pieces.ts';
 import type { AcknowledgedWrite, JournaledWrites } from './ports.ts';
 import { createWriteBehind } from './write-behind.ts';
@@ -55,7 +55,7 @@ export interface WritesParts extends BackgroundWritesOptions {
   readonly context: Context;
   readonly calls: Calls;
   /** Undefined: nothing outlives this process, so a write is answered only when it is on the server's disk. */
-  readonly kept: JournaledWrites | undefined;
+  readonly journal: JournaledWrites | undefined;
   /** Treats every file as opened with O_SYNC. */
   readonly isSync: boolean;
   readonly budgets: readonly Budget[];
@@ -68,12 +68,10 @@ export interface WritesParts extends BackgroundWritesOptions {
 const syncFlags = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
 
 export function createWrites(parts: WritesParts): Writes {
-  const { context, calls, kept, budgets } = parts;
+  const { context, calls, journal, budgets } = parts;
   const { attributes, clock, nodes } = context;
   const background = createBackgroundWrites(context, parts);
-  /** Open files that were told of a loss, by node. A successor reports it to all of them once more. */
-  const reported = new Map<number, Set<number>>();
-  let isStopped = false;
+  const losses = createLossReports(nodes);
   /** Places of synchronous requests: their memory is freed with the answer. */
   const waiting = new Set<number>();
   let revalidations = 0;
@@ -86,48 +84,18 @@ export function createWrites(parts: WritesParts): Writes {
     commit: background.commit,
     keyOf: (id) => id,
     keep: (place) => {
-      if (!waiting.has(place)) kept?.keep(place);
+      if (!waiting.has(place)) journal?.keep(place);
     },
     free: (place) => {
       parts.onDone?.(place);
-      if (!waiting.delete(place)) kept?.free(place);
+      if (!waiting.delete(place)) journal?.free(place);
     },
     onLost: (id, { code }, lost) => {
-      nodes.setLost(id, code);
-      reported.delete(id);
-      const answered = lost.filter(({ place }) => !waiting.has(place));
-      const bytes = answered.reduce((sum, { data }) => sum + data.length, 0);
+      losses.add(id, code);
+      const bytes = totalBytes(lost.filter(({ place }) => !waiting.has(place)));
       if (bytes > 0) parts.onLost?.({ id, fileId: attributes.last(id)?.fileId, code, bytes });
     },
   });
-
-  function reportLoss(id: number, fh: number, { resent }: Request): void {
-    const lost = nodes.lost(id);
-    if (lost === undefined || reported.get(id)?.has(fh) === true) return;
-    // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
-    if (resent) throw new Errno(lost);
-    markReported(id, fh);
-    // After the answer is in the journal: if killed before that, the successor reports it.
-    setImmediate(() => {
-      // Unless more was lost since.
-      if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
-      clearLossIfReported(id, 0);
-    });
-    throw new Errno(lost);
-  }
-
-  function markReported(id: number, fh: number): void {
-    const known = reported.get(id) ?? new Set();
-    reported.set(id, known.add(fh));
-  }
-
-  /** Clears the loss when all open files know. `spared` of them need not know. */
-  function clearLossIfReported(id: number, spared: number): void {
-    const { opens = 0 } = nodes.get(id) ?? {};
-    if (isStopped || (reported.get(id)?.size ?? 0) < opens - spared) return;
-    nodes.setLost(id, undefined);
-    reported.delete(id);
-  }
 
   const waitUnlessInterrupted = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
     what && calls.wait(request, (signal) => unlessAborted(what, signal));
@@ -137,7 +105,7 @@ export function createWrites(parts: WritesParts): Writes {
 
   function accept(id: number, { fh, offset }: WritePosition, data: Buffer, request: Request): number | Promise<number> {
     const { place, uid, gid } = request;
-    const piece = { place, offset, data, who: { fh, uid, gid } };
+    const piece = { place, offset, data, writer: { fh, uid, gid } };
     const taken = (length: number): number => {
       attributes.grew(id, offset + length);
       return length;
@@ -160,45 +128,38 @@ export function createWrites(parts: WritesParts): Writes {
       await flushed(id, request);
     } finally {
       // The requester was interrupted while the data are in flight: keep their memory.
-      if (waiting.delete(place)) kept?.keep(place);
+      if (waiting.delete(place)) journal?.keep(place);
     }
-    reportLoss(id, at.fh, request);
+    losses.report(id, at.fh, request);
     return data.length;
   }
 
   return {
     flushed,
     write: (id, at, data, request) => {
-      reportLoss(id, at.fh, request);
+      losses.report(id, at.fh, request);
       if (data.length === 0) return 0;
-      return kept === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
+      return journal === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
         ? writeThrough(id, at, data, request)
         : accept(id, at, data, request);
     },
     settle: async (id, fh, request) => {
       await flushed(id, request);
-      reportLoss(id, fh, request);
+      losses.report(id, fh, request);
     },
     settled: (id, request, range) => waitUnlessInterrupted(request, behind.settled(id, range)),
     end: (id) => behind.end(id),
     get revalidations() {
       return revalidations;
     },
-    opened: (id, fh) => {
-      // The writer may have been killed, and its next step is to check the file.
-      if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
-      clearLossIfReported(id, 1);
-      if (nodes.lost(id) !== undefined) markReported(id, fh);
-    },
+    opened: losses.opened,
     closed: (id, fh) => {
-      reported.get(id)?.delete(fh);
+      losses.closed(id, fh);
       return behind.flush(id);
     },
-    forget: (id) => {
-      reported.delete(id);
-    },
+    forget: losses.forget,
     behind: {
-      restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
+      restore: ({ place, node, offset, data, ...writer }) => behind.restore(node, { place, offset, data, writer }),
       commitSoon: behind.commitSoon,
       revalidate: () => {
         if (behind.files > 0) revalidations++;
@@ -206,7 +167,7 @@ export function createWrites(parts: WritesParts): Writes {
       },
       flush: behind.flushAll,
       stop: () => {
-        isStopped = true;
+        losses.stop();
         return background.stop();
       },
       get files() {
@@ -217,3 +178,6 @@ export function createWrites(parts: WritesParts): Writes {
 }
 
 const neverAborted = new AbortController().signal;
+
+const totalBytes = (pieces: readonly { readonly data: Uint8Array }[]): number =>
+  pieces.reduce((sum, { data }) => sum + data.length, 0);

@@ -56,10 +56,10 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
   }
 
   async function restore(): Promise<void> {
-    const whole = everything;
+    const transferred = everything;
     everything = undefined;
-    if (whole === undefined) throw new KeeperError('invalid', 'nothing was transferred to restore');
-    await ports.restore(whole);
+    if (transferred === undefined) throw new KeeperError('invalid', 'nothing was transferred to restore');
+    await ports.restore(transferred);
   }
 
   async function done(question: Question, descriptors: number[], signal: AbortSignal): Promise<Message> {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readdirSync, readSync, writeSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { sendParcel } from '#base/linux/descriptor-sockets.ts';
+import { sendMessage } from '#base/linux/descriptor-sockets.ts';
 import { createMemory } from '#base/linux/shared-memory.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
 import { needs } from '#testbed/needs.ts';
@@ -97,7 +97,10 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
     const fd = marked(7);
-    sendParcel(there, { bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }), descriptors: [fd] });
+    sendMessage(there, {
+      bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }),
+      descriptors: [fd],
+    });
     connection.send({ kind: 'stop' });
     closeSync(there);
     closeSync(fd);
@@ -121,7 +124,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     const heard = listen(createConnection(here, clock), ['stop']);
     const peer = listen(createConnection(there, clock), []);
     const fd = marked(1);
-    sendParcel(there, { bytes, descriptors: [fd] });
+    sendMessage(there, { bytes, descriptors: [fd] });
     closeSync(fd);
     await eventually(
       () => heard.why,
@@ -163,7 +166,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
       });
       const mounts = ['one', 'two', 'three'].map((mount) => ({ mount, spec: 1 }));
       const sent = mounts.map((_, i) => marked(i + 1));
-      sendParcel(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
+      sendMessage(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
       for (const fd of [...sent, there]) closeSync(fd);
       expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : faulty);
       expect(taken.map(markOf)).toEqual([1]);
@@ -175,7 +178,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
     const fd = marked(1);
-    sendParcel(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
+    sendMessage(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
     const heard = listen(connection, ['adopt']);
     connection.close();
     await eventually(

@@ -1,9 +1,8 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { isErrno } from '#base/errno.ts';
-import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptor-sockets.ts';
-import { duplicate } from '#base/linux/socket-pair.ts';
+import { createReceiver, shutDown } from '#base/linux/descriptor-sockets.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
+import { closeAll, createSendQueue } from './send-queue.ts';
 import { shutDownAtExit } from './system-calls.ts';
 
 /** The message kinds that this end accepts, and their handlers. */
@@ -11,8 +10,8 @@ export interface Handlers<K extends Kind> {
   /** Any other kind closes the connection. `failed` is always accepted and reported through `closed`. */
   readonly accepts: readonly K[];
   /**
-   * Handlers take descriptors by removing them from the list, in order. Those that are left when this returns or throws
-   * are closed: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that nobody serves.
+   * Handlers take descriptors by removing them from the list, in order. The connection closes those that are left when this returns or
+   * throws: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that no process serves.
    */
   message(message: MessageOf<K>, descriptors: number[]): void;
   /** Called last, after all messages that the peer sent before it ended. */
@@ -28,39 +27,20 @@ export interface Connection {
   close(): void;
 }
 
-interface Unsent {
-  readonly bytes: Buffer;
-  /** Duplicates: the originals may be closed before the socket has room. */
-  readonly descriptors: readonly number[];
-}
-
-const retryMs = 2;
-/** A peer that accepts nothing for this long counts as dead. */
-const stuckMs = 10_000;
-const maxUnsentBytes = 8 * 1024 * 1024;
-
-const closeAll = (descriptors: readonly number[]): void => {
-  for (const fd of descriptors) closeSync(fd);
-};
-
 /** Owns the socket and closes it with the connection. */
 export function createConnection(fd: number, clock: Clock): Connection {
   const registered = shutDownAtExit(fd);
-  const unsent: Unsent[] = [];
-  let unsentBytes = 0;
+  const queue = createSendQueue(fd, clock, () => end('the peer accepts no messages'));
   let handlers: Handlers<Kind> | undefined;
   let isOpen = true;
   let isReading = false;
   let why = 'the peer is gone';
-  let retry: Disposable | undefined;
-  let movedAt = 0;
 
   function end(because?: string): void {
     if (!isOpen) return;
     isOpen = false;
     if (because !== undefined) why = because;
-    retry?.[Symbol.dispose]();
-    for (const each of unsent.splice(0)) closeAll(each.descriptors);
+    queue[Symbol.dispose]();
     // The thread that waits for a message releases the descriptor only after a shutdown.
     shutDown(fd);
     if (!isReading) free();
@@ -72,48 +52,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
   }
 
   function send(message: Message, descriptors: readonly number[] = []): void {
-    if (!isOpen) return;
-    const bytes = encode(message);
-    if (unsent.length === 0 && sent(bytes, descriptors)) return;
-    if (unsentBytes + bytes.length > maxUnsentBytes) end('the peer accepts no messages');
-    else sendLater(bytes, descriptors);
-  }
-
-  function sendLater(bytes: Buffer, descriptors: readonly number[]): void {
-    if (unsent.length === 0) movedAt = clock.elapsed();
-    unsent.push({ bytes, descriptors: descriptors.map(duplicate) });
-    unsentBytes += bytes.length;
-    retryLater();
-  }
-
-  /** False: the socket has no room. */
-  function sent(bytes: Buffer, descriptors: readonly number[]): boolean {
-    try {
-      sendParcel(fd, { bytes, descriptors });
-      return true;
-    } catch (cause) {
-      if (isErrno(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;
-      // The peer is gone; its last messages are still to be read.
-      if (isErrno(cause, 'EPIPE', 'ECONNRESET', 'ENOTCONN')) return true;
-      throw cause;
-    }
-  }
-
-  function retryLater(): void {
-    retry?.[Symbol.dispose]();
-    retry = clock.after(retryMs, sendUnsent);
-  }
-
-  function sendUnsent(): void {
-    for (let next = unsent[0]; next !== undefined && sent(next.bytes, next.descriptors); next = unsent[0]) {
-      unsent.shift();
-      unsentBytes -= next.bytes.length;
-      closeAll(next.descriptors);
-      movedAt = clock.elapsed();
-    }
-    if (unsent.length === 0) return;
-    if (clock.elapsed() - movedAt > stuckMs) end('the peer accepts no messages');
-    else retryLater();
+    if (isOpen) queue.send(encode(message), descriptors);
   }
 
   function take(bytes: Buffer, descriptors: number[]): void {

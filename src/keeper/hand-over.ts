@@ -4,7 +4,7 @@ import type { Connection } from './connection.ts';
 import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
 import type { Supervisor } from './supervisor.ts';
 
-interface Charge {
+interface ActiveKeeper {
   readonly supervisor: Supervisor;
   readonly held: HeldDescriptors;
 }
@@ -13,14 +13,14 @@ interface HandOverPorts {
   readonly clock: Clock;
   readonly log: Log;
   /** Undefined: a handover is not possible now. */
-  readonly charge: () => Charge | undefined;
+  readonly charge: () => ActiveKeeper | undefined;
   readonly begun: () => void;
-  readonly ended: (given: boolean) => void;
+  readonly ended: (isHandedOver: boolean) => void;
 }
 
 export interface HandOver {
   /** Call after every change: if another data path serves by now, the keeper tells that one to move instead. */
-  look(): void;
+  check(): void;
 }
 
 const maxMs = 15_000;
@@ -30,32 +30,32 @@ const maxMs = 15_000;
  * exactly one of the two keepers starts its successor.
  */
 export function handOver(connection: Connection, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
-  let current: { readonly supervisor: Supervisor; readonly path: string; isStillSo: () => boolean } | undefined;
+  let current: { readonly supervisor: Supervisor; readonly path: string; isCurrent: () => boolean } | undefined;
   const clean = new DisposableStack();
 
   function begin(path: string): void {
     const found = current === undefined ? charge() : undefined;
-    const isStillSo = found?.supervisor.isEmpty === true ? give(found) : found?.supervisor.move(path);
-    if (found === undefined || isStillSo === undefined) {
+    const isCurrent = found?.supervisor.isEmpty === true ? sendEverything(found) : found?.supervisor.move(path);
+    if (found === undefined || isCurrent === undefined) {
       refuse();
       return;
     }
     const { supervisor, held } = found;
     log.info('handing over to another keeper', { mounts: held.mounts.size });
-    current = { supervisor, path, isStillSo };
+    current = { supervisor, path, isCurrent };
     clean.use(clock.after(maxMs, cancel));
     begun();
   }
 
   /** For the case that no live data path could do the transfer. */
-  function give({ supervisor, held }: Charge): () => boolean {
+  function sendEverything({ supervisor, held }: ActiveKeeper): () => boolean {
     clean.use(supervisor.freeze());
     sendHeldDescriptors(connection, held, 'everything');
     return () => true;
   }
 
   function finish(): void {
-    if (current?.isStillSo() !== true) {
+    if (current?.isCurrent() !== true) {
       cancel();
       return;
     }
@@ -86,9 +86,9 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     closed: cancel,
   });
   return {
-    look: () => {
-      if (current?.isStillSo() === false)
-        current.isStillSo = current.supervisor.move(current.path) ?? current.isStillSo;
+    check: () => {
+      if (current?.isCurrent() === false)
+        current.isCurrent = current.supervisor.move(current.path) ?? current.isCurrent;
     },
   };
 }

@@ -29,7 +29,7 @@ export interface DataPathHandlers {
   flush(id: string, ms: number): Promise<number>;
   /** Stops between two requests if possible. After it resolves, nothing more is read, and `unneeded` is called. */
   stop(): Promise<void>;
-  /** Nobody needs this process any more: exit. */
+  /** No keeper needs this process: exit. */
   unneeded(): void;
 }
 

@@ -17,7 +17,7 @@ export interface KeeperClient extends Disposable {
   drop(mount: string, signal: AbortSignal): Promise<void>;
   /**
    * Commits written data on the server within the time, as far as possible. Returns the number of files that are still
-   * incomplete there: unmounting now would lose their last writes. Returns 1 if nobody answers, because there may be
+   * incomplete there: unmounting now would lose their last writes. Returns 1 if no data path answers, because there may be
    * some, and 0 for a mount that does not exist.
    */
   flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
@@ -56,8 +56,8 @@ interface ClientOptions {
 }
 
 type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
-type Unasked<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
-type Question = Unasked<
+type WithoutAsk<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
+type Question = WithoutAsk<
   MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end' | 'copies' | 'restore'>
 >;
 
@@ -82,16 +82,16 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
   const behind = processAt(fd);
   const connection = createConnection(fd, clock);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
-  let asked = 0;
+  let lastQuestion = 0;
 
   /** Sends a snapshot: changes made while it is sent do not affect it. */
   async function restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void> {
-    if (!connection.isOpen) throw gone();
+    if (!connection.isOpen) throw keeperGone();
     sendHeldDescriptors(connection, everything, 'everything');
     await ask({ kind: 'restore' }, signal);
   }
 
-  function heard(message: Answer | MessageOf<'failed'>): void {
+  function handleAnswer(message: Answer | MessageOf<'failed'>): void {
     const asker = waiting.get(message.ask);
     if (message.kind === 'state' && message.ask === 0) changed(message.state);
     else if (message.kind !== 'failed') asker?.resolve(message);
@@ -100,8 +100,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
   }
 
   async function ask(question: Question, signal: AbortSignal, descriptors: readonly number[] = []): Promise<Answer> {
-    if (!connection.isOpen) throw gone();
-    const number = ++asked;
+    if (!connection.isOpen) throw keeperGone();
+    const number = ++lastQuestion;
     const answer = Promise.withResolvers<Answer>();
     waiting.set(number, answer);
     try {
@@ -114,10 +114,10 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
 
   connection.handle({
     accepts: [...answers, ...(copies === undefined ? [] : copyMessages)],
-    message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : heard(message)),
+    message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : handleAnswer(message)),
     closed: (why) => {
       behind?.[Symbol.dispose]();
-      for (const asker of waiting.values()) asker.reject(gone());
+      for (const asker of waiting.values()) asker.reject(keeperGone());
       closed(why);
     },
   });
@@ -181,5 +181,5 @@ function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   }
 }
 
-const gone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
+const keeperGone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
 const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper sent an unexpected reply');

@@ -73,15 +73,15 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
   async function reconnect(): Promise<void> {
     if (isReconnecting) return;
     isReconnecting = true;
-    let busyAt = clock.elapsed();
+    let lastBusyAt = clock.elapsed();
     for (
       let ms: number = pause.shortest;
       !isOver && !signal.aborted && connections.size === 0;
       ms = Math.min(pause.longest, ms + 10)
     ) {
       await clock.sleep(ms, signal).catch(() => undefined);
-      if ((held()?.mounts.size ?? 0) > 0) busyAt = clock.elapsed();
-      if (clock.elapsed() - busyAt > idleMs) return abandoned();
+      if ((held()?.mounts.size ?? 0) > 0) lastBusyAt = clock.elapsed();
+      if (clock.elapsed() - lastBusyAt > idleMs) return abandoned();
       if (!isOver && connections.size === 0) transferTo(path());
     }
     isReconnecting = false;

@@ -14,7 +14,7 @@ import {
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptor-sockets.ts';
+import { connectTo, receiveMessage, sendMessage } from '#base/linux/descriptor-sockets.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperFixture, eventually, type KeeperFixture, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
@@ -266,9 +266,9 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       );
       const before = descriptorsOf(keeper.pid);
       const fd = connectTo(ground.socket);
-      sendParcel(fd, { bytes, descriptors: [fd, fd, fd] });
-      expect((await receivedParcel(fd))?.bytes.toString()).toContain('"kind":"failed"');
-      expect(await receivedParcel(fd)).toBeUndefined();
+      sendMessage(fd, { bytes, descriptors: [fd, fd, fd] });
+      expect((await receiveMessage(fd))?.bytes.toString()).toContain('"kind":"failed"');
+      expect(await receiveMessage(fd)).toBeUndefined();
       closeSync(fd);
       await eventually(
         () => descriptorsOf(keeper.pid),
@@ -502,10 +502,10 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
     for (const path of [ground.folder, join(ground.folder, 'own'), ground.socket])
       await new Promise((resolve) => spawn('chmod', ['777', path]).once('exit', resolve));
     const script = `
-    const { connectTo, receivedParcel, sendParcel } = await import(process.argv[1]);
+    const { connectTo, receiveMessage, sendMessage } = await import(process.argv[1]);
     const fd = connectTo(process.argv[2]);
-    try { sendParcel(fd, { bytes: Buffer.from('{}'), descriptors: [] }); } catch {}
-    process.stdout.write(String(await receivedParcel(fd)));`;
+    try { sendMessage(fd, { bytes: Buffer.from('{}'), descriptors: [] }); } catch {}
+    process.stdout.write(String(await receiveMessage(fd)));`;
     const module = new URL(import.meta.resolve('../base/linux/descriptor-sockets.ts')).pathname;
     const log = openSync(join(ground.folder, 'out'), 'w');
     const child = spawn(process.execPath, ['--input-type=module', '-e', script, module, ground.socket], {

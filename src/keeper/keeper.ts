@@ -1,9 +1,11 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { serveAgent } from './agent-connection.ts';
+import { createAgents } from './agents.ts';
 import type { Connection } from './connection.ts';
+import { replaceForeignDataPath } from './foreign-data-path.ts';
 import { type HandOver, handOver } from './hand-over.ts';
-import { createHeldDescriptors, type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import { createHeldDescriptors, type HeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, type KeeperState, type MessageOf } from './protocol.ts';
 import { createSupervisor, type Supervisor } from './supervisor.ts';
 import { type Predecessor, takeOver } from './take-over.ts';
@@ -39,13 +41,12 @@ export interface Keeper {
   readonly state: KeeperState;
   /** A peer of a permitted user connected. */
   connected(connection: Connection): void;
-  /** Resolves when the process may exit: nothing that somebody needs ends with it. */
+  /** Resolves when the process may exit: no mount needs it. */
   readonly outcome: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 
 const helloMs = 5_000;
 const dataPathWaitMs = 5_000;
-const replaceRetryMs = 5_000;
 const initialState = {
   active: null,
   standby: null,
@@ -57,22 +58,19 @@ const initialState = {
   ...({ doing: 'settling', shares: true, isBorrowed: false } as const),
 };
 
-interface Charge {
+interface ActiveKeeper {
   readonly supervisor: Supervisor;
   readonly held: HeldDescriptors;
 }
 
 export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
-  const agents = new Set<Connection>();
-  /** Agents that hold copies of everything. */
-  const holders = new Set<Connection>();
+  const agents = createAgents();
   const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
-  const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
-  let charge: Charge | undefined;
+  const { promise: inChargeOnce, resolve: resolveCharge } = Promise.withResolvers<void>();
+  let charge: ActiveKeeper | undefined;
   let isMoving = false;
   let handover: HandOver | undefined;
-  let lastSentState = '';
 
   function state(): KeeperState {
     if (charge === undefined) return initialState;
@@ -81,12 +79,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   function changed(): void {
-    const now = state();
-    const text = JSON.stringify(now);
-    if (text === lastSentState) return;
-    lastSentState = text;
-    handover?.look();
-    for (const agent of agents) agent.send({ kind: 'state', ask: 0, state: now });
+    if (agents.sendState(state())) handover?.check();
   }
 
   function takeCharge(
@@ -107,23 +100,18 @@ export function createKeeper(options: KeeperOptions): Keeper {
       changed,
     });
     charge = { supervisor, held };
-    held.watch((message, descriptors) => {
-      for (const holder of holders) holder.send(message, descriptors);
-    });
-    for (const holder of holders) sendHeldDescriptors(holder, held, 'everything');
-    log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.about.pid });
+    agents.shareAll(held);
+    log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.info.pid });
     resolveCharge();
     changed();
-    if (options.replacesForeignDataPath) void replaceForeignDataPath(supervisor);
-  }
-
-  async function replaceForeignDataPath(supervisor: Supervisor): Promise<void> {
-    while (charge?.supervisor === supervisor && supervisor.state.isBorrowed === true && !signal.aborted) {
-      await supervisor.upgrade(program, signal).catch(async (cause: unknown) => {
-        log.warn('failed to replace the data path of the previous keeper', { cause: String(cause) });
-        await clock.sleep(replaceRetryMs, signal).catch(() => undefined);
+    if (options.replacesForeignDataPath)
+      void replaceForeignDataPath(supervisor, {
+        program,
+        clock,
+        log,
+        signal,
+        isCurrent: () => charge?.supervisor === supervisor,
       });
-    }
   }
 
   const begin = (): void => {
@@ -147,7 +135,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /** Drops an empty set of descriptors, to be replaced by another one. */
-  async function giveUp({ supervisor, held }: Charge): Promise<void> {
+  async function giveUp({ supervisor, held }: ActiveKeeper): Promise<void> {
     charge = undefined;
     await supervisor.end(signal);
     held[Symbol.dispose]();
@@ -171,16 +159,15 @@ export function createKeeper(options: KeeperOptions): Keeper {
     takeCharge(everything, true, undefined);
   }
 
-  async function inCharge(): Promise<Charge> {
-    await charged;
+  async function inCharge(): Promise<ActiveKeeper> {
+    await inChargeOnce;
     if (isMoving || charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
     return charge;
   }
 
   function share(connection: Connection): void {
     if (charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
-    holders.add(connection);
-    sendHeldDescriptors(connection, charge.held, 'everything');
+    agents.share(connection, charge.held);
   }
 
   async function end(until: AbortSignal): Promise<void> {
@@ -216,7 +203,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
       descriptors.shift();
       receiveTransfer({
         child,
-        about: { pid, version },
+        info: { pid, version },
         clock,
         offered: (transferred) =>
           takeover?.isOver === false ? takeover.offered(transferred) : void offered(transferred),
@@ -233,10 +220,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
         ended: () => finish('ended'),
         share,
         restore,
-        closed: (gone) => {
-          agents.delete(gone);
-          holders.delete(gone);
-        },
+        closed: agents.remove,
       });
     }
   }
@@ -260,14 +244,14 @@ export function createKeeper(options: KeeperOptions): Keeper {
     },
     outcome,
     connected: (connection) => {
-      const late = clock.after(helloMs, () => connection.close());
+      const helloTimer = clock.after(helloMs, () => connection.close());
       connection.handle({
         accepts: ['hello'],
         message: (hello, descriptors) => {
-          late[Symbol.dispose]();
+          helloTimer[Symbol.dispose]();
           introduced(connection, hello, descriptors);
         },
-        closed: () => late[Symbol.dispose](),
+        closed: () => helloTimer[Symbol.dispose](),
       });
     },
   };

@@ -17,7 +17,7 @@ export interface Launched {
   kill(): Promise<void>;
 }
 
-/** Starts a program that outlives this process. The signal aborts when nobody waits for the start any more. */
+/** Starts a program that outlives this process. The signal aborts when the caller no longer waits for the start. */
 export type Launch = (command: Command, signal: AbortSignal) => Promise<Launched>;
 
 export const launchProcess: Launch = async ({ words: [file, ...args], env }) => {

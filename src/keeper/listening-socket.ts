@@ -1,7 +1,7 @@
 import { closeSync, lstatSync, mkdirSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { accepted, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
+import { acceptConnection, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
 import type { Log } from '#base/log.ts';
 import { type Connection, createConnection } from './connection.ts';
 import { isTrusted, peerCredentials, shutDownAtExit } from './system-calls.ts';
@@ -47,7 +47,8 @@ export function listenForPeers({ path, clock, log, connected }: ListenOptions): 
   }
 
   async function listen(): Promise<void> {
-    for (let fd = await accepted(listening); fd !== undefined; fd = await accepted(listening)) admit(fd);
+    for (let fd = await acceptConnection(listening); fd !== undefined; fd = await acceptConnection(listening))
+      admit(fd);
     registered[Symbol.dispose]();
     closeSync(listening);
   }

@@ -50,7 +50,7 @@ const stopped = new AbortController();
 if (values.pod !== undefined) await waitForFolder(dirname(path), clock, stopped.signal);
 const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
 const log = logAll.with({ keeper: process.pid });
-// A keeper's stderr is /dev/null: without this, nobody learns why it failed.
+// A keeper's stderr is /dev/null: without this, the reason of a failure would be lost.
 process.once('uncaughtExceptionMonitor', (cause) => log.error('the keeper failed', { cause: cause.stack }));
 const pod =
   values.pod === undefined ? undefined : createPodKeeper({ pod: values.pod, folder: dirname(path), path, clock, log });

@@ -24,7 +24,7 @@ describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
     return { clock, listening, end: createPeerTerminator(fd, path, clock) };
   }
 
-  test('is gone when nothing listens there any more', async () => {
+  test('is gone when no process listens there', async () => {
     const { clock, listening, end } = created();
     const told: boolean[] = [];
     const ending = end().then((hasGone) => told.push(hasGone));

@@ -6,7 +6,7 @@ import { processByPidfd } from './processes.ts';
 import { canKill, hasEnded, openPeerPidfd } from './system-calls.ts';
 
 const reachMs = 5_000;
-const lookMs = 50;
+const pollMs = 50;
 
 /**
  * Terminates the keeper at the other end of this connection, which listens at this path. If it runs in another
@@ -28,7 +28,7 @@ export function createPeerTerminator(fd: number, path: string, clock: Clock): ()
     while (!isGone()) {
       if (clock.elapsed() - began > reachMs) return false;
       const { promise, resolve } = Promise.withResolvers<void>();
-      clock.after(lookMs, resolve);
+      clock.after(pollMs, resolve);
       await promise;
     }
     return true;

@@ -4,7 +4,7 @@ import { within } from './within.ts';
 
 /** Flush requests to the data path. Each stays pending until a data path answers it, also a successor. */
 export interface PendingFlushes {
-  /** Returns the number of incomplete files. Returns 1 if nobody answered in time, because there may be some. */
+  /** Returns the number of incomplete files. Returns 1 if no data path answered in time, because there may be some. */
   ask(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   /** Another data path serves: sends it the requests that its predecessor did not answer. */
   resend(): void;

@@ -19,7 +19,7 @@ export interface PodKeeper {
   waitForTurn(signal: AbortSignal): Promise<void>;
   /** This keeper is in charge. From now on this pod does not take over from a live keeper of another pod again. */
   tookCharge(): void;
-  /** From now on, exits when told to and no mounts are left. */
+  /** From now on, exits on SIGTERM if no mounts are left. */
   endWhenIdle(mounts: () => number): void;
   /** Restarts the program in place, after a pause. */
   restart(ms: number): Promise<never>;
@@ -34,7 +34,7 @@ interface PodOptions {
   readonly log: Log;
 }
 
-const lookMs = 200;
+const pollMs = 200;
 /** At most two exist at a time. */
 const maxPods = 8;
 /** Set across a restart if SIGTERM was received before: the signal is not sent twice. */
@@ -55,7 +55,7 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
     // A waiting keeper has started nothing: a live child is the data path from before the restart, which still serves
     // mounts of another keeper.
     if (mountsNow === undefined ? !hasChildren() : mountsNow() === 0) endProcess(0);
-    clock.after(lookMs, endIfIdle);
+    clock.after(pollMs, endIfIdle);
   }
   endIfIdle();
 
@@ -73,12 +73,12 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
       // A restarted keeper of a known pod waits: it must not take over from its successor.
       if (!isTerminating && !pods().includes(pod)) return;
       // After SIGTERM, start nothing new.
-      for (let isSaid = false; isTerminating || isListening(path); isSaid = true) {
-        if (!isSaid)
+      for (let isLogged = false; isTerminating || isListening(path); isLogged = true) {
+        if (!isLogged)
           log.info(
             `the keeper of another pod is in charge; this one waits for ${isTerminating ? 'it to replace the data path' : 'its end'}`,
           );
-        await clock.sleep(lookMs, signal);
+        await clock.sleep(pollMs, signal);
       }
     },
     tookCharge: () => {
@@ -108,14 +108,14 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
 export async function waitForFolder(folder: string, clock: Clock, signal: AbortSignal): Promise<void> {
   const end = (): void => endProcess(0);
   process.on('SIGTERM', end);
-  for (let isSaid = false; ; isSaid = true)
+  for (let isLogged = false; ; isLogged = true)
     try {
       ownFolder(folder);
       process.off('SIGTERM', end);
       return;
     } catch (cause) {
-      if (!isSaid)
+      if (!isLogged)
         process.stderr.write(`stowage keeper: waiting for an agent to create ${folder} (${String(cause)})\n`);
-      await clock.sleep(lookMs, signal);
+      await clock.sleep(pollMs, signal);
     }
 }

@@ -12,7 +12,7 @@ export const keeperSocket = 3;
 
 /** Almost all processes exit within a few ms. Only after this time are the threads inspected, twice. */
 const usualExitMs = 200;
-const lookMs = 50;
+const pollMs = 50;
 
 /** A process that cannot be killed is reported after this time. */
 const outOfReachMs = 5_000;
@@ -48,13 +48,13 @@ export function processByPidfd(
 async function waitUntilGone(pidfd: number, clock: Clock): Promise<void> {
   const killedAt = clock.elapsed();
   // Usually less than a millisecond; child processes and memory do not delay it.
-  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualExitMs; ms = Math.min(lookMs, ms * 2))
+  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualExitMs; ms = Math.min(pollMs, ms * 2))
     await pause(clock, ms);
   for (let before: string | undefined; !hasEnded(pidfd); ) {
     const stuck = stuckThreads(pidfd);
     if (stuck !== undefined && stuck === before) return;
     before = stuck;
-    await pause(clock, lookMs);
+    await pause(clock, pollMs);
   }
 }
 
@@ -98,7 +98,7 @@ export function startChild(program: string, { clock, flags, log }: ChildOptions)
   child.on('error', () => undefined);
   child.unref();
   if (child.pid === undefined) throw new Error('the program could not be started');
-  // Otherwise nobody would kill it.
+  // Otherwise it would not be killed.
   undone.defer(() => child.kill('SIGKILL'));
   // The pid cannot have been reused: Node had no time to reap the process.
   const pidfd = openPidfd(child.pid);

@@ -1,3 +1,5 @@
+import { isJsonObject, jsonIn } from '#base/json.ts';
+
 /**
  * Messages between agents, keepers and data paths: one JSON text per message, plus its descriptors. A `spec` may
  * contain secrets: no part of a message may go into a log or an error.
@@ -16,8 +18,6 @@ const maxNameLength = 255;
 type Check<T> = (value: unknown) => value is T;
 type Checked<C> = C extends Check<infer T> ? T : never;
 
-const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value);
 const text =
   (from: number, to: number): Check<string> =>
   (value): value is string =>
@@ -47,7 +47,7 @@ type Shaped<S extends Shape> = { readonly [F in keyof S]: Checked<S[F]> };
 const shaped =
   <S extends Shape>(shape: S): Check<Shaped<S>> =>
   (value): value is Shaped<S> =>
-    isObject(value) && Object.entries(shape).every(([name, check]) => check(value[name]));
+    isJsonObject(value) && Object.entries(shape).every(([name, check]) => check(value[name]));
 
 const name = text(1, maxNameLength);
 const anyText = text(0, maxTextLength);
@@ -177,8 +177,8 @@ export function encode(message: Message): Buffer {
 
 export function decode(bytes: Buffer, descriptors: number): Message {
   if (bytes.length > maxMessageBytes) throw new ProtocolError('a message is too long');
-  const value = parsed(bytes);
-  if (!isObject(value)) throw new ProtocolError('a message is not a JSON object');
+  const value = jsonIn(bytes.toString());
+  if (!isJsonObject(value)) throw new ProtocolError('a message is not a JSON object');
   if (value['v'] !== protocolVersion) throw new ProtocolError(`a message is not of version ${protocolVersion}`);
   const { kind } = value;
   if (typeof kind !== 'string' || !Object.hasOwn(shapes, kind))
@@ -189,15 +189,6 @@ export function decode(bytes: Buffer, descriptors: number): Message {
   if (descriptorCount(message) !== descriptors)
     throw new ProtocolError(`a message (${kind}) came with ${descriptors} descriptors`);
   return message;
-}
-
-function parsed(bytes: Buffer): unknown {
-  try {
-    return JSON.parse(bytes.toString());
-  } catch {
-    // The original error would quote the text.
-    return undefined;
-  }
 }
 
 /** A keeper's error reply. */

@@ -21,7 +21,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
           () => ground.log().match(/"this keeper is in charge"/g)?.length,
           (count) => count === 2,
         );
-        throw new Error('nobody waits any more');
+        throw new Error('the caller no longer waits');
       },
     };
     const second = await ground.startKeeper({ clock });

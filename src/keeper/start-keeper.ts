@@ -34,7 +34,7 @@ export interface StartedKeeper {
 
 /** Longer than a keeper waits to connect to its predecessor and the handover takes, together. */
 const startMs = 30_000;
-const lookMs = 10;
+const pollMs = 10;
 
 /** The program lies beside this file, in the sources and in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
@@ -65,7 +65,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
       if (isOurKeeper(peer)) return { pid: pid ?? 0, ended };
       if (peer !== undefined) known = there;
       if (over !== undefined) throw notStarted(over.by, log);
-      await clock.sleep(lookMs, limit.signal);
+      await clock.sleep(pollMs, limit.signal);
     }
   } catch (cause) {
     // A keeper that took charge since the last check stays: the previous one is gone.

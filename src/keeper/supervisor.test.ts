@@ -168,7 +168,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       expect(await flushing).toBe(7);
     });
 
-    test('returns one if nobody answers, because there may be some', async () => {
+    test('returns one if no data path answers, because there may be incomplete files', async () => {
       addMount();
       const flushing = supervisor.flush('m', 5_000, signal);
       clock.advance(6_000);

@@ -22,7 +22,7 @@ export interface SupervisorOptions {
   /** A data path already had the journal. */
   readonly wasServed: boolean;
   /** A data path that already serves. */
-  readonly serving: { readonly child: ProcessHandle; readonly about: ProcessInfo } | undefined;
+  readonly serving: { readonly child: ProcessHandle; readonly info: ProcessInfo } | undefined;
   readonly changed: () => void;
 }
 
@@ -96,14 +96,14 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   const deaths = createDeathLog(clock);
   let isFrozen = false;
   let isOver = false;
-  let later: Disposable | undefined;
+  let reconcileTimer: Disposable | undefined;
 
-  const events = { changed: workerChanged, stopped: workerStopped, said: workerSaid, lost: workerLost };
+  const events = { changed: workerChanged, stopped: workerStopped, received: handleWorkerMessage, lost: workerLost };
 
   /** Starts, promotes or schedules data paths as needed. Call after every change. */
   function reconcile(): void {
     if (isOver || isFrozen) return;
-    if (workers.active === undefined && held.mounts.size > 0 && workers.standby?.about !== undefined)
+    if (workers.active === undefined && held.mounts.size > 0 && workers.standby?.info !== undefined)
       promote(workers.standby);
     if (workers.standby === undefined) startStandby();
     changed();
@@ -117,7 +117,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     sendHeldDescriptors(worker.connection, held, { kind: 'serve', as: wasServed ? 'successor' : 'first', path });
     wasServed = true;
     flushes.resend();
-    log.info('a data path starts serving', { pid: worker.about?.pid, mounts: held.mounts.size, takeovers });
+    log.info('a data path starts serving', { pid: worker.info?.pid, mounts: held.mounts.size, takeovers });
   }
 
   function startStandby(): void {
@@ -128,8 +128,8 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   function reconcileLater(ms: number): void {
-    later?.[Symbol.dispose]();
-    later = clock.after(ms, reconcile);
+    reconcileTimer?.[Symbol.dispose]();
+    reconcileTimer = clock.after(ms, reconcile);
   }
 
   function launch(program: string): Worker | undefined {
@@ -155,14 +155,14 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
    */
   function workerStopped(worker: Worker): void {
     void within(retire(worker), exitTimeoutMs, clock, neverAborted)
-      .catch(() => log.warn('a data path has stopped but does not exit', { pid: worker.about?.pid }))
+      .catch(() => log.warn('a data path has stopped but does not exit', { pid: worker.info?.pid }))
       .then(() => {
         if (worker === workers.active) workers.active = undefined;
         reconcile();
       });
   }
 
-  function workerSaid(worker: Worker, message: WorkerMessage, descriptors: number[]): void {
+  function handleWorkerMessage(worker: Worker, message: WorkerMessage, descriptors: number[]): void {
     // A retired data path may have sent more messages.
     if (worker !== workers.active) return;
     if (message.kind === 'holding') holdSockets(held, message, descriptors);
@@ -174,15 +174,15 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   function endMount(worker: Worker, { mount, unserved }: MessageOf<'ended'>): void {
-    if (unserved === true) log.error('a data path cannot serve a mount', { pid: worker.about?.pid, mount });
+    if (unserved === true) log.error('a data path cannot serve a mount', { pid: worker.info?.pid, mount });
     if (unserved !== true || !upgrades.refused(worker)) remove(mount);
   }
 
   function workerLost(worker: Worker, why: string): void {
     if (retired.has(worker)) return;
-    log.warn('a data path is gone', { pid: worker.about?.pid, served: worker === workers.active, why });
+    log.warn('a data path is gone', { pid: worker.info?.pid, served: worker === workers.active, why });
     deaths.add();
-    if (worker === workers.active ? !worker.isReady : worker.about === undefined) backoff.failed();
+    if (worker === workers.active ? !worker.isReady : worker.info === undefined) backoff.failed();
     if (worker === workers.standby) workers.standby = undefined;
     // Two data paths on the same mounts would destroy data: promote the next one only when this one is certainly gone.
     void worker.end().then(() => {
@@ -207,7 +207,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
 
   function stopTimers(): void {
     isOver = true;
-    later?.[Symbol.dispose]();
+    reconcileTimer?.[Symbol.dispose]();
     watchdog[Symbol.dispose]();
   }
 
@@ -216,7 +216,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     checked: (hangs) => {
       changed();
       if (!hangs || workers.active === undefined || isFrozen) return;
-      log.warn('a data path hangs', { pid: workers.active.about?.pid });
+      log.warn('a data path hangs', { pid: workers.active.info?.pid });
       void workers.active.end();
     },
   });
@@ -231,8 +231,8 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     isOver: () => isOver || isFrozen,
   });
   if (options.serving !== undefined) {
-    const { child, about } = options.serving;
-    workers.active = createWorker({ child, program: workers.program, clock, events, serving: about });
+    const { child, info } = options.serving;
+    workers.active = createWorker({ child, program: workers.program, clock, events, serving: info });
   }
   reconcile();
 
@@ -293,5 +293,5 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
 }
 
 function summary(worker: Worker | undefined): KeeperState['active'] {
-  return worker?.about === undefined ? null : { ...worker.about, ready: worker.isReady && !worker.isEnding };
+  return worker?.info === undefined ? null : { ...worker.info, ready: worker.isReady && !worker.isEnding };
 }

@@ -38,12 +38,12 @@ export function takeOver(
   let pending: { readonly held: HeldDescriptors; readonly transferred: TransferredDataPath | undefined } | undefined;
   let isOver = false;
 
-  function collected(message: HeldDescriptorsMessage, descriptors: number[]): void {
+  function collect(message: HeldDescriptorsMessage, descriptors: number[]): void {
     const held = collector.take(message, descriptors);
-    if (held !== undefined) take({ held, transferred: undefined });
+    if (held !== undefined) propose({ held, transferred: undefined });
   }
 
-  function take(what: NonNullable<typeof pending>): void {
+  function propose(what: NonNullable<typeof pending>): void {
     pending = what;
     connection.send({ kind: 'taking' });
   }
@@ -57,7 +57,7 @@ export function takeOver(
     takeCharge(held, true, transferred.serving);
   }
 
-  function decided(message: MessageOf<'yours' | 'failed'>): void {
+  function handleDecision(message: MessageOf<'yours' | 'failed'>): void {
     if (isOver) return;
     isOver = true;
     if (message.kind === 'yours' && pending !== undefined) return void accept(pending);
@@ -88,7 +88,7 @@ export function takeOver(
   connection.handle({
     accepts: ['everything', 'add', 'holding', 'yours', 'failed'],
     message: (message, descriptors) =>
-      message.kind === 'yours' || message.kind === 'failed' ? decided(message) : collected(message, descriptors),
+      message.kind === 'yours' || message.kind === 'failed' ? handleDecision(message) : collect(message, descriptors),
     closed: (why) => void predecessorGone(why),
   });
   connection.send({ kind: 'hello', role: 'keeper', ...self });
@@ -99,7 +99,7 @@ export function takeOver(
       return isOver;
     },
     offered: (transferred) => {
-      if (pending === undefined) take({ held: transferred.held, transferred });
+      if (pending === undefined) propose({ held: transferred.held, transferred });
       else transferred.refuse('occupied');
     },
   };

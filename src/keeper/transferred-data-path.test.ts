@@ -19,7 +19,7 @@ describe.skipIf(needs('linux'))('a data path transferred from another keeper', (
     const arrivals: TransferredDataPath[] = [];
     const told: Message[] = [];
     const child = { connection, end: async () => undefined, isDying: () => false, forget: () => undefined };
-    receiveTransfer({ child, about: { pid: 1, version: 'test' }, clock, offered: (one) => arrivals.push(one) });
+    receiveTransfer({ child, info: { pid: 1, version: 'test' }, clock, offered: (one) => arrivals.push(one) });
     its.handle({
       accepts: ['remove', 'welcome'],
       message: (message) => void told.push(message),

@@ -7,7 +7,7 @@ import type { ProcessHandle, ProcessInfo } from './worker.ts';
 /** A serving data path that had another keeper and has transferred everything to this one. */
 export interface TransferredDataPath {
   readonly held: HeldDescriptors;
-  readonly serving: { readonly child: ProcessHandle; readonly about: ProcessInfo };
+  readonly serving: { readonly child: ProcessHandle; readonly info: ProcessInfo };
   /** The data path is gone again. Its descriptors are still held here. */
   readonly isLost: boolean;
   welcome(): void;
@@ -17,7 +17,7 @@ export interface TransferredDataPath {
 
 interface TransferOptions {
   readonly child: ProcessHandle;
-  readonly about: ProcessInfo;
+  readonly info: ProcessInfo;
   readonly clock: Clock;
   readonly offered: (transferred: TransferredDataPath) => void;
 }
@@ -26,14 +26,14 @@ const accepts = ['everything', 'add', 'holding', 'letGo', 'ended', 'ready', 'rep
 const transferTimeoutMs = 5_000;
 
 /** Handles the data path until a supervisor takes it over. */
-export function receiveTransfer({ child, about, clock, offered }: TransferOptions): void {
+export function receiveTransfer({ child, info, clock, offered }: TransferOptions): void {
   const { connection } = child;
   const collector = createCollector();
-  const late = clock.after(transferTimeoutMs, () => connection.close());
+  const transferTimer = clock.after(transferTimeoutMs, () => connection.close());
   let held: HeldDescriptors | undefined;
   let isLost = false;
 
-  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+  function handleMessage(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     if (message.kind === 'ready' || message.kind === 'report') return;
     if (held !== undefined && message.kind === 'ended') endMount(held, message.mount);
     else if (held !== undefined) update(held, message, descriptors);
@@ -54,10 +54,10 @@ export function receiveTransfer({ child, about, clock, offered }: TransferOption
   }
 
   function offer(whole: HeldDescriptors): void {
-    late[Symbol.dispose]();
+    transferTimer[Symbol.dispose]();
     offered({
       held: whole,
-      serving: { child, about },
+      serving: { child, info },
       get isLost() {
         return isLost;
       },
@@ -73,10 +73,10 @@ export function receiveTransfer({ child, about, clock, offered }: TransferOption
 
   connection.handle({
     accepts,
-    message: heard,
+    message: handleMessage,
     closed: () => {
       isLost = true;
-      late[Symbol.dispose]();
+      transferTimer[Symbol.dispose]();
       collector[Symbol.dispose]();
       if (held === undefined) child.forget();
     },

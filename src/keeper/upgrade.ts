@@ -110,6 +110,6 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
 export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
   worker.connection.send({ kind: 'stop' });
   if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
-  log.warn('a data path did not stop in time and is killed', { pid: worker.about?.pid });
+  log.warn('a data path did not stop in time: killing it', { pid: worker.info?.pid });
   await worker.end();
 }

@@ -5,7 +5,7 @@ import type { MessageOf } from './protocol.ts';
 /** A handle on another process, started here or transferred by another keeper. */
 export interface ProcessHandle {
   readonly connection: Connection;
-  /** Kills it. Resolves when none of its threads can run its program any more. */
+  /** Kills it. Resolves when none of its threads can run its program again. */
   end(): Promise<void>;
   /** It was killed but hangs in the kernel, so its connection stays open. */
   isDying(): boolean;
@@ -25,7 +25,7 @@ export interface Worker {
   readonly program: string;
   readonly connection: Connection;
   /** Undefined while it is loading, before its hello. */
-  readonly about: ProcessInfo | undefined;
+  readonly info: ProcessInfo | undefined;
   readonly isReady: boolean;
   /** False: started by another keeper. */
   readonly isOwn: boolean;
@@ -44,7 +44,7 @@ export interface WorkerEvents {
   /** Any of the promises above has resolved. */
   changed(worker: Worker): void;
   stopped(worker: Worker): void;
-  said(
+  received(
     worker: Worker,
     message: MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>,
     descriptors: number[],
@@ -68,17 +68,17 @@ interface WorkerOptions {
 export function createWorker({ child, program, clock, events, serving }: WorkerOptions): Worker {
   const { connection } = child;
   const [greeted, ready, stopped] = [flagged(), flagged(), flagged()];
-  let about = serving;
+  let info = serving;
   let ended: Promise<void> | undefined;
   if (serving !== undefined) for (const each of [greeted, ready]) each.set(true);
-  const late = clock.after(helloMs, () => {
-    if (about === undefined) void worker.end();
+  const helloTimer = clock.after(helloMs, () => {
+    if (info === undefined) void worker.end();
   });
 
-  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+  function handleMessage(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     switch (message.kind) {
       case 'hello':
-        about = { pid: message.pid, version: message.version };
+        info = { pid: message.pid, version: message.version };
         greeted.set(true);
         events.changed(worker);
         break;
@@ -91,7 +91,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
         events.stopped(worker);
         break;
       default:
-        events.said(worker, message, descriptors);
+        events.received(worker, message, descriptors);
     }
   }
 
@@ -102,8 +102,8 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     greeted: greeted.promise,
     ready: ready.promise,
     stopped: stopped.promise,
-    get about() {
-      return about;
+    get info() {
+      return info;
     },
     get isReady() {
       return ready.isSet;
@@ -120,9 +120,9 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
   };
   connection.handle({
     accepts,
-    message: heard,
+    message: handleMessage,
     closed: (why) => {
-      late[Symbol.dispose]();
+      helloTimer[Symbol.dispose]();
       for (const each of [greeted, ready, stopped]) each.set(false);
       events.lost(worker, why);
     },

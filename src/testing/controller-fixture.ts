@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Caches, createCaches } from '#controllers/caches.ts';
-import type { ControllerParts } from '#controllers/controller-parts.ts';
+import type { ControllerContext } from '#controllers/controller-context.ts';
 import type { Controller } from '#controllers/machinery/controller.ts';
 import { createEvents } from '#controllers/machinery/events.ts';
 import { createNodeStores, type NodeStores } from '#controllers/node-stores.ts';
@@ -25,7 +25,7 @@ import type { AnyObject } from './fakes/kube-objects.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { startServer } from './server.ts';
 
-export type TestControllerParts = ControllerParts & {
+export type TestControllerParts = ControllerContext & {
   readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly agents: FakeAgents;

@@ -69,7 +69,7 @@ const operations: Partial<Operations> = {
   },
 };
 
-const left = requests.left();
+const left = requests.unfinished();
 await serveMount({
   fd: fuse,
   mount: 0,

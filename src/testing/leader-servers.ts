@@ -23,7 +23,7 @@ const slices = `/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointsl
 const maps = `/api/v1/namespaces/${testNamespace}/configmaps`;
 
 export interface OpenedServer {
-  readonly door: TlsServer;
+  readonly tlsServer: TlsServer;
   readonly agents: ConnectedAgents;
   readonly port: number;
   readonly credential: Credential;
@@ -41,7 +41,7 @@ export interface LeaderServers {
     readonly maxAnswerBytes?: number;
   }): Promise<OpenedServer>;
   /** Publishes the server's address as the leader's. */
-  lead(door: OpenedServer, port?: number): void;
+  lead(leader: OpenedServer, port?: number): void;
   /** Connects an agent with its API. */
   link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
@@ -53,7 +53,7 @@ export function leaderServers(): LeaderServers {
   const it = {} as LeaderServers;
   let folder = '';
   beforeEach(async () => {
-    folder = mkdtempSync(join(tmpdir(), 'stowage-door-'));
+    folder = mkdtempSync(join(tmpdir(), 'stowage-leader-'));
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     it.api = await startKubeApi();
     onTestFinished(() => it.api[Symbol.asyncDispose]());
@@ -77,19 +77,19 @@ export function leaderServers(): LeaderServers {
     const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
     const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: testNamespace, clock, log, signal: ending.signal };
-    const door = createTlsServer({ clock, onUpgrade: createAgentAdmission(about), onRequest: handle });
+    const tlsServer = createTlsServer({ clock, onUpgrade: createAgentAdmission(about), onRequest: handle });
     const credential = makeCredential(serverNames(testNamespace), Date.now());
-    door.use(credential);
-    door.server.listen(0, '127.0.0.1');
-    await once(door.server, 'listening');
+    tlsServer.use(credential);
+    tlsServer.server.listen(0, '127.0.0.1');
+    await once(tlsServer.server, 'listening');
     onTestFinished(async () => {
       ending.abort();
       agents[Symbol.dispose]();
-      const closed = door.close(0);
-      door.server.closeAllConnections();
+      const closed = tlsServer.close(0);
+      tlsServer.server.closeAllConnections();
       await closed;
     });
-    return { door, agents, credential, port: (door.server.address() as AddressInfo).port };
+    return { tlsServer, agents, credential, port: (tlsServer.server.address() as AddressInfo).port };
   };
   it.lead = ({ credential, port: own }, port = own) => {
     it.api.put(maps, { metadata: { name: leaderObjectNames.authority }, data: { 'ca.crt': credential.cert } } as never);

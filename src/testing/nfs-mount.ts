@@ -36,7 +36,7 @@ export async function mountNfs(
     notify: (bytes) => mount?.device.write(bytes),
     notifyApart: async (bytes) => await mount?.device.writeInThread(bytes),
     behind: {
-      kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
+      journal: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
       budget: createBudget(maxUnwritten),
       ready: () => undefined,
     },

@@ -72,13 +72,13 @@ export async function usersOf(
 export const usedBy = (users: readonly string[]): string => {
   const shown = users.slice(0, 3).join(', ');
   const more = users.length > 3 ? ` and ${users.length - 3} more` : '';
-  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale what runs it to 0, and repeat`;
+  return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale its workload to 0, and repeat`;
 };
 
 /** Kubernetes puts one finalizer on every claim; any other one would block the claim's deletion. Empty: none does. */
 export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
   const others = (metadata.finalizers ?? []).filter((one) => one !== protection);
-  return others.length > 0 ? `the claim is held by ${others.join(', ')}` : '';
+  return others.length > 0 ? `the claim has other finalizers: ${others.join(', ')}` : '';
 };
 
 /** Lists the volumes that can be taken over. `servers`: all names of the export's server. */
@@ -133,7 +133,7 @@ function orphaned({ volumes }: Cluster, store: string): readonly TakeOverCandida
       to: nameOf(volume),
       directory: csi.volumeAttributes['name'] ?? '',
       state: 'taken-over',
-      detail: 'the PersistentVolume from before is gone: it can only be finished',
+      detail: 'the original PersistentVolume is gone: the take-over can only be finished',
     } as const;
   });
 }
@@ -161,24 +161,25 @@ function stateOf(
   )
     return {
       state: 'unclaimed',
-      detail: `its claim was deleted since. The data stay, also with: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
+      detail: `its claim was deleted since. The data stay even after: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
     };
   if (after !== undefined) {
     // A pod that uses the old volume blocks only the continuation.
     const isUsed = users.length > 0 && claim?.spec.volumeName === nameOf(before);
-    return { state: 'begun', detail: `it was stopped half-way: ${isUsed ? usedBy(users) : 'repeat it'}` };
+    return { state: 'begun', detail: `the take-over was interrupted: ${isUsed ? usedBy(users) : 'repeat it'}` };
   }
   if (claim === undefined || claim.spec.volumeName !== nameOf(before))
-    return { state: 'unclaimed', detail: 'no claim has it' };
-  if (path === '') return impossible('it is the whole export of the store, and not a directory on it');
+    return { state: 'unclaimed', detail: 'no claim is bound to it' };
+  if (path === '') return impossible('it is the whole export of the store, not a directory on it');
   if (path.includes('/'))
     return impossible(
-      `its directory lies deeper: name a Store for the one that it is in, ${path.replace(/\/[^/]*$/, '')}`,
+      `its directory is not directly below the export: use a Store for ${path.replace(/\/[^/]*$/, '')}, which contains it`,
     );
-  if (!isVolumeName(path)) return impossible('no volume can be called as its directory is: see docs/volumes.md');
+  if (!isVolumeName(path))
+    return impossible('the name of its directory is not valid for a volume: see docs/volumes.md');
   if (others.length > 0)
     return impossible(
-      `${others.join(', ')} has the same directory: claims of Stowage's share one by having the same PersistentVolume`,
+      `${others.join(', ')} has the same directory: in Stowage, one directory belongs to one PersistentVolume`,
     );
   if (claim.metadata.deletionTimestamp !== undefined) return impossible('the claim is being deleted');
   if (before.metadata.deletionTimestamp !== undefined) return impossible('the PersistentVolume is being deleted');
@@ -186,7 +187,7 @@ function stateOf(
   if (replacementName(nameOf(before)).length > longestName)
     return impossible('the name of the PersistentVolume is too long');
   if (cluster.volumes.has(replacementName(nameOf(before))))
-    return impossible(`there is another PersistentVolume ${replacementName(nameOf(before))}`);
+    return impossible(`a different PersistentVolume already has the name ${replacementName(nameOf(before))}`);
   return users.length > 0 ? { state: 'used', detail: usedBy(users) } : { state: 'ready', detail: '' };
 }
 

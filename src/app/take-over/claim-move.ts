@@ -2,23 +2,17 @@ import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { isTransient, KubeError, reasonOf } from '#wire/kube/errors.ts';
-import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import { claims } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { heldBy, usedBy, usersOf } from './candidates.ts';
-import {
-  capacityFor,
-  claimAsWas,
-  claimRecord,
-  claimRefFor,
-  claimTemplate,
-  policyBefore,
-  recordedClaim,
-} from './replacement-volume.ts';
+import { claimAsWas, claimRecord, claimTemplate, recordedClaim } from './replacement-volume.ts';
+import type { VolumePatches } from './volume-patches.ts';
 
-export interface ClaimMoveParts {
+export interface ClaimMoveOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
+  readonly patches: VolumePatches;
   /** The time that Kubernetes gets to delete or bind a claim. */
   readonly deadlineMs: number;
 }
@@ -33,18 +27,16 @@ export interface Move {
   readonly memory: PersistentVolume;
 }
 
-export type ClaimMove = ReturnType<typeof createClaimMove>;
-
 const [firstPollMs, longestPollMs] = [25, 500];
 
 export const notPossible = (message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
 const repeat = 'Repeat the command; repeating is safe.';
 const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
-  `What it was is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
+  `Its content is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
 
 /** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
-const mayBeMade = (error: KubeError): boolean =>
+const mayBeCreatedLater = (error: KubeError): boolean =>
   isTransient(error) ||
   error.reason === 'Conflict' ||
   (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.serverMessage));
@@ -58,57 +50,40 @@ export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined
   }
 };
 
+type ClusterAccess = Pick<ClaimMoveOptions, 'client' | 'signal'>;
+
+function claimOf(
+  { client, signal }: ClusterAccess,
+  { spec: { claimRef } }: PersistentVolume,
+): Promise<PersistentVolumeClaim | undefined> {
+  const { namespace = '', name = '' } = claimRef ?? {};
+  return unlessMissing(client.get(claims, { namespace, name }, signal));
+}
+
+/**
+ * The claim of a volume. Throws if a pod uses it, or if its deletion would wait. If a pod starts to use it later, Kubernetes keeps it until
+ * the pod ends.
+ */
+export async function checkedClaim(
+  access: ClusterAccess,
+  from: PersistentVolume,
+): Promise<PersistentVolumeClaim | undefined> {
+  const claim = await claimOf(access, from);
+  if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
+  if (claim.metadata.deletionTimestamp !== undefined) return claim;
+  const users = await usersOf(access.client, claim, access.signal);
+  if (users.length > 0) throw notPossible(usedBy(users), '');
+  if (heldBy(claim) !== '') throw notPossible(heldBy(claim), 'The owners of these finalizers must remove them first.');
+  return claim;
+}
+
 /**
  * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
- * for a claim of that name, so that it is also used if somebody else is faster to create the claim, such as the StatefulSet controller.
+ * for a claim of that name, so it is also used if another client, such as the StatefulSet controller, is faster to create the claim.
  */
-export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMoveParts) {
-  const claimFor = ({ spec: { claimRef } }: PersistentVolume): Promise<PersistentVolumeClaim | undefined> => {
-    const { namespace = '', name = '' } = claimRef ?? {};
-    return unlessMissing(client.get(claims, { namespace, name }, signal));
-  };
-
-  /** Patches only the version that was read: if somebody else has changed the volume, the new state must be checked first. */
-  function patchVolume(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
-    const { name = '', uid = '', resourceVersion = '' } = volume.metadata;
-    const body = { metadata: { uid, resourceVersion, annotations }, spec };
-    return client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
-  }
-
-  /** Sets the policy to Retain, so that deleting the object does not touch the data, and records the previous policy. */
-  async function retainData(volume: PersistentVolume): Promise<PersistentVolume> {
-    const { persistentVolumeReclaimPolicy: policy = 'Retain' } = volume.spec;
-    if (policy === 'Retain' && volume.metadata.annotations?.[policyBefore] !== undefined) return volume;
-    return await patchVolume(volume, { persistentVolumeReclaimPolicy: 'Retain' }, { [policyBefore]: policy });
-  }
-
-  /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
-  async function poll(look: () => Promise<boolean>, late: (why: string) => Promise<StowageError>): Promise<void> {
-    const until = clock.elapsed() + deadlineMs;
-    for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
-      let why = '';
-      try {
-        if (await look()) return;
-      } catch (thrown) {
-        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !isTransient(thrown)) throw thrown;
-        why = thrown.serverMessage || thrown.message;
-      }
-      if (clock.elapsed() >= until) throw await late(why);
-      await clock.sleep(pause, signal);
-    }
-  }
-
-  /** The claim of a volume. If a pod starts to use it later, Kubernetes keeps it until the pod ends. */
-  async function checkedClaim(from: PersistentVolume): Promise<PersistentVolumeClaim | undefined> {
-    const claim = await claimFor(from);
-    if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
-    if (claim.metadata.deletionTimestamp !== undefined) return claim;
-    const users = await usersOf(client, claim, signal);
-    if (users.length > 0) throw notPossible(usedBy(users), '');
-    if (heldBy(claim) !== '')
-      throw notPossible(heldBy(claim), 'The owners of these finalizers must remove them first.');
-    return claim;
-  }
+export function createClaimMove(options: ClaimMoveOptions) {
+  const { client, signal } = options;
+  const { patchVolume, reserve } = options.patches;
 
   async function deleteClaim(
     claim: PersistentVolumeClaim,
@@ -122,10 +97,11 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
         await patchVolume(memory, {}, claimRecord(claim));
     }
     await poll(
+      options,
       async () => {
-        const there = await claimFor(from);
+        const there = await claimOf(options, from);
         if (there?.metadata.uid !== uid) return true;
-        // Only the version that was checked and recorded.
+        // Delete only the version that was checked and recorded.
         if (there.metadata.deletionTimestamp === undefined)
           await unlessMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
         return false;
@@ -133,8 +109,9 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
       async (why) => {
         if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
         const users = await usersOf(client, claim, signal);
-        const reason = users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not let it go yet';
-        return notPossible(`the claim is being deleted, and is still there: ${reason}`, repeat);
+        const reason =
+          users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not removed its finalizers yet';
+        return notPossible(`the claim is being deleted, but still exists: ${reason}`, repeat);
       },
     );
   }
@@ -146,47 +123,44 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
   ): Promise<void> {
     let why = '';
     const gone = async (): Promise<StowageError> =>
-      notPossible(`the claim is gone, and could not be made again yet: ${why}`, kept(memory));
-    await poll(async () => {
-      try {
-        await client.create(claims, { ...claim, spec: { ...claim.spec, volumeName } }, signal);
-        return true;
-      } catch (thrown) {
-        if (reasonOf(thrown) === 'AlreadyExists') return true;
-        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
-        why = thrown.serverMessage || thrown.message;
-        if (!mayBeMade(thrown)) throw await gone();
-        return false;
-      }
-    }, gone);
+      notPossible(`the claim is gone, and could not be recreated yet: ${why}`, kept(memory));
+    await poll(
+      options,
+      async () => {
+        try {
+          await client.create(claims, { ...claim, spec: { ...claim.spec, volumeName } }, signal);
+          return true;
+        } catch (thrown) {
+          if (reasonOf(thrown) === 'AlreadyExists') return true;
+          if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
+          why = thrown.serverMessage || thrown.message;
+          if (!mayBeCreatedLater(thrown)) throw await gone();
+          return false;
+        }
+      },
+      gone,
+    );
   }
 
   async function awaitBound(to: PersistentVolume): Promise<void> {
     const name = to.metadata.name ?? '';
     await poll(
+      options,
       async () => {
-        const { spec, status } = (await claimFor(to)) ?? {};
+        const { spec, status } = (await claimOf(options, to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
           throw notPossible(
-            `somebody created the claim again, and it has another volume, ${spec.volumeName}`,
-            'Delete that claim if nothing of it is needed, and repeat the command.',
+            `another client recreated the claim, and it has another volume, ${spec.volumeName}`,
+            'If that claim is not needed, delete it and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;
       },
       async (why) =>
         notPossible(
-          `the claim waits for its volume ${name}${why === '' ? '' : `: ${why}`}`,
+          `the claim is not bound to its volume ${name}${why === '' ? '' : `: ${why}`}`,
           `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
         ),
     );
-  }
-
-  /** Reserves the volume for a claim of that name. */
-  async function reserve(to: PersistentVolume, claim: PersistentVolumeClaim): Promise<PersistentVolume> {
-    const storage = capacityFor(to, claim);
-    if (to.spec.claimRef?.uid === undefined && to.spec.capacity?.['storage'] === storage) return to;
-    const claimRef = { ...claimRefFor(claim), uid: null, resourceVersion: null };
-    return await patchVolume(to, { capacity: { storage }, claimRef });
   }
 
   async function move({ claim, from, to, memory }: Move): Promise<void> {
@@ -194,7 +168,10 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
     if (claim?.spec.volumeName === after) return await awaitBound(to);
     const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
     if (known === undefined)
-      throw notPossible('it is not known what the claim was', 'Write it again, with its name and class.');
+      throw notPossible(
+        'there is no record of the deleted claim',
+        'Create the claim yourself, with its name and class.',
+      );
     const waiting = await reserve(to, known);
     const remembers = memory.metadata.name === after ? waiting : memory;
     if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, memory: remembers });
@@ -202,5 +179,25 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
     await awaitBound(waiting);
   }
 
-  return { checkedClaim, move, retainData, patchVolume };
+  return { move };
+}
+
+/** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
+async function poll(
+  { clock, signal, deadlineMs }: Pick<ClaimMoveOptions, 'clock' | 'signal' | 'deadlineMs'>,
+  look: () => Promise<boolean>,
+  late: (why: string) => Promise<StowageError>,
+): Promise<void> {
+  const until = clock.elapsed() + deadlineMs;
+  for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
+    let why = '';
+    try {
+      if (await look()) return;
+    } catch (thrown) {
+      if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !isTransient(thrown)) throw thrown;
+      why = thrown.serverMessage || thrown.message;
+    }
+    if (clock.elapsed() >= until) throw await late(why);
+    await clock.sleep(pause, signal);
+  }
 }

@@ -5,20 +5,23 @@ import { fileDriver } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, type Resource, storageClasses } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
-import { type ClaimMove, notPossible, unlessMissing } from './claim-move.ts';
+import { notPossible, unlessMissing } from './claim-move.ts';
 import { deletesData, keepsDeleted } from './delete-policy.ts';
 import { identityRecord, policyBefore, takenFrom, withoutRecords } from './replacement-volume.ts';
+import type { VolumePatches } from './volume-patches.ts';
 
-export interface FinishParts extends Pick<ClaimMove, 'retainData' | 'patchVolume'> {
+export interface FinishOptions {
   readonly client: KubeClient;
   readonly signal: AbortSignal;
+  readonly patches: VolumePatches;
 }
 
 const staysRetained = (name: string): string =>
-  `it stays Retain, for it is not known that its data would have been destroyed with the claim. ` +
-  `If they may be: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
+  `its reclaim policy stays Retain, since the previous provisioner may have kept the data of a deleted claim. ` +
+  `If Stowage may delete them: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
-export function createFinish({ client, signal, retainData, patchVolume }: FinishParts) {
+export function createFinish({ client, signal, patches }: FinishOptions) {
+  const { retainData, patchVolume } = patches;
   const getByName = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>
     name === '' ? undefined : await unlessMissing(client.get(resource, { name }, signal));
 

@@ -63,7 +63,7 @@ describe('when Kubernetes does not accept the new claim', () => {
     const was = await claim();
     const error = await refused('take');
     expect(error).toMatchObject({
-      message: expect.stringMatching(`^the claim is gone, and could not be made again yet: .*${why}`),
+      message: expect.stringMatching(`^the claim is gone, and could not be recreated yet: .*${why}`),
       action: expect.stringContaining(
         `annotation stowage.dev/taken-over-claim of the PersistentVolume ${from}-stowage`,
       ),
@@ -81,7 +81,7 @@ describe('when Kubernetes does not accept the new claim', () => {
     let isFirst = true;
     const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
     it.api.intercept = ({ method, url = '' }) => {
-      // Somebody enlarges it at that moment.
+      // A user enlarges the claim at that moment.
       if (method === 'DELETE' && url.includes('/persistentvolumeclaims') && isFirst) {
         isFirst = false;
         it.api.put(

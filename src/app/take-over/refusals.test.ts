@@ -44,10 +44,10 @@ describe('take-over', () => {
       {
         claim: 'shop/deeper',
         state: 'impossible',
-        detail: expect.stringContaining('name a Store for the one that it is in, red'),
+        detail: expect.stringContaining('use a Store for red, which contains it'),
       },
       { claim: 'shop/whole', state: 'impossible', detail: expect.stringContaining('the whole export') },
-      { claim: 'shop/odd', state: 'impossible', detail: expect.stringContaining('no volume can be called') },
+      { claim: 'shop/odd', state: 'impossible', detail: expect.stringContaining('not valid for a volume') },
       { claim: 'shop/gone', state: 'unclaimed' },
     ]);
   });
@@ -65,7 +65,7 @@ describe('take-over', () => {
     provisioned('csi');
     await holds(...held);
     expect(await found()).toMatchObject([
-      { state: 'impossible', detail: expect.stringContaining('is held by snapshot.') },
+      { state: 'impossible', detail: expect.stringContaining('has other finalizers: snapshot.') },
     ]);
   });
 
@@ -73,37 +73,37 @@ describe('take-over', () => {
     const from = provisioned('csi');
     await holds(...held);
     const was = await list(persistentVolumes);
-    expect((await refused('take'))?.message).toContain('is held by snapshot.');
+    expect((await refused('take'))?.message).toContain('has other finalizers: snapshot.');
     expect(await list(persistentVolumes)).toEqual(was);
     expect((await claim())?.metadata).not.toHaveProperty('deletionTimestamp');
     expect((await claim())?.spec.volumeName).toBe(from);
   });
 
-  test('neither continues nor undoes if the claim got a foreign finalizer in between', async () => {
+  test('neither continues nor undoes a take-over if the claim got a foreign finalizer in between', async () => {
     const from = provisioned('subdir');
-    // The policy, and the PersistentVolume.
+    // Two changes: the reclaim policy, and the new PersistentVolume.
     await stopped('take', 2);
     await holds(...held);
-    expect((await refused('take'))?.message).toContain('is held by snapshot.');
+    expect((await refused('take'))?.message).toContain('has other finalizers: snapshot.');
     expect(await claim()).toMatchObject({ spec: { volumeName: from } });
     await holds();
     await run('take');
     await holds(...held);
     const was = await list(persistentVolumes);
-    expect((await refused('undo'))?.message).toContain('is held by snapshot.');
+    expect((await refused('undo'))?.message).toContain('has other finalizers: snapshot.');
     expect(await list(persistentVolumes)).toEqual(was);
     expect((await claim())?.metadata).not.toHaveProperty('deletionTimestamp');
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('refuses a directory that is no volume of the store, or that belongs to another PersistentVolume', async () => {
+  test('refuses a directory for which the store has no volume, or that belongs to another PersistentVolume', async () => {
     const from = provisioned('subdir');
     const was = await list(persistentVolumes);
-    expect((await refused('take', { id: '' }))?.message).toContain('is no volume of the store');
+    expect((await refused('take', { id: '' }))?.message).toContain('the store has no volume for its directory');
     expect(await list(persistentVolumes)).toEqual(was);
     const csi = { driver: 'file.stowage.dev', volumeHandle: 'sv1-id' };
     it.api.put(paths.volumes, asAnyObject({ metadata: { name: 'by-hand' }, spec: { csi } }));
-    expect((await refused('take'))?.message).toContain('by-hand has that directory already');
+    expect((await refused('take'))?.message).toContain('by-hand already uses that directory');
     expect(await volume(from)).toEqual(was[0]);
     expect(await volume(`${from}-stowage`)).toBeUndefined();
   });
@@ -129,7 +129,7 @@ describe('take-over', () => {
     await stopped('take', 2);
     it.api.put(paths.pods, pod('Running'));
     expect(await found()).toMatchObject([
-      { state: 'begun', detail: expect.stringMatching(/half-way: used by pod web-0/) },
+      { state: 'begun', detail: expect.stringMatching(/interrupted: used by pod web-0/) },
     ]);
     expect((await refused('take'))?.message).toContain('used by pod web-0');
     const { uid } = (await claim())?.metadata ?? {};
@@ -150,9 +150,9 @@ describe('take-over', () => {
     expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 
-  test('binds a claim that somebody else created meanwhile to the reserved volume', async () => {
+  test('binds a claim that another client created meanwhile to the reserved volume', async () => {
     const from = provisioned('subdir');
-    // The policy, the PersistentVolume, and the deletion of the claim.
+    // Three changes: the reclaim policy, the new PersistentVolume, and the deletion of the claim.
     await stopped('take', 3);
     expect(await claim()).toBeUndefined();
     it.api.put(paths.claims, asAnyObject(foreignClaim('subdir', 'shop', 'data')));

@@ -7,9 +7,9 @@ import { createTakeOver } from './take-over.ts';
 
 /** Uses the rights of the kubeconfig's user: neither the controller nor any service account of Stowage may make these changes. */
 export async function startTakeOver(
-  wish: TakeOverRequest & Pick<ClusterConnectionOptions, 'env' | 'home' | 'signal'>,
+  options: TakeOverRequest & Pick<ClusterConnectionOptions, 'env' | 'home' | 'signal'>,
 ): Promise<TakeOverService> {
-  const { store, servers, kubeconfig, context, env, home, signal } = wish;
+  const { store, servers, kubeconfig, context, env, home, signal } = options;
   const clock = systemClock();
   const file = kubeconfig === undefined ? {} : { kubeconfig };
   const access = await accessFor({ ...file, ...(context === undefined ? {} : { context }), env, home }, clock);

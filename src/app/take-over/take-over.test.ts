@@ -66,7 +66,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
 });
 
 describe('killed at any step', () => {
-  /** At least as many as each of them makes changes. */
+  /** At least the number of changes that each action makes. */
   const steps = Array.from({ length: 7 }, (_, at) => at);
   const killed = async (deed: TakeOverAction, after: number): Promise<void> => {
     await stopped(deed, after);

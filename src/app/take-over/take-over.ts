@@ -7,13 +7,14 @@ import { KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Cluster, findCandidates, holderOf, readCluster } from './candidates.ts';
-import { createClaimMove, notPossible, unlessMissing } from './claim-move.ts';
+import { checkedClaim, createClaimMove, notPossible, unlessMissing } from './claim-move.ts';
 import { optionOf } from './delete-policy.ts';
 import { directoryOf, type Export, exportOf, serverName } from './directories.ts';
 import { createFinish } from './finish.ts';
 import { policyBefore, type ReplacementVolume, replacementVolume, takenFrom } from './replacement-volume.ts';
+import { createVolumePatches } from './volume-patches.ts';
 
-export interface TakeOverParts extends Pick<TakeOverRequest, 'store' | 'servers'> {
+export interface TakeOverOptions extends Pick<TakeOverRequest, 'store' | 'servers'> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
@@ -23,41 +24,16 @@ export interface TakeOverParts extends Pick<TakeOverRequest, 'store' | 'servers'
 const defaultDeadlineMs = 60_000;
 const [maxAttempts, pauseMs] = [10, 20];
 
-export function createTakeOver(parts: TakeOverParts): TakeOverService {
+export function createTakeOver(parts: TakeOverOptions): TakeOverService {
   const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
-  const { checkedClaim, move, retainData, patchVolume } = createClaimMove({ client, clock, signal, deadlineMs });
-  const { finish } = createFinish({ client, signal, retainData, patchVolume });
+  const patches = createVolumePatches(client, signal);
+  const { retainData, patchVolume } = patches;
+  const { move } = createClaimMove({ client, clock, signal, patches, deadlineMs });
+  const { finish } = createFinish({ client, signal, patches });
   let seen: Cluster | undefined;
 
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
     unlessMissing(client.get(persistentVolumes, { name }, signal));
-
-  async function exported(deed: TakeOverAction): Promise<Export> {
-    const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
-    if (object === undefined)
-      throw new StowageError(`there is no store '${store}' in the cluster`, {
-        code: 'not-found',
-        reason: 'store-unknown',
-        action: 'See which there are with: kubectl get stores',
-      });
-    const at = exportOf(object.spec.uri);
-    // With a pathTemplate, the volume named after the directory can be in another directory.
-    if (at !== undefined && deed === 'take' && optionOf(object, 'pathTemplate') !== undefined)
-      throw new StowageError(
-        `'${store}' has the option pathTemplate: its volumes lie elsewhere than under their names`,
-        {
-          code: 'unsupported',
-          reason: 'take-over-not-possible',
-          action: 'Name a Store of the same export without pathTemplate.',
-        },
-      );
-    if (at !== undefined) return at;
-    throw new StowageError(`'${store}' is not on a file server`, {
-      code: 'unsupported',
-      reason: 'take-over-not-possible',
-      action: 'Name a Store whose uri begins with nfs://, for the export that the volumes lie on.',
-    });
-  }
 
   /** The old volume, and the new one if it exists. */
   async function getVolumes({
@@ -66,14 +42,17 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
   }: TakeOverCandidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
-      throw notPossible(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
+      throw notPossible(`the PersistentVolume ${from} is gone`, 'List the candidates again: kubectl stowage take-over');
     if (before.metadata.deletionTimestamp !== undefined)
       throw notPossible(
         `the PersistentVolume ${from} is being deleted`,
-        'Finish it: kubectl stowage take-over --finish',
+        'Finish the take-over: kubectl stowage take-over --finish',
       );
     if (after !== undefined && after.metadata.annotations?.[takenFrom] !== from)
-      throw notPossible(`the PersistentVolume ${to} is another's, or was finished`, '');
+      throw notPossible(
+        `the PersistentVolume ${to} does not belong to this take-over, or the take-over is finished`,
+        '',
+      );
     return [before, after];
   }
 
@@ -86,14 +65,17 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
   ): Promise<PersistentVolume> {
     if (id === '')
       throw notPossible(
-        'its directory is no volume of the store',
+        'the store has no volume for its directory',
         `See why: kubectl stowage store adopt ${store} --dry-run`,
       );
     const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
     if (claim === undefined || !isThere)
-      throw notPossible('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
+      throw notPossible(
+        'the claim is gone, or has another volume',
+        'List the candidates again: kubectl stowage take-over',
+      );
     const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
-    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} has that directory already`, '');
+    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} already uses that directory`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
     const kept = await retainData(before);
     const after = replacementVolume({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
@@ -107,7 +89,7 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
 
   async function take(candidate: TakeOverCandidate, which: Pick<ReplacementVolume, 'id' | 'identity'>): Promise<void> {
     const [before, there] = await getVolumes(candidate);
-    const claim = await checkedClaim(before);
+    const claim = await checkedClaim(parts, before);
     const after =
       there === undefined
         ? await createReplacement(before, claim, candidate, which)
@@ -118,7 +100,7 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
   async function undo(candidate: TakeOverCandidate): Promise<void> {
     const [before, after] = await getVolumes(candidate);
     if (after === undefined) throw notPossible('it was not taken over', '');
-    const claim = await checkedClaim(after);
+    const claim = await checkedClaim(parts, after);
     const [kept, memory] = [await retainData(before), await retainData(after)];
     await move({ claim, from: memory, to: kept, memory });
     const bound = await volume(candidate.from);
@@ -128,38 +110,72 @@ export function createTakeOver(parts: TakeOverParts): TakeOverService {
     await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
   }
 
-  /** Converts errors of Kubernetes for people. */
-  async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
-    try {
-      return await work();
-    } catch (thrown) {
-      throw thrown instanceof KubeError ? refusedBy(thrown) : thrown;
-    }
-  }
-
-  /** Retries from the current state if somebody else changed an object at the same time. */
-  async function retryConflicts<T>(work: () => Promise<T>): Promise<T> {
-    for (let times = 1; ; times++)
-      try {
-        return await work();
-      } catch (thrown) {
-        if (reasonOf(thrown) !== 'Conflict' || times === maxAttempts) throw thrown;
-        await clock.sleep(times * pauseMs, signal);
-      }
-  }
+  const withRetries = <T>(work: () => Promise<T>): Promise<T> =>
+    readableErrors(() => retryConflicts(clock, signal, work));
 
   return {
-    findCandidates: (deed) =>
+    findCandidates: (action) =>
       readableErrors(async () => {
-        const at = await exported(deed);
+        const at = await exportOfStore(parts, action);
         seen = await readCluster(client, signal);
         return findCandidates(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
       }),
-    take: (candidate, id, identity) => readableErrors(() => retryConflicts(() => take(candidate, { id, identity }))),
-    undo: (candidate) => readableErrors(() => retryConflicts(() => undo(candidate))),
-    finish: (candidate, identity) => readableErrors(() => retryConflicts(() => finish(candidate, identity))),
+    take: (candidate, id, identity) => withRetries(() => take(candidate, { id, identity })),
+    undo: (candidate) => withRetries(() => undo(candidate)),
+    finish: (candidate, identity) => withRetries(() => finish(candidate, identity)),
     [Symbol.dispose]: () => client[Symbol.dispose](),
   };
+}
+
+/** The export of the store. Throws if the store cannot own taken-over volumes. */
+async function exportOfStore(
+  { client, signal, store }: Pick<TakeOverOptions, 'client' | 'signal' | 'store'>,
+  action: TakeOverAction,
+): Promise<Export> {
+  const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
+  if (object === undefined)
+    throw new StowageError(`there is no store '${store}' in the cluster`, {
+      code: 'not-found',
+      reason: 'store-unknown',
+      action: 'List the stores: kubectl get stores',
+    });
+  const at = exportOf(object.spec.uri);
+  // With a pathTemplate, the volume named after the directory can be in another directory.
+  if (at !== undefined && action === 'take' && optionOf(object, 'pathTemplate') !== undefined)
+    throw new StowageError(
+      `store '${store}' has the option pathTemplate, so its directories do not have the names of its volumes`,
+      {
+        code: 'unsupported',
+        reason: 'take-over-not-possible',
+        action: 'Name a Store of the same export without pathTemplate.',
+      },
+    );
+  if (at !== undefined) return at;
+  throw new StowageError(`store '${store}' is not on an NFS server`, {
+    code: 'unsupported',
+    reason: 'take-over-not-possible',
+    action: 'Name a Store whose uri begins with nfs://, for the export that contains the volumes.',
+  });
+}
+
+/** Converts errors of Kubernetes to errors that say what the user can do. */
+async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
+  try {
+    return await work();
+  } catch (thrown) {
+    throw thrown instanceof KubeError ? refusedBy(thrown) : thrown;
+  }
+}
+
+/** Retries from the current state if another client changed an object at the same time. */
+async function retryConflicts<T>(clock: Clock, signal: AbortSignal, work: () => Promise<T>): Promise<T> {
+  for (let times = 1; ; times++)
+    try {
+      return await work();
+    } catch (thrown) {
+      if (reasonOf(thrown) !== 'Conflict' || times === maxAttempts) throw thrown;
+      await clock.sleep(times * pauseMs, signal);
+    }
 }
 
 function refusedBy(error: KubeError): StowageError {
@@ -167,7 +183,7 @@ function refusedBy(error: KubeError): StowageError {
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')
-    return notPossible('somebody changes it again and again', 'Repeat the command; repeating is safe.');
+    return notPossible('other clients keep withRetries the same objects', 'Repeat the command; repeating is safe.');
   if (status === 401 || status === 403)
     return new StowageError(said || message, {
       code: 'denied',
@@ -175,10 +191,10 @@ function refusedBy(error: KubeError): StowageError {
       action: 'Use a kubeconfig of an administrator of the cluster: --kubeconfig FILE, --context NAME',
       cause: error,
     });
-  return new StowageError(`the API server says: ${said || message}`, {
+  return new StowageError(`the request to the API server failed: ${said || message}`, {
     code: failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'kubernetes-unreachable',
-    action: 'See that this works: kubectl version. Repeat the command then; repeating is safe.',
+    action: 'Check that this works: kubectl version. Then repeat the command; repeating is safe.',
     cause: error,
   });
 }

@@ -1,4 +1,5 @@
 import { closeSync } from 'node:fs';
+import { constants } from 'node:os';
 import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
 
 /**
@@ -6,7 +7,7 @@ import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
  * calls run on libuv's thread pool: each occupies a thread.
  */
 
-export interface Parcel {
+export interface DescriptorMessage {
   readonly bytes: Buffer;
   readonly descriptors: readonly number[];
 }
@@ -39,14 +40,14 @@ interface Calls {
   readonly control: ForeignFunction;
 }
 
-let made: Calls | undefined;
+let bound: Calls | undefined;
 
 function calls(): Calls {
-  made ??= make();
-  return made;
+  bound ??= bindCalls();
+  return bound;
 }
 
-function make(): Calls {
+function bindCalls(): Calls {
   const { koffi, func } = libc();
   koffi.struct('stowage_iovec', { base: 'uint8_t *', length: 'size_t' });
   koffi.struct('stowage_message', {
@@ -77,11 +78,11 @@ const longestSocketPath = 107;
 function addressOf(path: string): Buffer {
   const address = Buffer.alloc(2 + longestSocketPath + 1);
   address.writeUInt16LE(unix);
-  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', 36);
+  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', constants.errno.ENAMETOOLONG);
   return address;
 }
 
-function opened(flags: number, use: (fd: number) => void): number {
+function openSocket(flags: number, use: (fd: number) => void): number {
   const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | flags, 0));
   try {
     use(fd);
@@ -93,7 +94,7 @@ function opened(flags: number, use: (fd: number) => void): number {
 }
 
 export function listenAt(path: string): number {
-  return opened(0, (fd) => {
+  return openSocket(0, (fd) => {
     const address = addressOf(path);
     checked('bind', calls().bind(fd, address, address.length));
     checked('listen', calls().listen(fd, 16));
@@ -101,11 +102,11 @@ export function listenAt(path: string): number {
 }
 
 /**
- * Connects without waiting, or throws: ENOENT or ECONNREFUSED if nobody listens, EAGAIN if the backlog is full. A blocking
+ * Connects without waiting, or throws: ENOENT or ECONNREFUSED if no process listens, EAGAIN if the backlog is full. A blocking
  * connect would wait then, and block the whole process.
  */
 export function connectTo(path: string): number {
-  return opened(nonblock, (fd) => {
+  return openSocket(nonblock, (fd) => {
     const address = addressOf(path);
     checked('connect', calls().connect(fd, address, address.length));
     checked('fcntl', calls().control(fd, setFlags, 0));
@@ -113,8 +114,8 @@ export function connectTo(path: string): number {
 }
 
 /** The next connection. Undefined: the listening socket was shut down. */
-export async function accepted(listening: number): Promise<number | undefined> {
-  const fd = await waited((done) => calls().accept.async(listening, null, null, cloexec, done));
+export async function acceptConnection(listening: number): Promise<number | undefined> {
+  const fd = await callAsync((done) => calls().accept.async(listening, null, null, cloexec, done));
   return fd < 0 ? undefined : fd;
 }
 
@@ -124,8 +125,9 @@ export function shutDown(fd: number): void {
 }
 
 /** Sends without waiting, or throws: EAGAIN if the other end does not read, EPIPE or ECONNRESET if it is gone. */
-export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
-  if (bytes.length > longestMessage || descriptors.length > mostDescriptors) throw new SystemError('sendmsg', 90);
+export function sendMessage(fd: number, { bytes, descriptors }: DescriptorMessage): void {
+  if (bytes.length > longestMessage || descriptors.length > mostDescriptors)
+    throw new SystemError('sendmsg', constants.errno.EMSGSIZE);
   const control = Buffer.alloc(controlHeader + ((4 * descriptors.length + 7) & ~7));
   control.writeBigUInt64LE(BigInt(controlHeader + 4 * descriptors.length), 0);
   control.writeInt32LE(solSocket, 8);
@@ -145,16 +147,16 @@ export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
 }
 
 /** The next message. Undefined: the other end is gone, or the socket was shut down here. */
-export const receivedParcel = (fd: number): Promise<Parcel | undefined> => createReceiver(fd)();
+export const receiveMessage = (fd: number): Promise<DescriptorMessage | undefined> => createReceiver(fd)();
 
 /** Receives repeatedly into the same buffers. */
-export function createReceiver(fd: number): () => Promise<Parcel | undefined> {
+export function createReceiver(fd: number): () => Promise<DescriptorMessage | undefined> {
   const bytes = Buffer.alloc(longestMessage);
   const control = Buffer.alloc(controlSize);
-  return () => received(fd, bytes, control);
+  return () => receiveInto(fd, bytes, control);
 }
 
-async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Parcel | undefined> {
+async function receiveInto(fd: number, bytes: Buffer, control: Buffer): Promise<DescriptorMessage | undefined> {
   const message = {
     name: null,
     nameLength: 0,
@@ -164,13 +166,13 @@ async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Par
     controlLength: control.length,
     flags: 0,
   };
-  const length = await waited((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
-  // 0 means the end of the stream, since nobody here sends empty messages.
+  const length = await callAsync((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
+  // 0 means the end of the stream, since no program of ours sends empty messages.
   if (length <= 0) return undefined;
   const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
   if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {
     for (const descriptor of descriptors) closeSync(descriptor);
-    throw new SystemError('recvmsg', 90);
+    throw new SystemError('recvmsg', constants.errno.EMSGSIZE);
   }
   return { bytes: Buffer.from(bytes.subarray(0, length)), descriptors };
 }
@@ -182,7 +184,9 @@ function* descriptorsIn(control: Buffer): Generator<number> {
   for (let at = controlHeader; at + 4 <= end; at += 4) yield control.readInt32LE(at);
 }
 
-async function waited(start: (done: (error: Error | null, result: number | bigint) => void) => void): Promise<number> {
+async function callAsync(
+  start: (done: (error: Error | null, result: number | bigint) => void) => void,
+): Promise<number> {
   const { promise, resolve, reject } = Promise.withResolvers<number>();
   start((error, result) => (error === null ? resolve(Number(result)) : reject(error)));
   return await promise;

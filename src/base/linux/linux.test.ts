@@ -4,7 +4,7 @@ import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSyn
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptor-sockets.ts';
+import { acceptConnection, connectTo, listenAt, receiveMessage, sendMessage, shutDown } from './descriptor-sockets.ts';
 import { createMemory, growMemory, mapMemory } from './shared-memory.ts';
 import { socketPair } from './socket-pair.ts';
 
@@ -71,9 +71,9 @@ describe('sockets that pass descriptors', () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
     const file = openSync(join(folder, 'file'), 'w+');
     writeSync(file, 'content');
-    sendParcel(here, { bytes: text('one'), descriptors: [file, file] });
-    sendParcel(here, { bytes: text('two'), descriptors: [] });
-    const first = await receivedParcel(there);
+    sendMessage(here, { bytes: text('one'), descriptors: [file, file] });
+    sendMessage(here, { bytes: text('two'), descriptors: [] });
+    const first = await receiveMessage(there);
     expect(first?.bytes.toString()).toBe('one');
     expect(first?.descriptors).toHaveLength(2);
     const [descriptor = -1, second = -1] = first?.descriptors ?? [];
@@ -81,9 +81,9 @@ describe('sockets that pass descriptors', () => {
     const read = Buffer.alloc(7);
     readSync(descriptor, read, 0, 7, 0);
     expect(read.toString()).toBe('content');
-    expect(await receivedParcel(there)).toEqual({ bytes: text('two'), descriptors: [] });
+    expect(await receiveMessage(there)).toEqual({ bytes: text('two'), descriptors: [] });
     closeSync(here);
-    expect(await receivedParcel(there)).toBeUndefined();
+    expect(await receiveMessage(there)).toBeUndefined();
     for (const fd of [there, file, descriptor, second]) closeSync(fd);
     rmSync(folder, { recursive: true });
   });
@@ -93,12 +93,12 @@ describe('sockets that pass descriptors', () => {
     const path = join(folder, 'socket');
     expect(() => connectTo(path)).toThrow(expect.objectContaining({ code: 'ENOENT' }));
     const listening = listenAt(path);
-    const waiting = accepted(listening);
+    const waiting = acceptConnection(listening);
     const client = connectTo(path);
     const server = (await waiting) ?? -1;
-    sendParcel(client, { bytes: text('hello'), descriptors: [] });
-    expect((await receivedParcel(server))?.bytes.toString()).toBe('hello');
-    const [more, message] = [accepted(listening), receivedParcel(server)];
+    sendMessage(client, { bytes: text('hello'), descriptors: [] });
+    expect((await receiveMessage(server))?.bytes.toString()).toBe('hello');
+    const [more, message] = [acceptConnection(listening), receiveMessage(server)];
     shutDown(listening);
     shutDown(server);
     expect(await more).toBeUndefined();
@@ -111,7 +111,7 @@ describe('sockets that pass descriptors', () => {
   test('sending does not block when the buffer is full', () => {
     const [here, there] = socketPair();
     const send = (): void => {
-      for (let i = 0; i < 10_000; i++) sendParcel(here, { bytes: Buffer.alloc(60_000), descriptors: [] });
+      for (let i = 0; i < 10_000; i++) sendMessage(here, { bytes: Buffer.alloc(60_000), descriptors: [] });
     };
     expect(send).toThrow(expect.objectContaining({ code: 'EAGAIN' }));
     closeSync(there);

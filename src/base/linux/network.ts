@@ -9,7 +9,7 @@ const prefix = 'netns:';
 export type FindNamespace = (network: string, signal: AbortSignal) => Promise<string>;
 
 /** For networks that are namespaces themselves. */
-export const asItIs: FindNamespace = async (network) => network;
+export const findNamedNamespace: FindNamespace = async (network) => network;
 
 /** Whether this process is in the host's network namespace: the kernel shows some settings only in the initial one. */
 export const isInHostNetwork = async (): Promise<boolean> =>

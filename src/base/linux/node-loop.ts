@@ -12,7 +12,7 @@ export interface NodeLoop {
   runTicks(): void;
 }
 
-/** EPOLLET and EPOLLONESHOT: such a descriptor is reported only once, even if nobody has handled it. */
+/** EPOLLET and EPOLLONESHOT: the kernel reports such a descriptor only once, even if no handler has read it. */
 const toldOnce = 0xc000_0000;
 
 /** Throws if this Node does not have the internals that this needs. */

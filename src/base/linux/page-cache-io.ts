@@ -51,10 +51,10 @@ function calls(): Calls | undefined {
  * use O_PATH.
  */
 export function openCached(path: string, flags: number, within?: number): number | undefined {
-  const how = Buffer.alloc(howSize);
-  how.writeBigUInt64LE(BigInt(flags | closeOnExec), 0);
-  how.writeBigUInt64LE(BigInt(noLinks | cached | (within === undefined ? 0 : noCrossing)), 16);
-  const fd = Number(calls()?.open(openat2, within ?? here, path, how, howSize) ?? -1);
+  const openHow = Buffer.alloc(howSize);
+  openHow.writeBigUInt64LE(BigInt(flags | closeOnExec), 0);
+  openHow.writeBigUInt64LE(BigInt(noLinks | cached | (within === undefined ? 0 : noCrossing)), 16);
+  const fd = Number(calls()?.open(openat2, within ?? here, path, openHow, howSize) ?? -1);
   return fd < 0 ? undefined : fd;
 }
 

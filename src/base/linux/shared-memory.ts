@@ -27,7 +27,7 @@ export function growMemory(fd: number, size: number): void {
 }
 
 /** A mapping of such memory. Writes are visible to other processes at once. */
-export interface Mapped extends Disposable {
+export interface MemoryMapping extends Disposable {
   readonly bytes: ArrayBuffer;
   /** A part of the mapping. For a small part, prefer this to `bytes`: V8 counts the size of every buffer as memory in use. */
   part(from: number, length: number): ArrayBuffer;
@@ -37,11 +37,11 @@ export interface Mapped extends Disposable {
   forget(from: number, length: number): void;
 }
 
-export function mapMemory(fd: number, offset: number, length: number): Mapped {
+export function mapMemory(fd: number, offset: number, length: number): MemoryMapping {
   const { koffi } = libc();
   const at: bigint = calls().map(null, length, readWrite, shared, fd, offset);
   if (BigInt.asIntN(64, at) === -1n) throw new SystemError('mmap', koffi.errno());
-  const told = (what: number, from: number, bytes: number): void => {
+  const advise = (what: number, from: number, bytes: number): void => {
     checked('madvise', calls().advise(at + BigInt(from), bytes, what));
   };
   const part = (from: number, bytes: number): ArrayBuffer => koffi.view(at + BigInt(from), bytes);
@@ -54,14 +54,14 @@ export function mapMemory(fd: number, offset: number, length: number): Mapped {
     part,
     populate: (from, bytes) => {
       try {
-        told(advice.populateWrite, from, bytes);
+        advise(advice.populateWrite, from, bytes);
       } catch (cause) {
         if (!isErrno(cause, 'EINVAL')) throw cause;
         touch(part(from, bytes));
       }
     },
-    forget: (from, bytes) => told(advice.remove, from, bytes),
-    // Accessing the bytes after this crashes the process, so dispose of the mapping only when nobody uses it any more.
+    forget: (from, bytes) => advise(advice.remove, from, bytes),
+    // Accessing the bytes after this crashes the process, so dispose of the mapping only after its last use.
     [Symbol.dispose]: () => {
       checked('munmap', calls().unmap(at, length));
     },

@@ -1,5 +1,6 @@
 import { closeSync, writeSync } from 'node:fs';
 import { Socket } from 'node:net';
+import { constants } from 'node:os';
 // Imported, since looking up the global takes longer than reading the time.
 import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
@@ -18,22 +19,22 @@ import { createSpin } from './spin.ts';
 
 const calls = foreign({ read: 'int64_t read(int fd, void *into, size_t most)' });
 
-const tryAgain = -11;
+const tryAgain = -constants.errno.EAGAIN;
 /** The key of Node's own loop. */
 const nodeKey = 0;
 /** How long a thread keeps waiting after the last watch ended. */
 const waitApartMs = 100;
 
-interface Watching {
+interface ReadableWatcher {
   watch(fd: number, onReadable: () => void): Disposable;
 }
 
-let watching: Watching | undefined;
+let watcher: ReadableWatcher | undefined;
 
 /** Calls back whenever the descriptor is readable; end of file and errors count, too. Do not close the descriptor while it is watched. */
 export function watchReadable(fd: number, onReadable: () => void): Disposable {
-  watching ??= createWatching();
-  return watching.watch(fd, onReadable);
+  watcher ??= createReadableWatcher();
+  return watcher.watch(fd, onReadable);
 }
 
 /** Returns the number of bytes read, 0 at the end, or the negated errno. Does not wait if the descriptor is non-blocking. */
@@ -43,13 +44,13 @@ export function readNow(fd: number, into: Uint8Array): number {
 }
 
 /** Receives the bytes as they arrive. */
-interface Into {
+interface ReadTarget {
   buffer(): Buffer;
   received(bytes: number): void;
 }
 
 /** Reads from a paused socket. Leaves the end of the stream to Node. */
-export function readPromptly(socket: Socket, { buffer, received }: Into): void {
+export function readPromptly(socket: Socket, { buffer, received }: ReadTarget): void {
   const fd = descriptorOf(socket);
   if (fd === undefined) return void socket.resume();
   // A duplicate of our own: Node closes its descriptor without telling us, and the number may then be reused.
@@ -70,7 +71,7 @@ export function readPromptly(socket: Socket, { buffer, received }: Into): void {
   });
 }
 
-function createWatching(): Watching {
+function createReadableWatcher(): ReadableWatcher {
   const epoll = createEpoll();
   const handlers = new Map<number, () => void>();
   const want = beginWaiting(epoll, handlers);

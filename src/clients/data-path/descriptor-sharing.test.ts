@@ -63,22 +63,22 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     },
   });
 
-  async function node(aloneMs = 60_000) {
+  async function node(keeperWaitMs = 60_000) {
     const ground = createScratchFolder('stowage-pod-');
     chmodSync(ground.folder, 0o711);
     const folder = (name: string): string => join(ground.folder, name);
     mkdirSync(folder('mounts'));
-    const doubted = { times: 0 };
+    const lostMounts = { times: 0 };
     const startAgent = () => {
       const keepers = createKeepers({
         clock,
         log: ground.scope.log,
         folder: folder('keepers'),
         version: 'test',
-        aloneMs,
-        gaveUp: () => undefined,
-        doubted: () => void doubted.times++,
-        placing: { engines: new Map(), instance: 'test', wanted: 'pod' },
+        keeperWaitMs,
+        onAbandoned: () => undefined,
+        onMountsLost: () => void lostMounts.times++,
+        placement: { engines: new Map(), instance: 'test', requestedPlace: 'pod' },
       });
       const mounts = createRun(clock, undefined, ground.folder);
       const mounter = createLinuxMounter({
@@ -93,7 +93,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         clock,
         keepers,
         instance: 'test',
-        look: createPathAccess(clock),
+        accessPath: createPathAccess(clock),
         readTable: createTableReader(),
       });
       return { keepers, client };
@@ -129,7 +129,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       place,
       startPod,
       state,
-      doubted,
+      lostMounts,
       scope: ground.scope,
       folder: ground.folder,
       log: () => readFileSync(log, 'utf8'),
@@ -172,7 +172,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await Promise.all([fioVerified(at, folder), runModelWorkload(own, rounds, 100)]);
   }
 
-  test('can be killed with its data path repeatedly: the next one gets everything, and nobody sees an error', {
+  test('can be killed with its data path repeatedly: the next keeper gets everything, and applications see no error', {
     timeout: 300_000,
   }, async () => {
     const here = await node();
@@ -211,7 +211,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('loses its mounts if it is killed together with the agent, and they are made again', {
+  test('loses its mounts if it is killed together with the agent, and the volumes are remounted', {
     timeout: 60_000,
   }, async () => {
     const here = await node();
@@ -230,7 +230,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(held()).toBe(1);
   });
 
-  test('does not keep unmounted volumes, nor do copies, with or without a keeper', { timeout: 60_000 }, async () => {
+  test('keeps no unmounted volumes, and neither do the copies, with or without a keeper', {
+    timeout: 60_000,
+  }, async () => {
     const here = await node();
     const pod = await here.startPod();
     const other = here.place();
@@ -256,7 +258,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(held, (count) => count === 0);
   });
 
-  test('does not make callers wait for ever if its pod does not come back, and until then no mount is made again', {
+  test('does not make callers wait forever if its pod does not return, and remounts nothing before the timeout', {
     timeout: 60_000,
   }, async () => {
     const here = await node(3_000);
@@ -271,10 +273,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const staged = [{ source: source(), target: targetAt(here.at) }];
     await expect(here.client.dead?.(staged, here.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
     expect(await here.keepers.serving('stowage:', unending)).toHaveLength(1);
-    expect(here.doubted.times).toBe(0);
+    expect(here.lostMounts.times).toBe(0);
     await expect(waits).rejects.toThrow(/not connected|abort/);
     await eventually(
-      () => here.doubted.times,
+      () => here.lostMounts.times,
       (times) => times > 0,
     );
     expect(held()).toBe(0);
@@ -335,7 +337,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       const second = await here.startPod('second');
       await eventually(inCharge, (count) => count === 2);
       await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
-      // It holds nothing any more and waits, since otherwise Kubernetes would restart it.
+      // It no longer holds anything and waits, since otherwise Kubernetes would restart it.
       await eventually(
         () => held(first.pid),
         (count) => count === 0,
@@ -402,7 +404,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
-  test('that does not run is waited for, and reported', { timeout: 60_000 }, async () => {
+  test('is waited for and reported if it does not run', { timeout: 60_000 }, async () => {
     const here = await node();
     const staging = here.client.stage(source(), targetAt(here.at), here.scope);
     await expect(staging).rejects.toMatchObject({

@@ -4,7 +4,7 @@ import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
 /**
- * Called for a keeper that was just connected to, before anybody uses it. If it has nothing, because it was killed together with all its
+ * Called for a newly connected keeper, before its first use. If it has nothing, because it was killed together with all its
  * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
  * not be used: once it has a mount of its own, it would no longer accept the others.
  */
@@ -16,14 +16,14 @@ export async function shareDescriptors(
 ): Promise<void> {
   const { shares } = await client.status(signal);
   if (shares !== true) {
-    log.info('a keeper of an older version: nobody else holds what it has', { keeper });
-    // This keeper cannot take them, and nobody else will serve them.
+    log.info('a keeper of an older version cannot share its descriptors with this process', { keeper });
+    // This keeper cannot take them, and no other keeper will serve them.
     copies.drop();
     return;
   }
   const { held, mounts } = copies;
   if (held !== undefined && mounts.length > 0 && (await isTaken(client.restore(held, signal))))
-    log.warn('a keeper that came without anything has everything again', { keeper, mounts: mounts.length });
+    log.warn('restored the descriptors of a keeper that had started without any', { keeper, mounts: mounts.length });
   await client.share(signal);
 }
 

@@ -18,8 +18,8 @@ test('marks of stopped keeper containers mean that the engine shuts down, if the
     log: collectingLog(),
     folder,
     version: '1',
-    doubted: nothing,
-    gaveUp: nothing,
+    onMountsLost: nothing,
+    onAbandoned: nothing,
   });
   expect(keepers.areEnding()).toBe(false);
   await writeFile(mark('now'), '');

@@ -53,11 +53,11 @@ async function openFuse() {
     return await open('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
   } catch (cause) {
     const isDenied = isErrno(cause, 'EACCES', 'EPERM');
-    throw new StowageError(`/dev/fuse ${isDenied ? 'may not be opened' : 'is not there'}`, {
+    throw new StowageError(`/dev/fuse ${isDenied ? 'cannot be opened: permission denied' : 'does not exist'}`, {
       code: isDenied ? 'denied' : 'unsupported',
       reason: 'fuse-missing',
       action: isDenied
-        ? 'Allow it; in a container: docker run --device /dev/fuse'
+        ? 'Permit it; in a container: docker run --device /dev/fuse'
         : 'Load the kernel module (modprobe fuse); in a container: docker run --device /dev/fuse',
       cause,
     });
@@ -69,6 +69,6 @@ export async function setReadAhead(table: MountTable, at: string, scope: Scope):
   const device = table.at(at)?.device;
   if (device === undefined) return;
   await writeFile(`/sys/class/bdi/${device}/read_ahead_kb`, `${readAheadKib}\n`).catch((cause: unknown) =>
-    scope.log.info('read-ahead stays as the kernel chose it', { at, why: String(cause) }),
+    scope.log.info('failed to set the read-ahead of a mount', { at, why: String(cause) }),
   );
 }

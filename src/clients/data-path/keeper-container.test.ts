@@ -106,7 +106,7 @@ describe('a keeper in a container', () => {
     const { engine, own, created } = await engineThat({ protects: false });
     const [, told] = await launched(own);
     expect(created.map(({ HostConfig }) => HostConfig['OomScoreAdj'])).toEqual([-900, undefined]);
-    expect(told).toEqual(['the data path is not protected when memory is short']);
+    expect(told).toEqual(['the data path is not protected from the OOM killer']);
     // The first container is removed.
     expect(engine.requests.filter((each) => each.startsWith('DELETE'))).toEqual([
       'DELETE /v1.41/containers/made1?force=1&v=1',

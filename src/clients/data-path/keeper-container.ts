@@ -50,7 +50,7 @@ status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
 
-/** The same as for Stowage itself. Within this time Stowage ends the keeper as soon as nobody uses it. */
+/** The same as for Stowage itself. Within this time Stowage ends the keeper if it has no mounts. */
 const stopSeconds = 60;
 
 /** Where the namespace is mounted in the container. */
@@ -58,20 +58,20 @@ const namespaceAt = '/run/netns/store';
 
 /** Starts keepers as containers of this program's image. They outlive this program's own container. */
 export const launchContainer =
-  (about: KeeperContainer): Launch =>
+  (container: KeeperContainer): Launch =>
   async ({ words, env }, signal) => {
-    const { engine } = about.own;
+    const { engine } = container.own;
     // Docker before 25 ends every auto-remove container when it restarts, even with live-restore.
     const { liveRestore } = await engine.info(signal);
-    const spec = specOf(about, words, env, !liveRestore);
-    await removeEnded(about.own, about.instance, signal);
+    const spec = specOf(container, words, env, !liveRestore);
+    await removeEnded(container.own, container.instance, signal);
     try {
       return await launched(engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
     } catch (cause) {
       if (!isRefused(cause)) throw cause;
       // An engine that lacks privileges itself cannot grant these, and its error does not say that this is the reason.
       const unprotected = await launched(engine, spec, signal);
-      about.tell('the data path is not protected when memory is short', { why: String(cause) });
+      container.tell('the data path is not protected from the OOM killer', { why: String(cause) });
       return unprotected;
     }
   };
@@ -116,13 +116,13 @@ export async function removeEnded({ engine }: OwnContainer, instance: string, si
 }
 
 function specOf(
-  about: KeeperContainer,
+  container: KeeperContainer,
   command: readonly string[],
   env: Readonly<Record<string, string>>,
   autoRemove: boolean,
 ) {
-  const { own, instance, name, folder, user, network } = about;
-  const { enter, capabilities } = rightsIn(about);
+  const { own, instance, name, folder, user, network } = container;
+  const { enter, capabilities } = rightsIn(container);
   const entered = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceAt}:ro`] : [];
   return {
     image: own.image,

@@ -5,9 +5,9 @@ import { KeeperError } from '#keeper/protocol.ts';
 /** Turns a keeper's error, or the lack of a keeper, into a StowageError. */
 export function keeperFailure(cause: unknown, folder: string): StowageError {
   if (cause instanceof StowageError) return cause;
-  const said = cause instanceof Error ? cause.message : String(cause);
+  const reason = cause instanceof Error ? cause.message : String(cause);
   if (cause instanceof KeeperError && cause.reason === 'full') {
-    return new StowageError(`this node has as many mounts as one data path takes: ${said}`, {
+    return new StowageError(`this node has reached the limit of mounts of one data path: ${reason}`, {
       code: 'exhausted',
       reason: 'data-path-full',
       action: 'Unmount volumes that are no longer used here.',
@@ -15,7 +15,7 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
     });
   }
   if (cause instanceof KeeperError && (cause.reason === 'moving' || cause.reason === 'busy')) {
-    return new StowageError(`the data path is being replaced: ${said}`, {
+    return new StowageError(`the data path is being replaced: ${reason}`, {
       code: 'busy',
       reason: 'data-path-moving',
       action: 'Try again in a moment.',
@@ -23,7 +23,7 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
     });
   }
   if (cause instanceof KeeperError && cause.reason === 'out-of-reach') {
-    return new StowageError(`the data path could not be used: ${said}`, {
+    return new StowageError(`the data path could not be used: ${reason}`, {
       code: 'unavailable',
       reason: 'data-path-unavailable',
       action: 'Restart the container that it runs in. Stowage then remounts the volumes that it serves.',
@@ -31,7 +31,7 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
     });
   }
   const isLate = cause instanceof DeadlineExceeded;
-  return new StowageError(`the data path ${isLate ? 'did not answer in time' : `could not be used: ${said}`}`, {
+  return new StowageError(`the data path ${isLate ? 'did not answer in time' : `could not be used: ${reason}`}`, {
     code: isLate ? 'deadline' : 'unavailable',
     reason: 'data-path-unavailable',
     action: `Try again. If it persists, see why: stowage client status, and the log in ${folder}`,

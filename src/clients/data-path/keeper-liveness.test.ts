@@ -13,7 +13,7 @@ function keeper() {
       said.asked++;
       if (!said.answers) await unlessAborted(new Promise(() => undefined), signal);
     },
-    hangs: () => void said.hung++,
+    onHang: () => void said.hung++,
   });
   const passes = async (ms: number): Promise<void> => {
     clock.advance(ms);
@@ -37,7 +37,7 @@ test('a keeper that answers is checked periodically', async () => {
 test('a keeper hangs after two checks in a row without an answer, and not before', async () => {
   const { said, answers, passes } = keeper();
   said.answers = false;
-  answers.ask();
+  answers.check();
   await passes(4_999);
   expect([answers.isSilent, said.hung]).toEqual([false, 0]);
   await passes(1);

@@ -5,26 +5,26 @@ export interface KeeperLiveness extends Disposable {
   /** The keeper did not answer the last check. */
   readonly isSilent: boolean;
   /** Checks now. */
-  ask(): void;
+  check(): void;
 }
 
-interface AnswersOptions {
+interface KeeperLivenessOptions {
   readonly clock: Clock;
   readonly status: (signal: AbortSignal) => Promise<unknown>;
   /** Called once when the keeper hangs; again only if it answered in between. */
-  readonly hangs: () => void;
+  readonly onHang: () => void;
 }
 
 /** A keeper does very little and answers within milliseconds, on an overloaded machine within a second. */
 export const answerMs = 5_000;
-const askEveryMs = 10_000;
+const checkEveryMs = 10_000;
 /** In a row: a single one may be caused by a pause of this process. */
 const mostUnanswered = 2;
 
-export function createKeeperLiveness({ clock, status, hangs }: AnswersOptions): KeeperLiveness {
+export function createKeeperLiveness({ clock, status, onHang }: KeeperLivenessOptions): KeeperLiveness {
   const over = new AbortController();
   let unanswered = 0;
-  let isAsking = false;
+  let isChecking = false;
   let next: Disposable | undefined;
 
   async function hasAnswer(): Promise<boolean> {
@@ -38,20 +38,20 @@ export function createKeeperLiveness({ clock, status, hangs }: AnswersOptions): 
     }
   }
 
-  async function askOn(): Promise<void> {
-    if (isAsking || over.signal.aborted) return;
+  async function runCheck(): Promise<void> {
+    if (isChecking || over.signal.aborted) return;
     next?.[Symbol.dispose]();
-    isAsking = true;
+    isChecking = true;
     do {
       unanswered = (await hasAnswer()) ? 0 : unanswered + 1;
-      if (unanswered === mostUnanswered) hangs();
+      if (unanswered === mostUnanswered) onHang();
     } while (unanswered > 0 && unanswered < mostUnanswered);
-    isAsking = false;
+    isChecking = false;
     later();
   }
 
   function later(): void {
-    if (!over.signal.aborted) next = clock.after(askEveryMs, () => void askOn());
+    if (!over.signal.aborted) next = clock.after(checkEveryMs, () => void runCheck());
   }
   later();
 
@@ -59,7 +59,7 @@ export function createKeeperLiveness({ clock, status, hangs }: AnswersOptions): 
     get isSilent() {
       return unanswered > 0;
     },
-    ask: () => void askOn(),
+    check: () => void runCheck(),
     [Symbol.dispose]: () => {
       over.abort();
       next?.[Symbol.dispose]();

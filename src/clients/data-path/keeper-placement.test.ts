@@ -22,7 +22,7 @@ const says =
   (_path, _request, response) =>
     void response.writeHead(status).end(JSON.stringify(answer));
 
-async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = systemClock()) {
+async function placed(script: Script, requestedPlace?: KeeperPlace, clock: Clock = systemClock()) {
   const engine = await startScriptedEngine(script);
   const client = createDockerClient({ socket: engine.socket, clock });
   onTestFinished(async () => {
@@ -30,24 +30,24 @@ async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = syste
     await engine[Symbol.asyncDispose]();
   });
   const told: string[] = [];
-  const placing = createKeeperPlacement(
-    { engines: new Map([['docker', client]]), instance: 'test', wanted },
+  const placement = createKeeperPlacement(
+    { engines: new Map([['docker', client]]), instance: 'test', requestedPlace },
     { folder: '/run/stowage/keepers', clock, tell: (message) => void told.push(message) },
     inside,
   );
-  return { engine, placing, told };
+  return { engine, placement, told };
 }
 
 describe('keepers run in containers of their own', () => {
   test('if an engine knows the container of this process', async () => {
-    const { placing, told } = await placed(says(found));
-    expect(await placing.place(signal)).toMatchObject({ id });
+    const { placement, told } = await placed(says(found));
+    expect(await placement.place(signal)).toMatchObject({ id });
     expect(told).toEqual([]);
   });
 
   test('but not if configured otherwise', async () => {
-    const { engine, placing } = await placed(says(found), 'process');
-    expect(await placing.place(signal)).toBe('here');
+    const { engine, placement } = await placed(says(found), 'process');
+    expect(await placement.place(signal)).toBe('here');
     expect(engine.requests).toEqual([]);
   });
 
@@ -56,11 +56,11 @@ describe('keepers run in containers of their own', () => {
     ['is not on a folder of the machine', says({ ...found, Mounts: [] })],
     ['has another network', says({ ...found, NetworkSettings: { Networks: { bridge: {} } } })],
   ])('but not if that is impossible: %s', async (why, script) => {
-    const { placing, told } = await placed(script);
-    expect(await placing.place(signal)).toBe('here');
-    expect(told).toEqual(['data paths end with this container']);
+    const { placement, told } = await placed(script);
+    expect(await placement.place(signal)).toBe('here');
+    expect(told).toEqual(['data paths end when this container ends']);
     const asked = await placed(script, 'container');
-    await expect(asked.placing.place(signal)).rejects.toMatchObject({
+    await expect(asked.placement.place(signal)).rejects.toMatchObject({
       reason: 'keeper-container-impossible',
       message: expect.stringContaining(why),
     });
@@ -69,16 +69,16 @@ describe('keepers run in containers of their own', () => {
   test('as soon as the engine answers; while it starts, it waits for us', async () => {
     const clock = createFakeClock();
     const reached = Promise.withResolvers<void>();
-    const { engine, placing, told } = await placed(() => reached.resolve(), undefined, clock);
-    const first = placing.place(signal);
+    const { engine, placement, told } = await placed(() => reached.resolve(), undefined, clock);
+    const first = placement.place(signal);
     await reached.promise;
     clock.advance(1_000);
     expect(await first).toBe('later');
     expect(told).toEqual(['data paths start in this container until its engine answers']);
     engine.script = says(found);
-    expect(await placing.place(signal)).toMatchObject({ id });
+    expect(await placement.place(signal)).toMatchObject({ id });
     // Searched once, and pinged each time.
     await engine.stop();
-    expect(await placing.place(signal)).toBe('later');
+    expect(await placement.place(signal)).toBe('later');
   });
 });

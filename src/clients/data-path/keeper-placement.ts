@@ -15,7 +15,7 @@ export interface KeeperPlacementOptions {
   /** This Stowage's instance. */
   readonly instance: string;
   /** Undefined: containers if this process runs in a container of one of the engines, else processes. */
-  readonly wanted: KeeperPlace | undefined;
+  readonly requestedPlace: KeeperPlace | undefined;
   /** The user of keepers in pods. Default: see `keeper-pod.ts`. */
   readonly podUser?: number | undefined;
 }
@@ -33,19 +33,19 @@ export interface KeeperPlacement {
 const answerMs = 1_000;
 
 export function createKeeperPlacement(
-  { engines, wanted }: KeeperPlacementOptions,
-  { folder, clock, tell }: PlacingParts,
-  look: () => Promise<Surroundings> = surroundings,
+  { engines, requestedPlace }: KeeperPlacementOptions,
+  { folder, clock, tell }: KeeperPlacementParts,
+  inspect: () => Promise<Surroundings> = surroundings,
 ): KeeperPlacement {
   let known: OwnContainer | 'here' | undefined;
 
-  async function decided(signal: AbortSignal): Promise<OwnContainer | 'here'> {
-    const around = await look();
-    const own = await findOwnContainer(around, engines.values(), signal);
+  async function decide(signal: AbortSignal): Promise<OwnContainer | 'here'> {
+    const environment = await inspect();
+    const own = await findOwnContainer(environment, engines.values(), signal);
     const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
     if (own !== undefined && why === undefined) return own;
-    if (wanted === 'container') throw impossible(why ?? '');
-    if (possibleIds(around).length > 0) tell('data paths end with this container', { why: why ?? '' });
+    if (requestedPlace === 'container') throw impossible(why ?? '');
+    if (possibleIds(environment).length > 0) tell('data paths end when this container ends', { why: why ?? '' });
     return 'here';
   }
 
@@ -56,16 +56,16 @@ export function createKeeperPlacement(
 
   return {
     place: async (signal) => {
-      if (wanted === 'process' || wanted === 'pod') return 'here';
+      if (requestedPlace === 'process' || requestedPlace === 'pod') return 'here';
       using limit = clock.deadline(answerMs, signal);
       try {
-        known ??= await decided(limit.signal);
+        known ??= await decide(limit.signal);
         if (known !== 'here') await known.engine.ping(limit.signal);
         return known;
       } catch (cause) {
         signal.throwIfAborted();
         if (!(cause instanceof DockerError)) throw cause;
-        if (wanted === 'container') throw engineFailure(cause, [...engines.keys()].join(', '));
+        if (requestedPlace === 'container') throw engineFailure(cause, [...engines.keys()].join(', '));
         tell('data paths start in this container until its engine answers', { why: cause.message });
         return 'later';
       }
@@ -73,7 +73,7 @@ export function createKeeperPlacement(
   };
 }
 
-export interface PlacingParts {
+export interface KeeperPlacementParts {
   /** The keepers' folder. */
   readonly folder: string;
   readonly clock: Clock;

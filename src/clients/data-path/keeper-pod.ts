@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { StowageError } from '#core/errors.ts';
-import type { KeeperKind } from './keeper-starter.ts';
+import type { KeeperKind } from './keeper-kind.ts';
 
 /** Keepers in pods of their own. Kubernetes starts them; Stowage only connects to them. */
 
@@ -13,20 +13,20 @@ export const podKeeperUser = 65_519;
 
 /** Longer than a container takes to restart. Callers that mount retry by themselves. */
 const findMs = 15_000;
-const lookMs = 50;
+const pollMs = 50;
 
 /** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
-export async function makePlace(folder: string, user: number): Promise<void> {
+export async function createKeeperFolder(folder: string, user: number): Promise<void> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
   await chown(folder, user, user);
   await chmod(folder, 0o700);
 }
 
 /** Waits until a keeper listens on the socket. */
-export async function findKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
+export async function waitForKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
   using limit = clock.deadline(findMs, signal);
   try {
-    while (!isListening(socket)) await clock.sleep(lookMs, limit.signal);
+    while (!isListening(socket)) await clock.sleep(pollMs, limit.signal);
   } catch (cause) {
     signal.throwIfAborted();
     throw limit.signal.aborted ? notFound(socket, cause) : cause;
@@ -43,7 +43,7 @@ function isListening(socket: string): boolean {
   }
 }
 
-export function refuseForPods({ network, privilegedPorts }: KeeperKind): void {
+export function requirePodSupport({ network, privilegedPorts }: KeeperKind): void {
   // In a container only root could have that capability, and a keeper does not run as root.
   if (privilegedPorts)
     throw new StowageError(
@@ -52,16 +52,16 @@ export function refuseForPods({ network, privilegedPorts }: KeeperKind): void {
         code: 'unsupported',
         reason: 'keeper-pod-ports',
         action:
-          "Have the server's administrator export it with the option insecure, and the store's leave out the option sourceport.",
+          "Have the server's administrator add the export option insecure, and the store's administrator remove the option sourceport.",
       },
     );
   if (network === undefined) return;
   throw new StowageError(
-    "volumes of a store with a network of its own cannot be mounted: the data path's pod has the machine's",
+    "volumes of a store with a network of its own cannot be mounted: the data path's pod uses the network of the node",
     {
       code: 'unsupported',
       reason: 'keeper-pod-network',
-      action: "Have the store's administrator leave out the option network.",
+      action: "Have the store's administrator remove the option network.",
     },
   );
 }

@@ -24,8 +24,8 @@ import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createPathAccess } from '../mounter/path-access.ts';
 import { createRun } from '../mounter/run-program.ts';
+import type { AbandonedKeeper } from './keeper-termination.ts';
 import { createKeepers } from './keepers.ts';
-import type { GivenUp } from './known-keepers.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
@@ -60,22 +60,22 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     },
   });
 
-  /** As `stowage up` configures them. Counts the calls of `doubted`. */
+  /** As `stowage up` configures them. Counts the calls of `onMountsLost`. */
   function agent(stuckMs: number, time: Clock = clock) {
     const ground = createScratchFolder();
     const folder = (name: string): string => join(ground.folder, name);
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
     const { scope } = ground;
-    const doubted = { times: 0 };
-    const givenUp: GivenUp[] = [];
+    const lostMounts = { times: 0 };
+    const abandoned: AbandonedKeeper[] = [];
     const keepers = createKeepers({
       clock: time,
       log: scope.log,
       folder: folder('keepers'),
       version: 'test',
       stuckMs,
-      doubted: () => void doubted.times++,
-      gaveUp: (what) => void givenUp.push(what),
+      onMountsLost: () => void lostMounts.times++,
+      onAbandoned: (what) => void abandoned.push(what),
     });
     const keeperPid = (): number => {
       const fd = connectTo(join(folder('keepers'), 'host', 'sock'));
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       clock,
       keepers,
       instance: 'test',
-      look: createPathAccess(clock),
+      accessPath: createPathAccess(clock),
       readTable: createTableReader(),
     });
     const places: string[] = [];
@@ -121,7 +121,18 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       await keepers[Symbol.asyncDispose]();
       ground[Symbol.dispose]();
     });
-    return { client, at: place(), place, state, doubted, givenUp, keeperPid, stop, scope, folder: folder('keepers') };
+    return {
+      client,
+      at: place(),
+      place,
+      state,
+      lostMounts,
+      abandoned,
+      keeperPid,
+      stop,
+      scope,
+      folder: folder('keepers'),
+    };
   }
 
   function goOn(pid: number): void {
@@ -195,7 +206,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
 
   test('ends all mounts that have no serving data path when the time is up', { timeout: 60_000 }, async () => {
     const time = createSkippingClock();
-    const { client, at, place, state, doubted, givenUp, stop, scope } = agent(10_000, time);
+    const { client, at, place, state, lostMounts, abandoned, stop, scope } = agent(10_000, time);
     writeFileSync(it.on('file'), 'data');
     // Only the keeper still knows this mount.
     const other = place();
@@ -214,18 +225,18 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     time.skip(11_000);
     expect(await waits.said).toMatch(/abort|not connected/);
     await expect(file.read(Buffer.alloc(4), 0, 4, 0)).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
-    const told = { keeper: 'host', why: 'no data path serves any more' };
+    const told = { keeper: 'host', why: 'no data path serves the mounts' };
     await eventually(
-      () => givenUp,
+      () => abandoned,
       ([first]) => first?.mounts?.length === 2,
     );
-    expect(givenUp).toEqual([expect.objectContaining(told)]);
+    expect(abandoned).toEqual([expect.objectContaining(told)]);
     // It has answered, and is about to end.
     await eventually(
       () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
-    expect(doubted.times).toBeGreaterThan(0);
+    expect(lostMounts.times).toBeGreaterThan(0);
     await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     expect((await eventually(state, whole))?.mounts).toBe(1);
@@ -233,7 +244,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   });
 
   test('a data path whose keeper was killed keeps serving, and gets another keeper', { timeout: 60_000 }, async () => {
-    const { client, at, state, doubted, keeperPid, scope } = agent(10_000);
+    const { client, at, state, lostMounts, keeperPid, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
@@ -242,7 +253,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const before = keeperPid();
     process.kill(before, 'SIGKILL');
     await eventually(
-      () => doubted.times,
+      () => lostMounts.times,
       (times) => times > 0,
     );
     expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
@@ -253,7 +264,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   });
 
   test('kills a keeper that does not answer, and its data path gets another one', { timeout: 60_000 }, async () => {
-    const { client, at, state, givenUp, keeperPid, stop, scope } = agent(10_000);
+    const { client, at, state, abandoned, keeperPid, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
@@ -263,13 +274,13 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(await state()).toBeUndefined();
     expect((await eventually(state, whole))?.active?.pid).toBe(active?.pid);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
-    expect(givenUp).toEqual([{ keeper: 'host', why: 'the keeper does not answer any more', mounts: undefined }]);
+    expect(abandoned).toEqual([{ keeper: 'host', why: 'the keeper no longer answers', mounts: undefined }]);
   });
 
-  test('nobody waits for ever if the keeper hangs and its data path is gone', {
+  test('no application waits forever if the keeper hangs and its data path is gone', {
     timeout: 60_000,
   }, async () => {
-    const { client, at, state, doubted, keeperPid, stop, scope } = agent(10_000);
+    const { client, at, state, lostMounts, keeperPid, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
@@ -281,10 +292,10 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     await expect(client.flush?.(source(), targetAt(at), { ...scope, signal: limit.signal })).rejects.toMatchObject(
       unknown,
     );
-    expect(doubted.times).toBe(0);
+    expect(lostMounts.times).toBe(0);
     expect(await waits.said).toMatch(/abort|not connected/);
     await eventually(
-      () => doubted.times,
+      () => lostMounts.times,
       (times) => times > 0,
     );
     expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
@@ -314,7 +325,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   });
 
   test('keeps mounts whose data path serves in time', { timeout: 60_000 }, async () => {
-    const { client, at, state, doubted, stop, scope } = agent(10_000);
+    const { client, at, state, lostMounts, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
@@ -322,6 +333,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     process.kill(active?.pid ?? 0, 'SIGKILL');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     await eventually(state, whole);
-    expect([doubted.times, await client.dead?.([{ source: source(), target: targetAt(at) }], scope)]).toEqual([0, []]);
+    expect([lostMounts.times, await client.dead?.([{ source: source(), target: targetAt(at) }], scope)]).toEqual([
+      0,
+      [],
+    ]);
   });
 });

@@ -9,7 +9,9 @@ import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { createKnownKeepers, type GivenUp } from './known-keepers.ts';
+import type { AbandonedKeeper } from './keeper-termination.ts';
+import { mountsOf } from './known-keeper.ts';
+import { createKnownKeepers } from './known-keepers.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
@@ -27,10 +29,10 @@ const troubled: KeeperState = {
 
 describe.skipIf(needs('linux'))('known keepers', () => {
   test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
-    const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-known-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
-    const givenUp: GivenUp[] = [];
+    const abandoned: AbandonedKeeper[] = [];
     const connections: Connection[] = [];
     const door = listenForPeers({
       path: socketOf('host'),
@@ -50,61 +52,61 @@ describe.skipIf(needs('linux'))('known keepers', () => {
         });
       },
     });
-    const slots = createKnownKeepers({
+    const known = createKnownKeepers({
       clock,
       folder,
       version: 'test',
       log: silentLog(),
       stuckMs: 2_000,
-      aloneMs: 1_000,
-      doubted: () => undefined,
-      starting: {
+      keeperWaitMs: 1_000,
+      onMountsLost: () => undefined,
+      starter: {
         socketOf,
         start: () => expect.fail(),
-        again: () => expect.fail(),
-        areFound: false,
+        restart: () => expect.fail(),
+        areExternal: false,
         user: async () => 0,
         prepare: () => expect.fail(),
         clear: () => expect.fail(),
         kill: () => expect.fail(),
         isMisplaced: () => expect.fail(),
       },
-      gaveUp: (what) => void givenUp.push(what),
+      onAbandoned: (what) => void abandoned.push(what),
     });
     onTestFinished(() => {
-      for (const each of [slots, door]) each[Symbol.dispose]();
+      for (const each of [known, door]) each[Symbol.dispose]();
       for (const connection of connections) connection.close();
       rmSync(folder, { recursive: true });
     });
-    const slot = slots.of('host');
+    const keeper = known.of('host');
     const since = (at: number) =>
       eventually(
-        () => slot.troubledSince,
+        () => keeper.troubledSince,
         (found) => found === at,
       );
-    const before = await slots.connect(slot);
+    const before = await known.connect(keeper);
     await since(0);
     clock.advance(1_999);
     // As during an upgrade.
-    slots.forget(slot);
+    known.forget(keeper);
     before?.[Symbol.dispose]();
-    await slots.connect(slot);
+    await known.connect(keeper);
     await since(1_999);
     clock.advance(1_001);
-    expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
-    expect(givenUp).toEqual([]);
+    expect([known.isStuck(keeper), await mountsOf(keeper, clock, unending)]).toEqual([false, ['m']]);
+    expect(abandoned).toEqual([]);
     // It recovers for a moment: after that the time starts again.
     for (const state of [{ ...troubled, mounts: 0 }, troubled])
       connections.at(-1)?.send({ kind: 'state', ask: 0, state });
     await since(3_000);
     clock.advance(2_500);
     // Ending a keeper takes two requests.
-    for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
-    expect([slots.isStuck(slot), givenUp]).toEqual([true, []]);
+    for (let asked = 0; asked < 3; asked++) await mountsOf(keeper, clock, unending);
+    expect([known.isStuck(keeper), abandoned]).toEqual([true, []]);
     clock.advance(500);
     await eventually(
-      () => givenUp,
-      ([first]) => first?.why === 'no data path serves any more',
+      () => abandoned,
+      ([first]) => first?.why === 'no data path serves the mounts',
     );
   });
 });

@@ -18,8 +18,8 @@ describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () 
       log: ground.scope.log,
       folder: join(ground.folder, 'k'),
       version: 'test',
-      doubted: () => undefined,
-      gaveUp: () => undefined,
+      onMountsLost: () => undefined,
+      onAbandoned: () => undefined,
       find: async (network) => (network === 'docker:far' ? `netns:${far.name}` : expect.fail(network)),
     });
     onTestFinished(async () => {

@@ -91,7 +91,7 @@ test('uses the certificate for mounts if there is one, and never the other key',
   await write('mount.pem');
   await expect(told()).rejects.toMatchObject({
     message: `the file ${join(folder.path, 'mount.key')} for the store's TLS cannot be read`,
-    action: "Put it there, or correct its permissions or the store's option tls.",
+    action: "Create the file, or correct its permissions or the store's option tls.",
   });
   await write('mount.key');
   expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });

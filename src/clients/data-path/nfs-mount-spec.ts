@@ -79,7 +79,7 @@ function unreadable(path: string, cause: unknown): StowageError {
   return new StowageError(`the file ${path} for the store's TLS cannot be read`, {
     code: 'denied',
     reason: 'tls-file-unreadable',
-    action: "Put it there, or correct its permissions or the store's option tls.",
+    action: "Create the file, or correct its permissions or the store's option tls.",
     cause,
   });
 }

@@ -52,7 +52,7 @@ export async function findOwnContainer(
   const ids = possibleIds(around);
   for (const engine of ids.length === 0 ? [] : engines) {
     for (const id of ids) {
-      const found = await asked(engine, id, signal);
+      const found = await findContainer(engine, id, signal);
       // The engine also looks up names, so check the id.
       if (found?.state.running === true && found.id.startsWith(id)) return ownContainer(engine, found);
     }
@@ -60,7 +60,7 @@ export async function findOwnContainer(
   return undefined;
 }
 
-async function asked(engine: DockerClient, id: string, signal: AbortSignal): Promise<Container | undefined> {
+async function findContainer(engine: DockerClient, id: string, signal: AbortSignal): Promise<Container | undefined> {
   try {
     return await engine.container(id, signal);
   } catch (cause) {

@@ -64,8 +64,8 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
       log: silentLog(),
       folder,
       version: 'test',
-      doubted: () => undefined,
-      gaveUp: () => expect.fail(),
+      onMountsLost: () => undefined,
+      onAbandoned: () => expect.fail(),
     });
     onTestFinished(async () => {
       door[Symbol.dispose]();

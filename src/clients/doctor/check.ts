@@ -15,7 +15,7 @@ export interface Finding {
 export interface CheckContext {
   readonly clock: Clock;
   /** The deadline in ms for a request to another program: shorter than that of a group of checks. */
-  readonly patience: number;
+  readonly timeoutMs: number;
   /** `/`, or a folder with a proc, sys and dev of its own. */
   readonly root: string;
   /** The kernel release, as in uname(2). */
@@ -31,13 +31,13 @@ export interface Engine {
   readonly socket: string;
 }
 
-export type Check = (look: CheckContext, signal: AbortSignal) => Promise<readonly Finding[]>;
+export type Check = (context: CheckContext, signal: AbortSignal) => Promise<readonly Finding[]>;
 
-export const below = (look: CheckContext, path: string): string => join(look.root, path);
+export const below = (context: CheckContext, path: string): string => join(context.root, path);
 
 /** Undefined: the file does not exist, or cannot be read. */
-export async function textOf(look: CheckContext, path: string): Promise<string | undefined> {
-  return await readFile(below(look, path), 'utf8').then(
+export async function textOf(context: CheckContext, path: string): Promise<string | undefined> {
+  return await readFile(below(context, path), 'utf8').then(
     (text) => text.trim(),
     () => undefined,
   );

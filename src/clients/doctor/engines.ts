@@ -4,11 +4,11 @@ import { type Check, type CheckContext, type Engine, type Finding, isThere, warn
 
 const answerLimit = 64 * 1024;
 
-export const engines: Check = async (look, signal) => {
+export const engines: Check = async (context, signal) => {
   const present = [];
-  for (const engine of look.engines) if (await isThere(engine.socket)) present.push(engine);
+  for (const engine of context.engines) if (await isThere(engine.socket)) present.push(engine);
   if (present.length === 0) {
-    const detail = `none found (looked for ${look.engines.map((engine) => engine.socket).join(', ')})`;
+    const detail = `none found (looked for ${context.engines.map((engine) => engine.socket).join(', ')})`;
     return [
       warn(
         'container engines',
@@ -17,11 +17,11 @@ export const engines: Check = async (look, signal) => {
       ),
     ];
   }
-  return await Promise.all(present.map((engine) => ask(engine, look, signal)));
+  return await Promise.all(present.map((engine) => ask(engine, context, signal)));
 };
 
-async function ask(engine: Engine, look: CheckContext, signal: AbortSignal): Promise<Finding> {
-  using limit = look.clock.deadline(look.patience, signal);
+async function ask(engine: Engine, context: CheckContext, signal: AbortSignal): Promise<Finding> {
+  using limit = context.clock.deadline(context.timeoutMs, signal);
   try {
     const answer: unknown = JSON.parse(await get(engine.socket, '/version', limit.signal));
     const version = typeof answer === 'object' && answer !== null && 'Version' in answer ? String(answer.Version) : '';

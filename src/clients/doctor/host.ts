@@ -5,12 +5,15 @@ import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
 import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
 
-const wanted = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [Tool, (typeof tools)[Tool]][];
+const requiredTools = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [
+  Tool,
+  (typeof tools)[Tool],
+][];
 
-export const programs: Check = async (look) => {
-  const folders = look.path.split(':').filter((folder) => folder !== '');
+export const programs: Check = async (context) => {
+  const folders = context.path.split(':').filter((folder) => folder !== '');
   return await Promise.all(
-    wanted.map(async ([tool, { for: use }]) => {
+    requiredTools.map(async ([tool, { for: use }]) => {
       const lacking = (why: string): Finding =>
         use === 'mounting' ? no(tool, why, installation(tool)) : warn(tool, `${why} (for ${use})`, installation(tool));
       for (const folder of folders) {
@@ -25,11 +28,11 @@ export const programs: Check = async (look) => {
   );
 };
 
-export const propagation: Check = async (look) => {
-  const table = await readMountTable(below(look, 'proc/self/mountinfo'));
+export const propagation: Check = async (context) => {
+  const table = await readMountTable(below(context, 'proc/self/mountinfo'));
   return [
     propagationOf('/', table.at('/')),
-    propagationOf(`state folder ${look.stateFolder}`, table.holding(look.stateFolder)),
+    propagationOf(`state folder ${context.stateFolder}`, table.holding(context.stateFolder)),
   ];
 };
 
@@ -48,10 +51,10 @@ function propagationOf(what: string, entry: MountEntry | undefined): Finding {
 
 const networked = /^(nfs4?|cifs|smb3|ceph|glusterfs|9p|virtiofs|afs|lustre|ocfs2|gfs2|fuse\..*)$/;
 
-export const state: Check = async (look) => {
+export const state: Check = async (context) => {
   const check = 'state folder';
   // Before the first start the folder does not exist: check the nearest existing parent.
-  let folder = look.stateFolder;
+  let folder = context.stateFolder;
   while (folder !== '/' && !(await isThere(folder))) folder = join(folder, '..');
   if (!(await isThere(folder, constants.W_OK)))
     return [
@@ -61,7 +64,7 @@ export const state: Check = async (look) => {
         `Give it to the user that runs Stowage (chown), or choose another: stowage up --state FOLDER`,
       ),
     ];
-  const table = await readMountTable(below(look, 'proc/self/mountinfo')).catch(() => undefined);
+  const table = await readMountTable(below(context, 'proc/self/mountinfo')).catch(() => undefined);
   const entry = table?.holding(folder);
   if (entry !== undefined && networked.test(entry.type))
     return [
@@ -79,14 +82,14 @@ export const state: Check = async (look) => {
         'Put it on a disk; in a container, mount a host folder or a volume there.',
       ),
     ];
-  return [yes(check, `${look.stateFolder} can be written, on ${entry?.type ?? 'a local file system'}`)];
+  return [yes(check, `${context.stateFolder} can be written, on ${entry?.type ?? 'a local file system'}`)];
 };
 
-export const security: Check = async (look) => [await appArmor(look), await selinux(look)];
+export const security: Check = async (context) => [await appArmor(context), await selinux(context)];
 
-async function appArmor(look: Parameters<Check>[0]): Promise<Finding> {
-  if ((await textOf(look, 'sys/module/apparmor/parameters/enabled')) !== 'Y') return yes('AppArmor', 'not active');
-  const profile = await textOf(look, 'proc/self/attr/current');
+async function appArmor(context: Parameters<Check>[0]): Promise<Finding> {
+  if ((await textOf(context, 'sys/module/apparmor/parameters/enabled')) !== 'Y') return yes('AppArmor', 'not active');
+  const profile = await textOf(context, 'proc/self/attr/current');
   if (profile === undefined || profile === 'unconfined')
     return yes(
       'AppArmor',
@@ -99,8 +102,8 @@ async function appArmor(look: Parameters<Check>[0]): Promise<Finding> {
   );
 }
 
-async function selinux(look: Parameters<Check>[0]): Promise<Finding> {
-  const enforcing = await textOf(look, 'sys/fs/selinux/enforce');
+async function selinux(context: Parameters<Check>[0]): Promise<Finding> {
+  const enforcing = await textOf(context, 'sys/fs/selinux/enforce');
   if (enforcing === undefined) return yes('SELinux', 'not active');
   if (enforcing === '0') return yes('SELinux', 'active, permissive: it denies nothing');
   return warn(

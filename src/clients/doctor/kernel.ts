@@ -9,16 +9,16 @@ const fileSystems = {
   overlay: 'container engines',
 } as const;
 
-export const kernel: Check = async (look) => {
-  const known = ((await textOf(look, 'proc/filesystems')) ?? '').split('\n').map((line) => line.split('\t').at(-1));
+export const kernel: Check = async (context) => {
+  const known = ((await textOf(context, 'proc/filesystems')) ?? '').split('\n').map((line) => line.split('\t').at(-1));
   return [
-    ...version(look.release),
-    await capability(look),
+    ...version(context.release),
+    await capability(context),
     ...Object.entries(fileSystems).map(([name, use]) => fileSystem(name, use, known.includes(name))),
-    await loop(look),
-    await fuse(look, known.includes('fuse')),
-    await cgroup(look),
-    await userNamespaces(look),
+    await loop(context),
+    await fuse(context, known.includes('fuse')),
+    await cgroup(context),
+    await userNamespaces(context),
   ];
 };
 
@@ -37,8 +37,8 @@ function version(release: string): readonly Finding[] {
   ];
 }
 
-async function capability(look: CheckContext): Promise<Finding> {
-  if (await hasCapability('CAP_SYS_ADMIN', below(look, 'proc/self/status')))
+async function capability(context: CheckContext): Promise<Finding> {
+  if (await hasCapability('CAP_SYS_ADMIN', below(context, 'proc/self/status')))
     return yes('permission to mount', 'CAP_SYS_ADMIN is there');
   return no(
     'permission to mount',
@@ -53,8 +53,8 @@ function fileSystem(name: string, use: string, known: boolean): Finding {
   return warn(name, `the kernel does not list ${name} (${use})`, `Load it: modprobe ${name}`);
 }
 
-async function loop(look: CheckContext): Promise<Finding> {
-  if (await isThere(below(look, 'dev/loop-control'))) return yes('loop', 'loop devices can be made (image volumes)');
+async function loop(context: CheckContext): Promise<Finding> {
+  if (await isThere(below(context, 'dev/loop-control'))) return yes('loop', 'loop devices can be made (image volumes)');
   return warn(
     'loop',
     'there is no /dev/loop-control (image volumes need loop devices)',
@@ -62,10 +62,10 @@ async function loop(look: CheckContext): Promise<Finding> {
   );
 }
 
-async function fuse(look: CheckContext, known: boolean): Promise<Finding> {
+async function fuse(context: CheckContext, known: boolean): Promise<Finding> {
   if (!known) return warn('fuse', 'the kernel does not list fuse', 'Load it: modprobe fuse');
   try {
-    await (await open(below(look, 'dev/fuse'), 'r+')).close();
+    await (await open(below(context, 'dev/fuse'), 'r+')).close();
     return yes('fuse', 'the kernel has fuse, and /dev/fuse can be opened');
   } catch (cause) {
     const why = errnoOf(cause) ?? String(cause);
@@ -74,15 +74,15 @@ async function fuse(look: CheckContext, known: boolean): Promise<Finding> {
   }
 }
 
-async function cgroup(look: CheckContext): Promise<Finding> {
-  if (await isThere(below(look, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
-  if (!(await isThere(below(look, 'sys/fs/cgroup'))))
+async function cgroup(context: CheckContext): Promise<Finding> {
+  if (await isThere(below(context, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
+  if (!(await isThere(below(context, 'sys/fs/cgroup'))))
     return warn(
       'cgroup',
       'no cgroups are mounted',
       'Container engines need them: mount -t cgroup2 none /sys/fs/cgroup',
     );
-  const hybrid = await isThere(below(look, 'sys/fs/cgroup/unified'));
+  const hybrid = await isThere(below(context, 'sys/fs/cgroup/unified'));
   return warn(
     'cgroup',
     hybrid ? 'version 1, with version 2 beside it' : 'version 1',
@@ -90,20 +90,20 @@ async function cgroup(look: CheckContext): Promise<Finding> {
   );
 }
 
-async function userNamespaces(look: CheckContext): Promise<Finding> {
+async function userNamespaces(context: CheckContext): Promise<Finding> {
   const check = 'user namespaces';
   if (
-    !(await isThere(below(look, 'proc/self/ns/user'))) ||
-    (await textOf(look, 'proc/sys/user/max_user_namespaces')) === '0'
+    !(await isThere(below(context, 'proc/self/ns/user'))) ||
+    (await textOf(context, 'proc/sys/user/max_user_namespaces')) === '0'
   )
     return warn(
       check,
       'they are switched off: rootless containers cannot run',
       'Allow them: sysctl user.max_user_namespaces=15000',
     );
-  if ((await textOf(look, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
+  if ((await textOf(context, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
     return warn(check, 'only root may make them', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
-  if ((await textOf(look, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
+  if ((await textOf(context, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
     return warn(
       check,
       'AppArmor restricts them for ordinary users',

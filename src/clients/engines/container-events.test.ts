@@ -105,8 +105,8 @@ test('reports an engine that is missing at the start once, and calls back when i
   clock.advance(2_000);
   await becomes(() => count, 2);
   expect(lines).toEqual([
-    'a container engine was lost: container engine it does not answer (GET /events: connect ENOENT)',
-    'a container engine is there again: ',
+    'lost the connection to a container engine: container engine it does not answer (GET /events: connect ENOENT)',
+    'a container engine answers again: ',
   ]);
 });
 

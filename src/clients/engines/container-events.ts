@@ -15,7 +15,7 @@ export interface FollowingParts {
   readonly opened?: (signal: AbortSignal) => void;
 }
 
-interface Ended {
+interface StreamEnd {
   readonly why: string;
   readonly action?: string;
 }
@@ -45,23 +45,23 @@ export function followContainers(parts: FollowingParts): AsyncDisposable {
 async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void> {
   const { name, clock, log, changed } = parts;
   let isLost = false;
-  let wasTold = false;
+  let hasNotified = false;
   let pause = firstPauseMs;
   while (!signal.aborted) {
     const since = clock.elapsed();
     const why = await once(parts, signal, () => {
-      if (isLost) log.info('a container engine is there again', { engine: name });
+      if (isLost) log.info('a container engine answers again', { engine: name });
       isLost = false;
-      wasTold = true;
+      hasNotified = true;
       parts.opened?.(signal);
       changed();
     });
     if (signal.aborted) return;
-    if (!isLost) log.warn('a container engine was lost', { engine: name, ...why });
+    if (!isLost) log.warn('lost the connection to a container engine', { engine: name, ...why });
     isLost = true;
     // Also if the engine is not reachable at the start: the listener then finds that out.
-    if (!wasTold) changed();
-    wasTold = true;
+    if (!hasNotified) changed();
+    hasNotified = true;
     // Back off even if it answered, in case it always hangs up at once.
     pause = clock.elapsed() - since > longestPauseMs ? firstPauseMs : Math.min(pause * 2, longestPauseMs);
     await clock.sleep(pause, signal).catch(() => undefined);
@@ -69,7 +69,7 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
 }
 
 /** Runs until the event stream ends or fails to open. Returns why, and what to do. */
-async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<Ended> {
+async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<StreamEnd> {
   const { name, client, clock, changed } = parts;
   try {
     // Ask for events from a moment ago, so that none is missed between the list that is now taken and the first event.

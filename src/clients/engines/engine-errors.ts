@@ -16,12 +16,15 @@ export function engineFailure(cause: unknown, engine: string): StowageError {
     case 'refused':
       return refused(cause, engine);
     case 'garbled':
-      return new StowageError(`container engine ${engine} gave an answer that is not understood (${cause.message})`, {
-        code: 'unavailable',
-        reason: 'engine-answer',
-        action: 'Is it the socket of a Docker (20.10 or newer) or Podman (4 or newer) engine? See: stowage status',
-        cause,
-      });
+      return new StowageError(
+        `container engine ${engine} sent an answer that Stowage does not understand (${cause.message})`,
+        {
+          code: 'unavailable',
+          reason: 'engine-answer',
+          action: 'Check that the socket belongs to Docker 20.10 or newer, or to Podman 4 or newer: stowage status',
+          cause,
+        },
+      );
     default:
       return cause.failure satisfies never;
   }
@@ -43,17 +46,17 @@ function unreachable(cause: DockerError, engine: string): StowageError {
     code: cause.failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'engine-unreachable',
     action:
-      'See whether it runs: systemctl status docker, or systemctl status podman.socket; then try again. If it is not there any more, say so: --docker-socket none, or --podman-socket none.',
+      'Check that it runs (systemctl status docker, or systemctl status podman.socket), then retry. If it was removed, start Stowage with --docker-socket none or --podman-socket none.',
     cause,
   });
 }
 
 function refused(cause: DockerError, engine: string): StowageError {
   const isDenied = cause.status === 401 || cause.status === 403;
-  return new StowageError(`container engine ${engine} refused (${cause.message})`, {
+  return new StowageError(`container engine ${engine} refused the request (${cause.message})`, {
     code: isDenied ? 'denied' : 'unavailable',
     reason: 'engine-refused',
-    action: 'See what the engine says of it in its own log: journalctl -u docker, or journalctl -u podman.',
+    action: 'Check the log of the engine: journalctl -u docker, or journalctl -u podman.',
     cause,
   });
 }

@@ -270,8 +270,7 @@ describe('finding the namespace of a network', () => {
       await expect(networks.find('web', signal)).rejects.toMatchObject({
         code: 'unsupported',
         reason: 'engine-network-hidden',
-        message:
-          "container 'web' uses the network of the host, which cannot be seen from the container in which Stowage runs",
+        message: "container 'web' uses the network of the host, which is not visible in Stowage's container",
         action: "Start Stowage's container with --network host, or name a network of the engine.",
       });
     });
@@ -342,7 +341,7 @@ describe('a namespace', () => {
     await expect(networks.find('web', signal)).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'engine-network-hidden',
-      message: "the network of container 'web' cannot be seen from here: no /run/docker/netns/123",
+      message: "the network of container 'web' is not visible here: no /run/docker/netns/123",
       action: expect.stringContaining('-v /run/docker/netns:/run/docker/netns:rslave'),
     });
     docker.sandbox = '/run/docker/netns/456';
@@ -366,7 +365,7 @@ describe('a namespace', () => {
     const { networks, docker } = await given();
     docker.containers.set('web', container('web', { sandbox: '', pid: process.pid }));
     await expect(networks.find('web', signal)).rejects.toMatchObject({
-      message: "the network of container 'web' cannot be seen from here: it shares that of something else",
+      message: "the network of container 'web' is not visible here: the container shares the network of another one",
       action: expect.stringContaining('shares its network with'),
     });
   });

@@ -116,7 +116,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       });
       await expect.poll(() => count).toBe(1);
       await real[how]();
-      await expect.poll(() => log.lines).toEqual([`a container engine was lost: ${kind}`]);
+      await expect.poll(() => log.lines).toEqual([`lost the connection to a container engine: ${kind}`]);
       await expect(engine.containers(scope)).rejects.toMatchObject({
         code: 'unavailable',
         reason: 'engine-unreachable',
@@ -125,7 +125,10 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(count).toBe(1);
       await real.start();
       await expect.poll(() => count).toBe(2);
-      expect(log.lines).toEqual([`a container engine was lost: ${kind}`, `a container engine is there again: ${kind}`]);
+      expect(log.lines).toEqual([
+        `lost the connection to a container engine: ${kind}`,
+        `a container engine answers again: ${kind}`,
+      ]);
       await create('after', 'films');
       await expect.poll(() => count).toBe(3);
       await following[Symbol.asyncDispose]();
@@ -267,18 +270,18 @@ describe('the answers of engines', () => {
       { message: 'out of luck' },
       'unavailable',
       'engine-refused',
-      'container engine it refused (GET /containers/json: out of luck)',
+      'container engine it refused the request (GET /containers/json: out of luck)',
     ],
     [
       403,
       { message: 'not you' },
       'denied',
       'engine-refused',
-      'container engine it refused (GET /containers/json: not you)',
+      'container engine it refused the request (GET /containers/json: not you)',
     ],
     [
       ...([200, {}, 'unavailable', 'engine-answer'] as const),
-      'container engine it gave an answer that is not understood (GET /containers/json: the answer is not a list)',
+      'container engine it sent an answer that Stowage does not understand (GET /containers/json: the answer is not a list)',
     ],
   ] as const)('an error %s %j becomes %s', async (said, body, code, reason, message) => {
     answer = body;

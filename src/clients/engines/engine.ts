@@ -25,7 +25,7 @@ export interface ContainerEngineParts {
 export function createContainerEngine(parts: ContainerEngineParts): ContainerEngine & Disposable {
   const { name, kind, socket, clock, log } = parts;
   const client = createDockerClient({ socket, clock });
-  async function asked<T>(answer: Promise<T>): Promise<T> {
+  async function withEngineErrors<T>(answer: Promise<T>): Promise<T> {
     try {
       return await answer;
     } catch (thrown) {
@@ -34,7 +34,7 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   }
   let remaps: boolean | undefined;
   const learnRemaps = async (signal: AbortSignal): Promise<boolean> =>
-    (await asked(client.info(signal))).securityOptions.some(isRemapping);
+    (await withEngineErrors(client.info(signal))).securityOptions.some(isRemapping);
   // Needed when a volume is mounted, but Podman answers nothing while it waits for a mount, so query it in advance. It cannot
   // change unless the engine restarts.
   const learn = async (signal: AbortSignal): Promise<void> => {
@@ -43,7 +43,7 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   return {
     name,
     kind,
-    containers: async ({ signal }) => (await asked(client.containers(signal))).flatMap(seen),
+    containers: async ({ signal }) => (await withEngineErrors(client.containers(signal))).flatMap(seen),
     follow: (changed, found) =>
       followContainers({
         name,

@@ -5,21 +5,21 @@ import { StowageError } from '#core/errors.ts';
 export function hidden(name: string, sandbox: string): StowageError {
   const folder = dirname(sandbox);
   return new StowageError(
-    `the network of container '${name}' cannot be seen from here: ${sandbox === '' ? 'it shares that of something else' : `no ${sandbox}`}`,
+    `the network of container '${name}' is not visible here: ${sandbox === '' ? 'the container shares the network of another one' : `no ${sandbox}`}`,
     {
       code: 'unsupported',
       reason: 'engine-network-hidden',
       action:
         sandbox === ''
-          ? 'Name what it shares its network with, or a network of the engine.'
-          : `Where Stowage runs in a container, give it the folder: -v ${folder}:${folder}:rslave`,
+          ? 'Name the container that it shares its network with, or a network of the engine.'
+          : `If Stowage runs in a container, mount the folder into it: -v ${folder}:${folder}:rslave`,
     },
   );
 }
 
 export function hostNetworkHidden(name: string): StowageError {
   return new StowageError(
-    `container '${name}' uses the network of the host, which cannot be seen from the container in which Stowage runs`,
+    `container '${name}' uses the network of the host, which is not visible in Stowage's container`,
     {
       code: 'unsupported',
       reason: 'engine-network-hidden',
@@ -29,7 +29,7 @@ export function hostNetworkHidden(name: string): StowageError {
 }
 
 export function noEngine(kind: EngineKind, network: string): StowageError {
-  return new StowageError(`network '${kind}:${network}' cannot be used: Stowage was not told of that engine`, {
+  return new StowageError(`network '${kind}:${network}' cannot be used: Stowage is not configured for that engine`, {
     code: 'unsupported',
     reason: 'engine-unknown',
     action: `Give Stowage the engine's socket: --${kind}-socket PATH, or engines: in stowage.yaml`,
@@ -40,7 +40,7 @@ export function noNetwork(kind: EngineKind, network: string): StowageError {
   return new StowageError(`${kind} has no network '${network}'`, {
     code: 'unavailable',
     reason: 'engine-network-missing',
-    action: `Make it (${kind} network create ${network}); or correct it in the store's option network, or in --from.`,
+    action: `Create it (${kind} network create ${network}), or correct the name in the store's option network, or in --from.`,
   });
 }
 
@@ -84,6 +84,6 @@ export function unknownPlace(name: string, kinds: readonly EngineKind[]): Stowag
     action:
       kinds.length === 0
         ? "Give Stowage the engine's socket: --docker-socket PATH, --podman-socket PATH, or engines: in stowage.yaml"
-        : `See what there is: ${kinds.map((kind) => `${kind} ps, ${kind} network ls`).join(', ')}`,
+        : `To list them: ${kinds.map((kind) => `${kind} ps, ${kind} network ls`).join(', ')}`,
   });
 }

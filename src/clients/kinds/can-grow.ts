@@ -1,4 +1,4 @@
-import { leastExt4Room, leastXfsGroup, type Superblock } from '#base/superblock.ts';
+import { minExt4GroupBlocks, minXfsGroupBlocks, type Superblock } from '#base/superblock.ts';
 
 /** Whether a file of `bytes` bytes has room that its file system, of `blocks` blocks, could grow into. */
 export function canGrow(superblock: Superblock, bytes: number, blocks = superblock.blocks): boolean {
@@ -13,4 +13,4 @@ const firstBlock = (superblock: Superblock): bigint => (superblock.kind === 'ext
 
 /** An ext4 group also needs two bitmap blocks. */
 const leastGroup = (superblock: Superblock): bigint =>
-  superblock.kind === 'ext4' ? 2n + superblock.inodeTableBlocks + leastExt4Room : leastXfsGroup;
+  superblock.kind === 'ext4' ? 2n + superblock.inodeTableBlocks + minExt4GroupBlocks : minXfsGroupBlocks;

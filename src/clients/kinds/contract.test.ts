@@ -96,17 +96,17 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         log: ground.scope.log,
         folder,
         version: 'test',
-        doubted: () => undefined,
-        gaveUp: () => undefined,
+        onMountsLost: () => undefined,
+        onAbandoned: () => undefined,
       });
-      const look = createPathAccess(clock);
+      const accessPath = createPathAccess(clock);
       const client = createNfsClient({
         mounter,
         run,
         clock,
         keepers,
         instance: 'test',
-        look,
+        accessPath,
         readTable: createTableReader(),
       });
       const place = onGround(ground);

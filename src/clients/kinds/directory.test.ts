@@ -82,7 +82,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'data-wrong-kind',
-      message: `the volume's data are not what they should be: ${at('volume')} is not a folder`,
+      message: `the volume's data were replaced: ${at('volume')} is not a folder`,
     });
     rmSync(at('volume'));
     await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
@@ -106,7 +106,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     expect(() => writeFileSync(join(at('stage'), 'x'), '')).toThrow('EROFS');
   });
 
-  test('says so where mounting is impossible', async () => {
+  test('reports an error where mounting is impossible', async () => {
     const unable = createUnableMounter({ why: 'no', action: 'Do.' }, async () => []);
     await expect(
       createDirectoryClient({ mounter: unable }).stage(source, targetAt(at('stage')), ground.scope),

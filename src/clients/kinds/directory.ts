@@ -22,7 +22,7 @@ function isStaged(table: MountTable, path: string, at: string): boolean {
   return there !== undefined && same(there, table.shown(path)) && hasAll(there, confined);
 }
 
-/** All paths where the directory, or a part of it, is mounted, by anybody, including hidden mounts. */
+/** All paths where the directory, or a part of it, is mounted, by any program, including hidden mounts. */
 function mountsOf({ path }: SourceOf<'directory'>, table: MountTable): readonly string[] {
   const shown = table.shown(path);
   if (shown === undefined) return [];

@@ -37,10 +37,10 @@ export const growCalls: GrowCalls = {
     await ioctl('xfsGeometry', top.fd, geometry);
     const blocks = BigInt(Math.floor(bytes / geometry.readUInt32LE(blockSizeAt)));
     if (blocks <= geometry.readBigUInt64LE(dataBlocksAt)) return;
-    const wanted = Buffer.alloc(16);
-    wanted.writeBigUInt64LE(blocks, 0);
-    wanted.writeUInt32LE(geometry.readUInt32LE(inodePercentAt), 8);
-    await ioctl('xfsGrow', top.fd, wanted);
+    const newGeometry = Buffer.alloc(16);
+    newGeometry.writeBigUInt64LE(blocks, 0);
+    newGeometry.writeUInt32LE(geometry.readUInt32LE(inodePercentAt), 8);
+    await ioctl('xfsGrow', top.fd, newGeometry);
   },
   ext4: async (place, bytes, blockBytes) => {
     await using top = await open(place, constants.O_RDONLY | constants.O_DIRECTORY);

@@ -73,12 +73,12 @@ async function boundAt(parts: LoopParts, image: string, place: string, scope: Sc
   const loop = (await loopsOn(parts, image)).find((one) => isNodeOf(one, there));
   if (loop !== undefined) return loop;
   if (!/^\/loop\d+$/.test(there.root)) throw occupied(place, `${there.source} (${there.type})`);
-  // Somebody detached the device. By now it may have another file, which must not be visible here.
+  // Another program detached the device. By now it may have another file, which must not be visible here.
   await parts.mounter.unmount(place, scope);
   return undefined;
 }
 
-/** A device that a crash, or somebody, left attached to the image. */
+/** A device that a crash or another program left attached to the image. */
 async function leftAttached(
   parts: LoopParts,
   image: string,
@@ -115,9 +115,9 @@ function otherMode(image: string, loop: Pick<Loop, 'readOnly'>): StowageError {
 }
 
 function lettingGo(image: string, loop: Loop): StowageError {
-  return new StowageError(`${image} is still being let go: ${loop.node} is open`, {
+  return new StowageError(`${image} is still being detached: ${loop.node} is open`, {
     code: 'busy',
     reason: 'loop-detaching',
-    action: `Repeat in a moment. Who has it open: fuser -v ${loop.node}`,
+    action: `Retry in a moment. To see which process has it open: fuser -v ${loop.node}`,
   });
 }

@@ -17,31 +17,31 @@ export function damaged(image: string, kind: Superblock['kind'], cause?: unknown
 /** Interprets a failed `mount` of the image's loop device. */
 export function loopMountFailure(image: string, at: string, kind: Superblock['kind'], cause: unknown): unknown {
   if (!(cause instanceof CommandFailed)) return cause;
-  const said = cause.stderr.toLowerCase();
-  if (said.includes('unknown filesystem type')) {
-    return new StowageError(`the kernel of this machine has no ${kind}`, {
+  const output = cause.stderr.toLowerCase();
+  if (output.includes('unknown filesystem type')) {
+    return new StowageError(`the kernel of this machine does not support ${kind}`, {
       code: 'unsupported',
       reason: 'filesystem-unknown',
-      action: `Load it (modprobe ${kind}), or make the volume with another file system.`,
+      action: `Load the module (modprobe ${kind}), or create the volume with another file system.`,
       cause,
     });
   }
   // The kernel reports the same for an image whose UUID is mounted already: such a copy would need `nouuid`.
   if (
-    said.includes('structure needs cleaning') ||
-    said.includes('bad superblock') ||
-    said.includes("can't read superblock")
+    output.includes('structure needs cleaning') ||
+    output.includes('bad superblock') ||
+    output.includes("can't read superblock")
   )
     return damaged(image, kind, cause);
   return mountFailure(`${image} could not be mounted at ${at}`, cause);
 }
 
 export function noLoopDevice(image: string, cause: unknown): StowageError {
-  return new StowageError(`no loop device could be had for ${image}`, {
+  return new StowageError(`no loop device is available for ${image}`, {
     code: 'unsupported',
     reason: 'loop-unavailable',
     action:
-      'Load the driver (modprobe loop) and give Stowage /dev/loop-control and the loop devices; ask: stowage doctor',
+      'Load the driver (modprobe loop), and give Stowage access to /dev/loop-control and the loop devices. To check: stowage doctor',
     cause,
   });
 }
@@ -50,7 +50,7 @@ export function attachedReadOnly(image: string, { node }: Loop): StowageError {
   return new StowageError(`${image} is attached read-only to ${node}, so it cannot be mounted for writing`, {
     code: 'conflict',
     reason: 'loop-read-only',
-    action: `Find out who uses ${node} (findmnt -S ${node}, fuser -v ${node}), unmount and detach it (losetup --detach ${node}), then repeat.`,
+    action: `Find what uses ${node} (findmnt -S ${node}, fuser -v ${node}), unmount and detach the device (losetup --detach ${node}), then retry.`,
   });
 }
 
@@ -63,15 +63,15 @@ export function occupied(place: string, by: string): StowageError {
 }
 
 export function keepsBeingRenamed({ node, file }: Loop): StowageError {
-  return new StowageError(`${node} could not be detached: its image is renamed again and again, to ${file} at last`, {
+  return new StowageError(`${node} could not be detached: its image keeps being renamed, most recently to ${file}`, {
     code: 'busy',
     reason: 'loop-detaching',
-    action: 'Try again when nobody renames it.',
+    action: 'Stop the program that renames the image, then retry.',
   });
 }
 
 export function stillMounted(image: string, places: readonly string[]): StowageError {
-  return new StowageError(`${image} cannot be let go: it is still mounted at ${places.slice(0, 4).join(', ')}`, {
+  return new StowageError(`${image} cannot be detached: it is still mounted at ${places.slice(0, 4).join(', ')}`, {
     code: 'in-use',
     reason: 'mount-busy',
     action: `Unmount it there first: umount ${places[0]}`,
@@ -79,10 +79,10 @@ export function stillMounted(image: string, places: readonly string[]): StowageE
 }
 
 export function stillStacked({ file, node, name }: Loop): StowageError {
-  return new StowageError(`${file} cannot be let go: another block device is stacked on ${node}`, {
+  return new StowageError(`${file} cannot be detached: another block device is stacked on ${node}`, {
     code: 'in-use',
     reason: 'mount-busy',
-    action: `Remove that device first. Which it is: ls /sys/block/${name}/holders`,
+    action: `Remove that device first. To list it: ls /sys/block/${name}/holders`,
   });
 }
 
@@ -90,7 +90,7 @@ export function stillOpen(image: string, by: string): StowageError {
   return new StowageError(`${image} is in use by ${by}`, {
     code: 'in-use',
     reason: 'mount-busy',
-    action: 'End these processes, or make them close it, then repeat.',
+    action: 'End these processes, or make them close the image, then retry.',
   });
 }
 
@@ -98,7 +98,7 @@ export function growNeedsUnmount(image: string, cause: unknown): StowageError {
   return new StowageError(`the ext4 file system in ${image} cannot grow here while it is mounted`, {
     code: 'unsupported',
     reason: 'grow-needs-unmount',
-    action: 'Unmount the volume everywhere, then mount it again: the file system grows then.',
+    action: 'Unmount the volume everywhere, then mount it again: the mount grows the file system.',
     cause,
   });
 }
@@ -108,8 +108,7 @@ export function growFailed(image: string, cause: unknown): StowageError {
   return new StowageError(`the file system in ${image} could not be made larger${why}`, {
     code: 'internal',
     reason: 'grow-failed',
-    action:
-      'Read what the kernel says (dmesg | tail). The volume works on with its old size; repeat when that is mended.',
+    action: 'Check the kernel log (dmesg | tail), fix the cause, and retry. The volume stays usable with its old size.',
     cause,
   });
 }

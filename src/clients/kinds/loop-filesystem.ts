@@ -84,11 +84,11 @@ async function mountImage(
     await growUnmountedExt4(parts, image, superblock, scope);
   }
   // This process and the mount program keep the device open until it is mounted, so no other program can take the device in between.
-  // Its autoclear flag makes the kernel detach it after a kill at any point, and after an unmount by anybody.
+  // Its autoclear flag makes the kernel detach it after a kill at any point, and after an unmount by any program.
   await using device = (await presentLoop(parts, image, scope)) ?? (await attachLoop(parts, image, false, scope));
   try {
     const words = ['-t', kind, '-o', 'nosuid,nodev', '--', device.path, place];
-    await parts.run('mount', words, scope, { holding: [device] });
+    await parts.run('mount', words, scope, { inherited: [device] });
   } catch (cause) {
     throw loopMountFailure(image, place, kind, cause);
   }
@@ -108,9 +108,9 @@ async function presentLoop(parts: LoopParts, image: string, scope: Scope): Promi
 }
 
 function vanished(image: string, place: string): StowageError {
-  return new StowageError(`${image} was mounted at ${place} and is not there any more`, {
+  return new StowageError(`${image} was mounted at ${place}, and the mount is gone`, {
     code: 'unavailable',
     reason: 'mount-vanished',
-    action: 'Somebody unmounted it at that moment: repeat.',
+    action: 'Another program unmounted it. Retry.',
   });
 }

@@ -43,7 +43,7 @@ test('checks an image that no process has open', async () => {
   expect(programs).toEqual(['e2fsck']);
 });
 
-test('checks an image after an incomplete search if the kernel says that nobody has it open for writing', async () => {
+test('checks an image after an incomplete search if the kernel says that no process has it open for writing', async () => {
   await growUnmountedExt4(partsWith(0), image, superblock, scope);
   expect(programs).toEqual(['e2fsck']);
 });
@@ -52,7 +52,7 @@ test('does not touch an image that a process writes to but the search did not re
   await using _writer = await open(image, 'r+');
   const thrown = await refusal(growUnmountedExt4(partsWith(0), image, superblock, scope));
   expect(thrown).toMatchObject({ code: 'busy', reason: 'image-busy' });
-  expect(thrown.message).toBe(`Stowage could not find out whether another program has ${image} open`);
+  expect(thrown.message).toBe(`Stowage could not determine whether another program has ${image} open`);
   expect(thrown.action).toContain(`fuser -v ${image}`);
   expect(programs).toEqual([]);
 });

@@ -4,7 +4,7 @@ import { unmountedImage } from '#base/e2fsprogs.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
-import { endsWithin, patiently } from '#base/wait.ts';
+import { endsWithin, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Loop } from '../mounter/attached-loops.ts';
 import { searchHolders } from '../mounter/holders.ts';
@@ -77,24 +77,24 @@ async function untilNobodyHas(
     scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
     await clock.sleep(200, scope.signal);
   }
-  throw new StowageError(`${image} is being worked on by another program`, {
+  throw new StowageError(`another program is using ${image}`, {
     code: 'busy',
     reason: 'image-busy',
-    action: `Wait until it is done, then repeat. Who has it open: fuser -v ${image}`,
+    action: `Wait until that program has finished, then retry. To see which it is: fuser -v ${image}`,
   });
 }
 
-/** Asks the kernel whether nobody has the image open for writing; both programs would. */
+/** Asks the kernel whether no process has the image open for writing; both programs would. */
 async function isUnwritten(image: string, clock: Clock): Promise<boolean> {
   const looking = isWrittenByNobody(image);
   return (await endsWithin(looking, leaseDeadline, clock)) && (await looking);
 }
 
 const holdersUnknown = (image: string): StowageError =>
-  new StowageError(`Stowage could not find out whether another program has ${image} open`, {
+  new StowageError(`Stowage could not determine whether another program has ${image} open`, {
     code: 'busy',
     reason: 'image-busy',
-    action: `Repeat when the machine is less busy. Who has it open: fuser -v ${image}`,
+    action: `Retry when the machine is less busy. To see which process has the image open: fuser -v ${image}`,
   });
 
 /** Grows the file system while it is mounted at `place`. Does nothing if there is no room to grow into. */
@@ -113,7 +113,7 @@ export async function growMounted(
   const blockBytes = Number(superblock?.blockBytes ?? 4096n);
   const growing = kind === 'xfs' ? growCalls.xfs(place, size) : growCalls.ext4(place, size, blockBytes);
   try {
-    await patiently(growing, limit.signal, clock);
+    await waitWithGrace(growing, limit.signal, clock);
   } catch (cause) {
     if (scope.signal.aborted) throw scope.signal.reason;
     if (kind === 'ext4' && isErrno(cause, 'EPERM', 'EACCES', 'EOPNOTSUPP')) throw growNeedsUnmount(image, cause);

@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     expect([devicesOn(volume.path), existsSync(at('block'))]).toEqual([[], false]);
   });
 
-  test('devices that nobody uses any more are reaped', async () => {
+  test('unused devices are reaped', async () => {
     mkdirSync(at('store/.stowage/deleting'), { recursive: true });
     const images = ['store/v.img', 'store/.stowage/deleting/w.img'].map((name) => ground.image(name, 4));
     const other = ground.image('v.img', 4);

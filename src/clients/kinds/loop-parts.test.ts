@@ -32,8 +32,8 @@ test('a device with another one stacked on it is in use, and stays attached', as
   } as unknown as LoopParts;
   await expect(detachUnused(parts, stacked.file, scope)).rejects.toMatchObject({
     code: 'in-use',
-    message: '/srv/v.img cannot be let go: another block device is stacked on /dev/loop3',
-    action: 'Remove that device first. Which it is: ls /sys/block/loop3/holders',
+    message: '/srv/v.img cannot be detached: another block device is stacked on /dev/loop3',
+    action: 'Remove that device first. To list it: ls /sys/block/loop3/holders',
   });
   await detachIdle(parts, stacked.file, scope);
   expect(detached).toEqual([]);

@@ -171,7 +171,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
       expect(grown).toMatchObject({
         code: 'unsupported',
         reason: 'grow-needs-unmount',
-        action: 'Unmount the volume everywhere, then mount it again: the file system grows then.',
+        action: 'Unmount the volume everywhere, then mount it again: the mount grows the file system.',
       });
       await client.stage(volume, targetAt(at('stage')), ground.scope);
       expect(mib(at('stage'))).toBeLessThan(60);
@@ -237,7 +237,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     await mounter.bind(at('stage'), at('target'), { readOnly: true }, ground.scope);
     await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'in-use',
-      message: `${volume.path} cannot be let go: it is still mounted at ${at('target')}`,
+      message: `${volume.path} cannot be detached: it is still mounted at ${at('target')}`,
     });
     await mounter.unmount(at('target'), ground.scope);
     await client.unstage(volume, targetAt(at('stage')), ground.scope);
@@ -255,7 +255,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     for (let n = 0; n < 2; n++)
       await expect(unstage()).rejects.toMatchObject({
         code: 'in-use',
-        message: `${volume.path} cannot be let go: it is still mounted at ${at('copy/v')}`,
+        message: `${volume.path} cannot be detached: it is still mounted at ${at('copy/v')}`,
       });
     execFileSync('umount', ['--recursive', at('copy')]);
     await unstage();
@@ -426,14 +426,14 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     const refused = (where: string): Promise<void> =>
       expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
         code: 'in-use',
-        message: `${volume.path} cannot be let go: it is still mounted at ${where}`,
+        message: `${volume.path} cannot be detached: it is still mounted at ${where}`,
       });
     const released = async (): Promise<void> => {
       await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
     };
 
-    test('is in use if somebody has unmounted the stage', async () => {
+    test('is in use if another program has unmounted the stage', async () => {
       writeFileSync(at('target'), '');
       execFileSync('mount', ['--bind', device, at('target')]);
       execFileSync('umount', [at('stage')]);
@@ -454,7 +454,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       for (let n = 0; n < 2; n++)
         await expect(unstage()).rejects.toMatchObject({
           code: 'in-use',
-          message: `${own.path} cannot be let go: it is still mounted at ${at('copy/w')}`,
+          message: `${own.path} cannot be detached: it is still mounted at ${at('copy/w')}`,
         });
       expect(ground.loops(own.path)).toHaveLength(1);
       execFileSync('umount', ['--recursive', at('copy')]);
@@ -475,7 +475,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       for (let n = 0; n < 2; n++)
         await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
           code: 'in-use',
-          message: `${moved.path} cannot be let go: it is still mounted at ${at('target')}`,
+          message: `${moved.path} cannot be detached: it is still mounted at ${at('target')}`,
         });
       execFileSync('umount', [at('target')]);
       await released();

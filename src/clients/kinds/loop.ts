@@ -67,7 +67,7 @@ export function createLoopClient(options: LoopClientOptions): LoopClient {
       const loops = await loopsOn(parts, source.path);
       return loops.flatMap((loop) => {
         const places = mountsOf(loop, table).map(({ at }) => at);
-        // A device that somebody attached by hand but did not mount is in use, too.
+        // A device that an administrator attached but did not mount is in use, too.
         return places.length === 0 ? [loop.node] : places;
       });
     },

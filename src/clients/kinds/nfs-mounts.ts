@@ -3,7 +3,7 @@ import type { MountTable } from '../mounter/mountinfo.ts';
 
 /** Finds every path where the volume, or a part of it, is mounted, by us or by others, including hidden paths. */
 export function nfsMountsOf(source: SourceOf<'nfs'>, stage: string, table: MountTable): readonly string[] {
-  // Mounts by anybody: the kernel shows the source as `server:/path`. A mount of a folder in the volume counts, too.
+  // Mounts by any program: the kernel shows the source as `server:/path`. A mount of a folder in the volume counts, too.
   const tops = source.hosts.map((host) => `${host.includes(':') ? `[${host}]` : host}:${source.path}`);
   const ours = table.entries.filter(({ type, source: from }) => {
     return type.startsWith('nfs') && tops.some((top) => from === top || from.startsWith(`${top}/`));

@@ -4,7 +4,7 @@ import type { NfsConnection, SourceOf, Volume } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 
 type NfsSource = SourceOf<'nfs'>;
-type Named = Pick<Volume, 'store' | 'name'>;
+type VolumeName = Pick<Volume, 'store' | 'name'>;
 
 /** The options that a store decides. The server's address is not among them: it may change by itself, and a mount does not depend on it. */
 const options = [
@@ -16,11 +16,11 @@ const options = [
  * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws if that would
  * break a promise.
  */
-function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): NfsSource {
-  if (wanted.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
-  const differing = options.filter((name) => JSON.stringify(wanted.way[name]) !== JSON.stringify(staged.way[name]));
+function join(volume: VolumeName, requested: NfsSource, staged: NfsSource, log: Log): NfsSource {
+  if (requested.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
+  const differing = options.filter((name) => JSON.stringify(requested.way[name]) !== JSON.stringify(staged.way[name]));
   if (differing.length > 0)
-    log.warn('one more mount of the volume has the options that it was first mounted with here', {
+    log.warn('another mount of the volume uses the options of its first mount on this node', {
       volume: `${volume.store}/${volume.name}`,
       differing,
     });
@@ -45,13 +45,13 @@ export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOpti
   isSingleUser: ({ way }) => way.squash === 'all',
 };
 
-function unenforced({ store, name }: Named): StowageError {
+function unenforced({ store, name }: VolumeName): StowageError {
   return new StowageError(
-    `volume '${store}/${name}' is to be held to its size, and is mounted here since before that was so`,
+    `the size of volume '${store}/${name}' cannot be enforced: it is mounted here from before its store enforced sizes`,
     {
       code: 'conflict',
       reason: 'enforcement-needs-unmount',
-      action: `Unmount it everywhere on this node, then repeat: stowage mounts says where ${store}/${name} is mounted.`,
+      action: `Unmount it everywhere on this node, then retry. To see where ${store}/${name} is mounted: stowage mounts`,
     },
   );
 }

@@ -10,14 +10,14 @@ import { located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
 export async function makeStage(at: string, access: Access): Promise<string> {
   const place = locatedOwn(at);
   if (place === undefined) {
-    throw new StowageError(`${at} cannot be made: the folder for mounts is missing`, {
+    throw new StowageError(`${at} cannot be created: the folder for mounts is missing`, {
       code: 'unavailable',
       reason: 'mounts-folder-missing',
-      action: 'Start Stowage again: it makes the folder when it starts.',
+      action: 'Restart Stowage: it creates the folder when it starts.',
     });
   }
   try {
-    // The mounted file system has its own permissions; until then nobody else may use the mount point.
+    // The mounted file system has its own permissions; until then no other user may use the mount point.
     if (access === 'filesystem') mkdirSync(place, { mode: 0o700 });
     else await (await open(place, 'wx', 0o600)).close();
   } catch (cause) {
@@ -57,13 +57,13 @@ export async function sourceAt(path: string, kind: 'folder' | 'file'): Promise<{
     throw new StowageError(`the volume's data are missing: there is no ${path}`, {
       code: 'not-found',
       reason: 'data-missing',
-      action: 'Bring the data back, or delete the volume. The store says what else is missing: stowage store check',
+      action: 'Restore the data, or delete the volume. To see what else is missing: stowage store check',
     });
   }
   if (kind === 'folder' ? found.isDirectory() : found.isFile()) return { path: place, bytes: found.size };
-  throw new StowageError(`the volume's data are not what they should be: ${path} is not a ${kind}`, {
+  throw new StowageError(`the volume's data were replaced: ${path} is not a ${kind}`, {
     code: 'conflict',
     reason: 'data-wrong-kind',
-    action: `Somebody replaced it: look at ${path} and put the ${kind} back.`,
+    action: `Restore the ${kind} at ${path}.`,
   });
 }

@@ -23,7 +23,7 @@ export interface Loop {
   readonly stacked: boolean;
 }
 
-const gone = ' (deleted)';
+const deletedSuffix = ' (deleted)';
 
 /** Reads sysfs only, which opens no device: closing a device with autoclear would detach it. */
 export async function attachedLoops(sys = '/sys/block'): Promise<readonly Loop[]> {
@@ -37,12 +37,12 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
     (await readFile(`${sys}/${name}/${file}`, 'utf8')).replace(/\n$/, '');
   try {
     const backing = await read('loop/backing_file');
-    const deleted = backing.endsWith(gone);
+    const deleted = backing.endsWith(deletedSuffix);
     return {
       name,
       node: `/dev/${name}`,
       device: await read('dev'),
-      file: deleted ? backing.slice(0, -gone.length) : backing,
+      file: deleted ? backing.slice(0, -deletedSuffix.length) : backing,
       deleted,
       bytes: Number(await read('size')) * 512,
       readOnly: (await read('ro')) === '1',

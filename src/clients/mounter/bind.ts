@@ -5,7 +5,7 @@ import type { Mounter } from '#core/ports.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { mountFailure } from './mount-failure.ts';
 import type { MounterParts } from './mounter-parts.ts';
-import { type MountEntry, type Shown, same } from './mountinfo.ts';
+import { type BindIdentity, type MountEntry, same } from './mountinfo.ts';
 import { checkPath, located } from './paths.ts';
 import { inChild } from './run-program.ts';
 import { bindThroughScratch, inherited } from './scratch-bind.ts';
@@ -17,7 +17,7 @@ export const confined = ['nosuid', 'nodev'];
 interface Origin {
   readonly origin: HeldPath;
   readonly source: MountEntry | undefined;
-  readonly shown: Shown | undefined;
+  readonly shown: BindIdentity | undefined;
 }
 
 export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
@@ -27,7 +27,7 @@ const undoMs = 5_000;
 const unending = new AbortController().signal;
 
 export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): Mounter['bind'] {
-  const { clock, run, calls, readTable, look, near, places, isOwn } = parts;
+  const { clock, run, calls, readTable, accessPath, near, places, isOwn } = parts;
 
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
@@ -37,7 +37,7 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
     const { signal } = scope;
     // Usually `from` contains no symbolic links, so try without resolving it first.
     const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
-    await using origin = near(from, table) ?? (await look({ path: from, table, signal }, find));
+    await using origin = near(from, table) ?? (await accessPath({ path: from, table, signal }, find));
     const shown = table.shown(origin.path);
     const there = table.at(at);
     // A block device bound onto a file must stay usable, so no `nodev`.
@@ -54,7 +54,7 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
     const now = there === undefined ? table : await readTable();
     await using place = isOwn(at)
       ? await existing(at, at, holdOwnPath)
-      : (near(at, now) ?? (await look({ path: at, table: now, signal }, () => existing(at, at))));
+      : (near(at, now) ?? (await accessPath({ path: at, table: now, signal }, () => existing(at, at))));
     refuseMixed(origin, place);
     await mountBind({ origin, source, shown }, place, flags, scope);
   }
@@ -83,14 +83,14 @@ export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): M
   }
 
   /** A mount without the requested flags, or in another place, must not stay. So this continues after the caller has given up. */
-  async function undo(place: HeldPath, shown: Shown | undefined, scope: Scope): Promise<void> {
+  async function undo(place: HeldPath, shown: BindIdentity | undefined, scope: Scope): Promise<void> {
     const there = (await readTable()).at(place.where());
     if (there === undefined || !same(there, shown)) return;
     using limit = clock.deadline(undoMs, unending);
     const anyway = { ...scope, signal: limit.signal };
     const args = ['--lazy', '--no-canonicalize', '--', inChild(0)];
-    await run('umount', args, anyway, { holding: [place] }).catch((cause: unknown) => {
-      scope.log.error('a failed mount could not be undone', { at: there.at, why: String(cause) });
+    await run('umount', args, anyway, { inherited: [place] }).catch((cause: unknown) => {
+      scope.log.error('failed to undo a failed mount', { at: there.at, why: String(cause) });
     });
   }
 
@@ -117,15 +117,15 @@ async function existing(
 
 function flagsRefused(at: string, flags: readonly string[]): StowageError {
   const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
-  return new StowageError(`${at} could not be made ${words}`, {
+  return new StowageError(`the mount at ${at} could not be made ${words}`, {
     code: 'internal',
     reason: 'mount-flags-refused',
-    action: 'Read what the kernel says (dmesg | tail), and ask: stowage doctor',
+    action: 'Check the kernel log (dmesg | tail), and run: stowage doctor',
   });
 }
 
 function unserved(path: string, cause: unknown): StowageError {
-  return new StowageError(`nobody serves what is mounted at ${path}`, {
+  return new StowageError(`no process serves the mount at ${path}`, {
     code: 'unavailable',
     reason: 'mount-unanswered',
     action: 'Try again in a moment. If it persists, see why: stowage client status, and stowage store check STORE',
@@ -136,7 +136,7 @@ function unserved(path: string, cause: unknown): StowageError {
 function refuseMixed(origin: HeldPath, place: HeldPath): void {
   if (origin.stats.isDirectory() === place.stats.isDirectory()) return;
   const what = `${origin.path} cannot be mounted at ${place.path}`;
-  throw new StowageError(`${what}: a folder goes onto a folder, a file onto a file`, {
+  throw new StowageError(`${what}: a folder can only be mounted on a folder, and a file only on a file`, {
     code: 'conflict',
     reason: 'target-kind',
     action: 'Give a path of the same kind.',
@@ -152,10 +152,10 @@ function occupied(place: string, there: MountEntry): StowageError {
 }
 
 function alreadyReadOnly(place: string): StowageError {
-  return new StowageError(`${place} already shows it, read-only`, {
+  return new StowageError(`the volume is already mounted read-only at ${place}`, {
     code: 'conflict',
     reason: 'mounted-read-only',
-    action: `Unmount ${place} first, or ask for it read-only.`,
+    action: `Unmount ${place} first, or mount the volume read-only.`,
   });
 }
 
@@ -163,6 +163,6 @@ function sourceReadOnly(from: string): StowageError {
   return new StowageError(`${from} is on a read-only file system and cannot be mounted for writing`, {
     code: 'conflict',
     reason: 'source-read-only',
-    action: 'Ask for it read-only.',
+    action: 'Mount the volume read-only.',
   });
 }

@@ -39,7 +39,7 @@ describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
   });
 });
 
-unableMounterContract('where nobody may mount', () => {
+unableMounterContract('without the right to mount', () => {
   const root = { at: '/', device: '0:1', root: '/', source: '/dev/root', type: 'ext4', readOnly: false };
   const unable = { why: 'mounting takes root on Linux', action: 'Start Stowage as root.' };
   return { mounter: createUnableMounter(unable, async () => [root]), folder: '/srv' };

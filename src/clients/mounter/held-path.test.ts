@@ -22,7 +22,7 @@ describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above 
   const moved = (path: string) => ({
     code: 'conflict',
     reason: 'path-moved',
-    message: `${path} leads somewhere else now: it was moved, or a symbolic link was put in its way`,
+    message: `${path} now leads elsewhere: it was moved, or a symbolic link replaced a part of it`,
   });
 
   beforeEach(() => {
@@ -95,7 +95,7 @@ describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above 
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('cannot replace the target itself with a link, nor the source', async () => {
+  test('cannot replace the target or the source with a link', async () => {
     const replaced = (path: string) => () => {
       rmSync(at(path), { recursive: true });
       symlinkSync(at('elsewhere/to'), at(path));

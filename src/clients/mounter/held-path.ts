@@ -51,9 +51,9 @@ export function holdOwnPath(path: string): HeldPath {
 }
 
 export function movedAway(path: string): StowageError {
-  return new StowageError(`${path} leads somewhere else now: it was moved, or a symbolic link was put in its way`, {
+  return new StowageError(`${path} now leads elsewhere: it was moved, or a symbolic link replaced a part of it`, {
     code: 'conflict',
     reason: 'path-moved',
-    action: `See who may write to the folders above it (namei -l ${path}), then repeat, or give a path that only root can change.`,
+    action: `Check which users can write to the folders above it (namei -l ${path}), then retry, or give a path that only root can change.`,
   });
 }

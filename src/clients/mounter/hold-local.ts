@@ -6,7 +6,7 @@ import type { MountTable } from './mountinfo.ts';
 /**
  * Opens a path synchronously if it is on the disk of Stowage's own records: everything depends on that disk anyway, and a round trip
  * through the thread pool takes longer than the call. Undefined: the path is elsewhere, is missing, or this cannot be decided here. Then the
- * caller uses the asynchronous way, which blocks nobody else and reports errors.
+ * caller uses the asynchronous way, which blocks no other work and reports errors.
  */
 export type HoldLocal = (path: string, table: MountTable) => HeldPath | undefined;
 

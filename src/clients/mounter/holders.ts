@@ -54,7 +54,7 @@ export async function searchHolders(
   for (const look of [links, mappings]) {
     for (const pid of pids) {
       if (found.length >= most || limit.signal.aborted) return { holders: found, isComplete: false };
-      const process: Asked = {
+      const process: InspectedProcess = {
         folder: `${proc}/${pid}`,
         except: pid === ownPid ? String(search.except) : undefined,
         ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onUnknown),
@@ -71,21 +71,21 @@ async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) =
   return false;
 }
 
-interface Asked {
+interface InspectedProcess {
   readonly folder: string;
   readonly except: string | undefined;
   /** A process that ends during the search holds nothing. If a process does not answer or may not be read, the search is incomplete. */
   ask<T>(question: () => Promise<T>): Promise<T | undefined>;
 }
 
-async function* links({ folder, except, ask }: Asked): AsyncIterable<string> {
+async function* links({ folder, except, ask }: InspectedProcess): AsyncIterable<string> {
   for (const name of ['cwd', 'root', 'exe']) yield (await ask(() => readlink(`${folder}/${name}`))) ?? '';
   for (const fd of (await ask(() => readdir(`${folder}/fd`))) ?? []) {
     if (fd !== except) yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
   }
 }
 
-async function* mappings({ folder, ask }: Asked): AsyncIterable<string> {
+async function* mappings({ folder, ask }: InspectedProcess): AsyncIterable<string> {
   const maps = (await ask(() => readBounded(`${folder}/maps`, 4 * 1024 * 1024))) ?? '';
   for (const line of maps.split('\n')) {
     const slash = line.indexOf('/');
@@ -93,7 +93,7 @@ async function* mappings({ folder, ask }: Asked): AsyncIterable<string> {
   }
 }
 
-async function commandOf({ folder, ask }: Asked): Promise<string> {
+async function commandOf({ folder, ask }: InspectedProcess): Promise<string> {
   const name = (await ask(() => readFile(`${folder}/comm`, 'utf8'))) ?? '';
   // A process chooses its own name, which must not inject terminal escapes into a message.
   return name.trim().replace(/[^\x20-\x7e]/g, '?') || 'unknown';

@@ -69,7 +69,11 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   test.skipIf(needs('fuse'))('reports a mount whose server is gone', async () => {
     const mounted = await mountFuse('nobody', at('other'), writable);
     await mounted[Symbol.asyncDispose]();
-    const told = { code: 'unavailable', reason: 'mount-unanswered', message: expect.stringContaining('nobody serves') };
+    const told = {
+      code: 'unavailable',
+      reason: 'mount-unanswered',
+      message: expect.stringContaining('no process serves'),
+    };
     await expect(mounter.bind(at('other'), at('to'), writable, ground.scope)).rejects.toMatchObject(told);
     await mounter.detach(at('other'), ground.scope, { abort: true });
     expect(ground.mounts()).toEqual([]);
@@ -116,7 +120,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(table.at(at('to'))?.options).toEqual(expect.arrayContaining(['rw', 'nosuid', 'nodev']));
     expect(table.at(at('node'))?.options).not.toContain('nodev');
     expect(readFileSync(at('node'), 'utf8')).toBe('');
-    // As if somebody else had made the bind.
+    // As if another program had made the bind.
     await real('mount', ['-o', 'bind', '--', at('from'), at('other')], ground.scope);
     await mounter.bind(at('from'), at('other'), writable, ground.scope);
     expect((await readMountTable()).at(at('other'))?.options).toEqual(
@@ -219,7 +223,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
       code: 'in-use',
       reason: 'mount-busy',
       message: `${at('to')} cannot be unmounted: it is in use by processes ${names.join(', ')}`,
-      action: 'End these processes, or make them leave it, then repeat.',
+      action: 'End these processes, or make them leave the mount, then retry.',
     });
     expect(ground.mounts()).toEqual([at('to')]);
   });
@@ -229,8 +233,8 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     await mounter.bind(at('other'), join(at('to'), 'sub'), writable, ground.scope);
     await expect(mounter.unmount(at('to'), ground.scope)).rejects.toMatchObject({
-      message: `${at('to')} cannot be unmounted: it is in use by what is mounted at ${at('to')}/sub`,
-      action: 'Unmount or detach that first, then repeat.',
+      message: `${at('to')} cannot be unmounted: it is in use by mounts at ${at('to')}/sub`,
+      action: 'Unmount or detach these first, then retry.',
     });
   });
 
@@ -300,7 +304,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
       attachImage(ground.image('store/.stowage/deleting/x.img', 1)),
     ];
     const bound = attachImage(ground.image('store/bound.img', 1));
-    // Inside a volume, not an image of a volume, not in the store's own folders, or not in a store: these belong to somebody else.
+    // Inside a volume, not an image of a volume, not in the store's own folders, or not in a store: these belong to other programs.
     const foreign: string[] = [];
     for (const name of ['store/volume/disk.img', 'store/disk.raw', 'store/.stowage/other/x.img', 'foreign.img']) {
       foreign.push(attachImage(ground.image(name, 1)));

@@ -40,7 +40,7 @@ export interface LinuxMounterOptions {
 
 export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const { clock, run, calls = mountCalls, readTable = createTableReader(), sys = '/sys/block' } = options;
-  const look = createPathAccess(clock);
+  const accessPath = createPathAccess(clock);
   const own = [options.published, options.mounts];
   const isOwn = (path: string): boolean => own.includes(dirname(path));
   const aside = options.mounts;
@@ -51,7 +51,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
     run,
     calls,
     readTable,
-    look,
+    accessPath,
     near,
     ...loops,
     isOwn,
@@ -59,7 +59,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
     places: createKeyedLock(),
   };
   const { forbidden, published } = options;
-  const targets = createTargets({ look, near, readTable, forbidden, published });
+  const targets = createTargets({ accessPath, near, readTable, forbidden, published });
   const settled = options.settled ?? createOrphanWait(clock, '');
   const takeAway = createTakeAway(parts);
   const unmount = createUnmount(parts, takeAway);

@@ -121,7 +121,7 @@ export async function loopFile(device: number): Promise<LoopFile> {
   return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8), attachedAs };
 }
 
-/** Clears autoclear: the file stays attached when nobody has the device open. */
+/** Clears autoclear: the file stays attached when no process has the device open. */
 export async function keepLoopAttached(device: number): Promise<void> {
   const info = Buffer.alloc(infoBytes);
   await ioctl('getStatus64', device, info);

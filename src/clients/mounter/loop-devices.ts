@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import { attachedLoops, type Loop } from './attached-loops.ts';
 import {
@@ -17,7 +17,7 @@ import {
   updateLoopCapacity,
 } from './loop-calls.ts';
 
-/** A device that this process has open. Nobody can attach another file to it until it is disposed of. */
+/** A device that this process has open. No other file can be attached to it until it is disposed of. */
 export interface HeldLoop extends AsyncDisposable {
   /** `/dev/loop3`. */
   readonly path: string;
@@ -29,7 +29,7 @@ export interface HeldLoop extends AsyncDisposable {
 
 /** Stowage's own loop devices. Each call queries one device and no other. */
 export interface LoopDevices {
-  /** Attaches the image to a device of its own. The kernel detaches it when nobody has it open and nothing is mounted from it. */
+  /** Attaches the image to a device of its own. The kernel detaches it when no process has it open and nothing is mounted from it. */
   attach(image: string, readOnly: boolean, scope: Scope): Promise<HeldLoop>;
   /** Undefined: the device has another file by now, or none. */
   hold(loop: Loop, scope: Scope): Promise<HeldLoop | undefined>;
@@ -51,7 +51,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
   async function inTime<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
     using limit = clock.deadline(limitMs, scope.signal);
     try {
-      return await patiently(work, limit.signal, clock);
+      return await waitWithGrace(work, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
       void work.then(dispose, () => undefined);
@@ -203,7 +203,7 @@ function tooSlow(what: string, cause: unknown): StowageError {
   return new StowageError(`the loop device of ${what} was not ready within ${limitMs / 1000} s`, {
     code: 'deadline',
     reason: 'loop-deadline',
-    action: 'Look for a disk that does not answer (dmesg | tail), then repeat; repeating is safe.',
+    action: 'Check for a disk that does not answer (dmesg | tail), then retry. Retrying is safe.',
     cause,
   });
 }

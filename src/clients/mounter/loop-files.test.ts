@@ -47,7 +47,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not ans
     await expect(asked(image)).rejects.toMatchObject({ code: 'unavailable', reason: 'loop-no-answer' });
   });
 
-  test('has another file if nobody has the image open for writing', async () => {
+  test('has another file if no process has the image open for writing', async () => {
     const image = ground.image('v.img', 4);
     mkdirSync(at('other'));
     ground.image('other/v.img', 4);

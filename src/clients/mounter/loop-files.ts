@@ -24,10 +24,10 @@ export interface LoopFiles {
 }
 
 /** Undefined: the query failed. */
-type Answer = LoopFile | 'not attached' | undefined;
+type AttachedFile = LoopFile | 'not attached' | undefined;
 
-interface Question {
-  readonly answer: Promise<Answer>;
+interface PendingQuery {
+  readonly answer: Promise<AttachedFile>;
   readonly since: number;
 }
 
@@ -36,9 +36,9 @@ const answerMs = 5_000;
 
 export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   /** Each query occupies a thread until the kernel answers, so concurrent callers share one query per device. */
-  const pending = new Map<string, Question>();
+  const pending = new Map<string, PendingQuery>();
 
-  async function answerOf(loop: Loop): Promise<Answer | 'silent'> {
+  async function answerOf(loop: Loop): Promise<AttachedFile | 'silent'> {
     const key = `${loop.name} ${loop.sequence} ${loop.file}`;
     const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
     if (!pending.has(key)) {
@@ -51,7 +51,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
 
   /**
    * A device may not answer because the file system of its file is dead, or because another program's request to the device waits for a disk.
-   * Neither tells which file it has. If nobody has the image open for writing, no device has it attached for writing. If in doubt, this
+   * Neither tells which file it has. If no process has the image open for writing, no device has it attached for writing. If in doubt, this
    * throws: attaching the image twice would destroy it.
    */
   async function requireElsewhere(loop: Loop, image: string): Promise<void> {
@@ -63,15 +63,15 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   const loopsWith: LoopsWith = async (image, loops) => {
     const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
     if (named.length === 0) return [];
-    const wanted = await unlessMissing(stat(image, { bigint: true }));
+    const imageStats = await unlessMissing(stat(image, { bigint: true }));
     // The image is not visible now, so compare paths.
-    if (wanted === undefined) return named.filter(({ file }) => file === image);
+    if (imageStats === undefined) return named.filter(({ file }) => file === image);
     const asked = named.map(async (loop) => {
       const found = await answerOf(loop);
       if (found === 'silent' || found === 'not attached') return found;
       if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
       if (found === undefined) return 'attached';
-      return found.device === wanted.dev && found.inode === wanted.ino ? 'attached' : 'other';
+      return found.device === imageStats.dev && found.inode === imageStats.ino ? 'attached' : 'other';
     });
     const answers = await Promise.all(asked);
     const attached = named.filter((_, index) => answers[index] === 'attached');
@@ -91,7 +91,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
 }
 
 /** A device with autoclear has a user, so opening and closing it here does not detach it. */
-async function askDevice({ name, node }: Loop): Promise<Answer> {
+async function askDevice({ name, node }: Loop): Promise<AttachedFile> {
   try {
     await makeNode(node, `/sys/block/${name}/dev`);
     await using device = await open(node, 'r');
@@ -102,9 +102,9 @@ async function askDevice({ name, node }: Loop): Promise<Answer> {
 }
 
 export function cannotAsk({ node, file }: Loop, image: string): StowageError {
-  return new StowageError(`${node} may have ${image} attached, and cannot be asked`, {
+  return new StowageError(`${node} may have ${image} attached, and its disk or server does not answer`, {
     code: 'unavailable',
     reason: 'loop-no-answer',
-    action: `Bring back the disk or server that ${file} lies on, or detach the device (losetup --detach ${node}), then repeat.`,
+    action: `Restore the disk or server of ${file}, or detach the device (losetup --detach ${node}), then retry.`,
   });
 }

@@ -14,7 +14,7 @@ export interface MounterParts extends LoopFiles {
   readonly run: Run;
   readonly calls: MountCalls;
   readonly readTable: () => Promise<MountTable>;
-  readonly look: PathAccess;
+  readonly accessPath: PathAccess;
   readonly near: HoldLocal;
   /**
    * Whether the path is directly in one of Stowage's own folders. They are in memory or on the disk of the records, on which everything

@@ -20,7 +20,7 @@ export interface MountEntry extends MountPoint {
 }
 
 /** What a path shows: equal for all bind mounts of the same file or folder. */
-export type Shown = Pick<MountPoint, 'device' | 'root'>;
+export type BindIdentity = Pick<MountPoint, 'device' | 'root'>;
 
 export interface MountTable {
   /** All mounts, including those hidden by others. */
@@ -33,9 +33,9 @@ export interface MountTable {
   holding(path: string): MountEntry | undefined;
   below(path: string): readonly MountEntry[];
   /** What a bind mount of the path would show. */
-  shown(path: string): Shown | undefined;
+  shown(path: string): BindIdentity | undefined;
   /** What its mount point shows on the parent mount: equal for the copies that propagation makes of one mount. */
-  place(entry: MountEntry): Shown | undefined;
+  place(entry: MountEntry): BindIdentity | undefined;
 }
 
 const sizeLimit = 64 * 1024 * 1024;
@@ -140,7 +140,7 @@ function tooLarge(file: string, limit: number): StowageError {
   return new StowageError(`${file} holds more than ${limit} bytes`, {
     code: 'exhausted',
     reason: 'system-table-too-large',
-    action: 'Something on this machine makes mounts without end: look at it with findmnt, and stop what makes them.',
+    action: 'A program on this machine keeps creating mounts: find them with findmnt, and stop that program.',
   });
 }
 
@@ -222,7 +222,7 @@ export function mountTable(entries: readonly MountEntry[]): MountTable {
   };
 }
 
-function shownThrough(entry: MountEntry | undefined, path: string): Shown | undefined {
+function shownThrough(entry: MountEntry | undefined, path: string): BindIdentity | undefined {
   if (entry === undefined) return undefined;
   const rest = path === entry.at ? '' : path.slice(entry.at === '/' ? 0 : entry.at.length);
   return { device: entry.device, root: `${entry.root === '/' ? '' : entry.root}${rest}` || '/' };
@@ -241,7 +241,7 @@ function firstOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEn
   return undefined;
 }
 
-export const same = (one: Shown, other: Shown | undefined): boolean =>
+export const same = (one: BindIdentity, other: BindIdentity | undefined): boolean =>
   one.device === other?.device && one.root === other.root;
 
 export function isAtOrBelow(path: string, folder: string): boolean {

@@ -53,7 +53,7 @@ describe('work on a path', () => {
       await expect(looking).rejects.toMatchObject({
         code: 'unavailable',
         reason: 'path-no-answer',
-        message: `${path} cannot be looked at: the disk or server it is on does not answer`,
+        message: `${path} cannot be accessed: its disk or server does not answer`,
       });
     }
     expect(await look(at('/mnt/x'), async () => 'elsewhere')).toBe('elsewhere');

@@ -1,7 +1,7 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { MountTable } from './mountinfo.ts';
 
@@ -18,7 +18,7 @@ const limitMs = 15_000;
 const most = 3;
 
 /**
- * Runs one piece of work at a time for each mount, and at most three in all. So a dead server occupies one thread, however often somebody
+ * Runs one piece of work at a time for each mount, and at most three in all. So a dead server occupies one thread, however often callers
  * retries, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
  * returns.
  */
@@ -41,7 +41,7 @@ export function createPathAccess(clock: Clock): PathAccess {
         )
         .catch(() => undefined)
         .finally(() => taken[Symbol.dispose]());
-      return await patiently(looking, limit.signal, clock);
+      return await waitWithGrace(looking, limit.signal, clock);
     } catch (cause) {
       left = true;
       const gaveUp = cause instanceof StillRunning || cause === limit.signal.reason;
@@ -83,10 +83,10 @@ function createSlots(count: number): (signal: AbortSignal) => Promise<Disposable
 }
 
 function noAnswer(path: string, cause: Error): StowageError {
-  return new StowageError(`${path} cannot be looked at: the disk or server it is on does not answer`, {
+  return new StowageError(`${path} cannot be accessed: its disk or server does not answer`, {
     code: 'unavailable',
     reason: 'path-no-answer',
-    action: `Bring the server back, or unmount it (which one: findmnt -T ${path}), then repeat.`,
+    action: `Restore the server, or unmount its mount (to find it: findmnt -T ${path}), then retry.`,
     cause,
   });
 }

@@ -47,7 +47,7 @@ async function unmountUnused(parts: ReapParts, at: string, scope: Scope): Promis
     await parts.unmount(at, scope);
   } catch (cause) {
     if (!(cause instanceof StowageError) || cause.code !== 'in-use') throw cause;
-    scope.log.warn('a staged mount of no known volume is in use and stays', { at, why: cause.message });
+    scope.log.warn('a staged mount of an unknown volume is in use: keeping it', { at, why: cause.message });
     return false;
   }
   await parts.removeTarget(at, scope);
@@ -78,7 +78,7 @@ async function isOnImage(parts: ReapParts, loop: Loop, roots: readonly string[],
         if ((await loopsWith(path, [loop])).length > 0) return true;
   } catch (cause) {
     if (!(cause instanceof StowageError)) throw cause;
-    log.warn('a loop device is not reaped', { loop: loop.node, why: cause.message, action: cause.action });
+    log.warn('failed to reap a loop device', { loop: loop.node, why: cause.message, action: cause.action });
   }
   return false;
 }

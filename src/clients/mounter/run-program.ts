@@ -31,11 +31,11 @@ export interface RunOptions {
   readonly letFinish?: boolean;
   readonly env?: Readonly<Record<string, string>>;
   /** Descriptors that the program inherits as `inChild(0)`, `inChild(1)` and so on. In its error messages they are replaced by their paths. */
-  readonly holding?: readonly Held[];
+  readonly inherited?: readonly InheritedDescriptor[];
 }
 
 /** A descriptor that the program inherits, and its name. */
-type Held = Pick<HeldPath, 'fd' | 'path'>;
+type InheritedDescriptor = Pick<HeldPath, 'fd' | 'path'>;
 
 export const inChild = (index: number): string => `/proc/self/fd/${3 + index}`;
 
@@ -51,11 +51,11 @@ const killGrace = 2_000;
 export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
   return async (tool, args, scope, options = {}) => {
     scope.signal.throwIfAborted();
-    const { deadline: ms = 30_000, holding = [] } = options;
+    const { deadline: ms = 30_000, inherited = [] } = options;
     using limit = clock.deadline(ms, scope.signal);
     const child = spawn(tool, args, {
       // A program that must finish gets no stdout pipe: it would die of SIGPIPE if Stowage ended first.
-      stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe', ...holding.map(({ fd }) => fd)],
+      stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe', ...inherited.map(({ fd }) => fd)],
       // In a session of its own, so that Ctrl-C reaches only Stowage, which then unmounts in order.
       detached: true,
       env: {
@@ -64,7 +64,7 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
         LC_ALL: 'C',
         ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
         // util-linux since 2.39 uses move_mount(2), which does not follow the link inChild(0); mount(2) does.
-        ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
+        ...(inherited.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
       },
     });
     const output = collect(child);
@@ -75,17 +75,17 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
     }
     if (end instanceof Error) throw notStarted(tool, end);
     if (end.exit === 0) return output.stdout();
-    throw new CommandFailed(tool, end.exit, end.signal, byName(output.stderr(), holding));
+    throw new CommandFailed(tool, end.exit, end.signal, byName(output.stderr(), inherited));
   };
 }
 
-const byName = (text: string, holding: readonly Held[]): string =>
-  holding.reduce((said, { path }, index) => said.replaceAll(inChild(index), () => path), text);
+const byName = (text: string, inherited: readonly InheritedDescriptor[]): string =>
+  inherited.reduce((message, { path }, index) => message.replaceAll(inChild(index), () => path), text);
 
-type End = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';
+type ProgramEnd = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';
 
-async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolean): Promise<End> {
-  const { promise, resolve } = Promise.withResolvers<End>();
+async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolean): Promise<ProgramEnd> {
+  const { promise, resolve } = Promise.withResolvers<ProgramEnd>();
   let grace: NodeJS.Timeout | undefined;
   const letGo = (): void => {
     child.unref();
@@ -140,7 +140,7 @@ function tooSlow(tool: Tool, ms: number, cause: Error): StowageError {
   return new StowageError(`${tool} did not finish within ${Math.round(ms / 1000)} s`, {
     code: 'deadline',
     reason: 'command-deadline',
-    action: 'Look for a disk or a server that does not answer (dmesg | tail), then repeat; repeating is safe.',
+    action: 'Check for a disk or a server that does not answer (dmesg | tail), then retry. Retrying is safe.',
     cause,
   });
 }
@@ -157,7 +157,7 @@ function notStarted(tool: Tool, cause: Error): StowageError {
   return new StowageError(`the program ${tool} could not be started: ${cause.message}`, {
     code: 'unavailable',
     reason: 'tool-not-started',
-    action: 'Look for what this machine ran out of (memory, processes, open files), then repeat.',
+    action: 'Check what this machine ran out of (memory, processes, open files), then retry.',
     cause,
   });
 }

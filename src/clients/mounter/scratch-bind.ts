@@ -75,7 +75,7 @@ function make(path: string, isFolder: boolean): void {
 }
 
 function noAside(at: string): StowageError {
-  return new StowageError(`${at} cannot be mounted with its flags: this kernel gives them in a second step`, {
+  return new StowageError(`${at} cannot be mounted with its flags: this kernel sets them only in a second step`, {
     code: 'unsupported',
     reason: 'mount-flags-refused',
     action: 'Use Linux 5.12 or later.',

@@ -19,8 +19,8 @@ describe.skipIf(needs('linux')).each([
   let ground: ScratchFolder;
   const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
-  const look = createPathAccess(systemClock());
-  const targets = createTargets({ look, near, readTable: readMountTable, forbidden: () => [at('state')] });
+  const accessPath = createPathAccess(systemClock());
+  const targets = createTargets({ accessPath, near, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
     targets.inspectTarget(target, access, ground.scope);
 
@@ -87,7 +87,7 @@ describe.skipIf(needs('linux')).each([
   test('with a missing parent or a dangling link is refused with advice', async () => {
     await expect(inspect(join(at('no'), 'x'))).rejects.toMatchObject({
       code: 'not-found',
-      action: `Make it first: mkdir -p ${at('no')}`,
+      action: `Create the folder first: mkdir -p ${at('no')}`,
     });
     symlinkSync('nowhere', at('dangling'));
     await expect(inspect(at('dangling'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-dangling' });
@@ -163,7 +163,7 @@ describe.skipIf(needs('linux')).each([
       execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);
       try {
         const never = async (): Promise<never> => expect.fail('it was looked at');
-        const blind = createTargets({ look: never, near, readTable: readMountTable, forbidden: () => [] });
+        const blind = createTargets({ accessPath: never, near, readTable: readMountTable, forbidden: () => [] });
         const said: string[] = [];
         const log = { ...ground.scope.log, info: (message: string) => void said.push(message) };
         await blind.removeTarget(at('theirs'), { ...ground.scope, log });

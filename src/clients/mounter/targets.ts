@@ -19,7 +19,7 @@ const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64'
 const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
 
 export interface TargetParts {
-  readonly look: PathAccess;
+  readonly accessPath: PathAccess;
   readonly near: HoldLocal;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
@@ -40,16 +40,16 @@ const isOutside = (place: string, folder: string | undefined): boolean =>
 
 export type Targets = Pick<Mounter, 'inspectTarget' | 'resolvePath' | 'makeTarget' | 'removeTarget'>;
 
-export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
+export function createTargets({ accessPath, near, readTable, forbidden, published }: TargetParts): Targets {
   const inLine = createLocalTargets(near);
   /** The resolved paths of the forbidden folders, as of the last check. */
   const real = new Map<string, string>();
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
     checkPath(path);
     const table = await readTable();
-    return await look({ path, table, signal: scope.signal }, () => work(table));
+    return await accessPath({ path, table, signal: scope.signal }, () => work(table));
   };
-  /** In `published` nobody else creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
+  /** In `published` no other program creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
   const isOwn = (target: string, access: Access): boolean =>
     access === 'filesystem' && published !== undefined && dirname(target) === published;
   return {
@@ -131,10 +131,10 @@ async function resolved(
 ): Promise<{ readonly there: string; readonly stats: Stats | undefined | 'unknown' }> {
   const there = await located(target);
   if (there === undefined) {
-    throw new StowageError(`${target} cannot be made: the folder ${dirname(target)} does not exist`, {
+    throw new StowageError(`${target} cannot be created: the folder ${dirname(target)} does not exist`, {
       code: 'not-found',
       reason: 'target-parent-missing',
-      action: `Make it first: mkdir -p ${dirname(target)}`,
+      action: `Create the folder first: mkdir -p ${dirname(target)}`,
     });
   }
   const found = await unlessMissing(lstat(there)).catch((cause: unknown) => {
@@ -166,7 +166,7 @@ async function refuseSystem(there: string, { forbidden, published, real }: Rules
     if (found === undefined) real.delete(folder);
     else real.set(folder, found);
     if (!isAtOrBelow(there, found ?? folder)) continue;
-    throw new StowageError(`${there} is inside ${folder}, which Stowage keeps for itself`, {
+    throw new StowageError(`${there} is inside ${folder}, which is reserved for Stowage`, {
       code: 'invalid',
       reason: 'target-forbidden',
       action: 'Give a path outside the state folder and outside every store.',
@@ -184,16 +184,16 @@ async function make(target: string, access: Access): Promise<void> {
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return;
     if (cause instanceof StowageError) throw cause;
-    throw new StowageError(`${target} cannot be made`, {
+    throw new StowageError(`${target} cannot be created`, {
       code: isErrno(cause, 'ENOSPC', 'EDQUOT') ? 'exhausted' : 'denied',
       reason: 'target-not-made',
-      action: `See whether the folder ${dirname(target)} is there, can be written and has room, or give another path.`,
+      action: `Check that the folder ${dirname(target)} exists, is writable and has free space, or give another path.`,
       cause,
     });
   }
 }
 
-/** A target that is not empty, or has something mounted on it, stays: it belongs to somebody else. */
+/** A target that is not empty, or has something mounted on it, stays: another program uses it. */
 async function remove(target: string): Promise<void> {
   await using parent = await unlessMissing(holdPath(dirname(target)));
   if (parent === undefined) return;

@@ -1,7 +1,7 @@
 import { basename, dirname } from 'node:path';
 import { SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/wait.ts';
+import { StillRunning, waitWithGrace } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { fuseType } from '../data-path/fuse-mount.ts';
@@ -16,7 +16,7 @@ import { CommandFailed, inChild } from './run-program.ts';
 
 /** Opens the mount's parent folder; opening the mount itself would keep it busy. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look, near, isOwn }: MounterParts,
+  { accessPath, near, isOwn }: MounterParts,
   at: string,
   table: MountTable,
   { signal }: Scope,
@@ -24,7 +24,7 @@ async function parentOf(
   if (table.at(at) === undefined) return undefined;
   const folder = dirname(at);
   if (isOwn(at)) return holdOwnPath(folder);
-  return near(folder, table) ?? (await look({ path: folder, table, signal }, () => holdPath(folder)));
+  return near(folder, table) ?? (await accessPath({ path: folder, table, signal }, () => holdPath(folder)));
 }
 
 const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
@@ -52,7 +52,7 @@ function createAside({ calls, clock }: MounterParts) {
     underWay++;
     const calling = calls.unmountAside(parent, basename(at)).finally(() => underWay--);
     try {
-      return await patiently(calling, limit.signal, clock);
+      return await waitWithGrace(calling, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
       // The call uses the descriptor of the parent, which must stay open until the call ends.
@@ -67,7 +67,7 @@ function tooSlow(at: string, cause: unknown): StowageError {
   return new StowageError(`${at} was not unmounted within ${asideMs / 1000} s`, {
     code: 'deadline',
     reason: 'command-deadline',
-    action: 'Look for a server that does not answer (stowage store check STORE), then repeat; repeating is safe.',
+    action: 'Check for a server that does not answer (stowage store check STORE), then retry. Retrying is safe.',
     cause,
   });
 }
@@ -96,7 +96,7 @@ export function createTakeAway(parts: MounterParts): Mounter['unmount'] {
       try {
         if (isElsewhereToo(at, table)) calls.unmount(parent, basename(at));
         else if (!isOwn || !(await aside(parent, at, held, scope)))
-          await run('umount', paths, scope, { holding: [parent] });
+          await run('umount', paths, scope, { inherited: [parent] });
         return;
       } catch (cause) {
         if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) throw cause;
@@ -121,7 +121,7 @@ export function createDetach(parts: MounterParts): Mounter['detach'] {
     if (parent === undefined) return;
     const flags = ['--lazy', ...(how?.abort === true ? ['--force'] : [])];
     try {
-      await run('umount', [...flags, ...inParent(at)], scope, { holding: [parent] });
+      await run('umount', [...flags, ...inParent(at)], scope, { inherited: [parent] });
     } catch (cause) {
       if ((await readTable()).at(at) !== undefined) throw mountFailure(`${at} could not be detached`, cause);
     }
@@ -140,16 +140,16 @@ async function busy(
   const people = holders.map((holder) => `${holder.pid} (${holder.command})`);
   const by = [
     people.length > 0 ? `by ${people.length === 1 ? 'process' : 'processes'} ${people.join(', ')}` : [],
-    mounts.length > 0 ? `by what is mounted at ${mounts.slice(0, 4).join(', ')}` : [],
+    mounts.length > 0 ? `by mounts at ${mounts.slice(0, 4).join(', ')}` : [],
     loops.length > 0 ? `by ${loops.slice(0, 4).join(', ')}` : [],
   ].flat();
   return new StowageError(
-    `${place} cannot be unmounted: it is in use ${by.join(' and ') || 'by something that could not be found'}`,
+    `${place} cannot be unmounted: it is in use ${by.join(' and ') || 'by a process that could not be found'}`,
     { code: 'in-use', reason: 'mount-busy', action: busyAction(place, people.length > 0, by.length > 0), cause },
   );
 }
 
 function busyAction(place: string, processes: boolean, known: boolean): string {
-  if (processes) return 'End these processes, or make them leave it, then repeat.';
-  return known ? 'Unmount or detach that first, then repeat.' : `Look for it with: fuser -vm ${place}`;
+  if (processes) return 'End these processes, or make them leave the mount, then retry.';
+  return known ? 'Unmount or detach these first, then retry.' : `To find it: fuser -vm ${place}`;
 }

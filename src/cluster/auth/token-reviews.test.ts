@@ -44,10 +44,10 @@ describe('a token', () => {
 
   test.each<[string, TokenReview['status']]>([
     ['Kubernetes does not accept', { authenticated: false, error: 'no' }],
-    ['nothing is said of', undefined],
+    ['the API server does not mention', undefined],
     ['is for another audience', { authenticated: true, audiences: ['https://kubernetes.default.svc'], user }],
     ['was reviewed without regard to its audience', { authenticated: true, user }],
-    ['is nobody’s', { authenticated: true, audiences: [audience], user: {} }],
+    ['has no user', { authenticated: true, audiences: [audience], user: {} }],
   ])('that %s is refused', async (_, said) => {
     status = said;
     await expect(reviews().review('t', scope)).rejects.toMatchObject({
@@ -106,15 +106,15 @@ describe('with service accounts only, a token', () => {
   };
 
   test.each<[string, () => string]>([
-    ['of no parts', () => 'abc'],
+    ['without dots', () => 'abc'],
     ['of too many parts', () => `${tokenOf({ aud: [audience], exp: now() + 60 })}.x`],
     ['that is not signed', () => tokenOf({ aud: [audience], exp: now() + 60 }).replace(/[^.]*$/, '')],
-    ['that says nothing', () => tokenOf(null)],
+    ['without claims', () => tokenOf(null)],
     ['that is not JSON', () => 'e30.bm9uc2Vuc2U.c2ln'],
-    ['for others', () => tokenOf({ aud: ['https://kubernetes.default.svc'], exp: now() + 60 })],
-    ['for nobody', () => tokenOf({ exp: now() + 60 })],
+    ['for another audience', () => tokenOf({ aud: ['https://kubernetes.default.svc'], exp: now() + 60 })],
+    ['without an audience', () => tokenOf({ exp: now() + 60 })],
     ['that has expired', () => tokenOf({ aud: [audience], exp: now() - 301 })],
-    ['without an end', () => tokenOf({ aud: [audience] })],
+    ['without an expiry', () => tokenOf({ aud: [audience] })],
   ])('%s is refused without a review', async (_, token) => {
     await expect(accounts().review(token(), scope)).rejects.toMatchObject({ reason: 'token-refused' });
     expect(asked).toEqual([]);
@@ -140,7 +140,7 @@ test('many tokens from one address do not lock out other addresses', async () =>
   resolve();
   expect(await other).toEqual(user);
   expect(await refused).toBe(300 - 16);
-  // As many as it likes, one after the other.
+  // One address may send any number of tokens one after the other.
   for (let i = 0; i < 20; i++) await all.review(`u${i}`, scope, '10.0.0.66');
 });
 

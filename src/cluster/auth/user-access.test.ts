@@ -105,7 +105,7 @@ test('the token may be in our own header, but not in both', async () => {
 });
 
 test.each([{}, { authorization: 'Basic eDp5' }, { 'stowage-authorization': 'secret-token' }])(
-  'without a bearer token nobody is asked: %j',
+  'a request without a bearer token is refused without a review: %j',
   async (headers) => {
     expect(await refusal(admit(headers))).toMatchObject({ code: 'unauthenticated', reason: 'token-missing' });
     expect(reviewed).toEqual([]);

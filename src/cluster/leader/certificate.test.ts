@@ -15,8 +15,8 @@ const names = serverNames('stowage-system');
 const now = Date.UTC(2026, 10, 16, 12, 0, 0);
 const day = 24 * 3_600_000;
 
-/** What a client says to a server with it: empty where it is content. */
-async function greeted(
+/** Connects a client to a server with this certificate, and returns the client's error, or an empty string. */
+async function connectError(
   server: Credential,
   client: { readonly ca: string; readonly servername: string },
 ): Promise<string> {
@@ -35,7 +35,7 @@ async function greeted(
 }
 
 describe('a new certificate', () => {
-  test('is for the Service’s names, self-signed, and no CA', () => {
+  test('is valid for the Service’s names, self-signed, and not a CA', () => {
     const made = new X509Certificate(makeCredential(names, now).cert);
     expect(made.subjectAltName).toBe(
       'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
@@ -72,15 +72,15 @@ describe('a new certificate', () => {
 
   test('is accepted by a TLS client that trusts it, for its names, and by no other', async () => {
     const [own, other] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
-    for (const servername of names) expect(await greeted(own, { ca: own.cert, servername })).toBe('');
-    expect(await greeted(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
+    for (const servername of names) expect(await connectError(own, { ca: own.cert, servername })).toBe('');
+    expect(await connectError(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
       'ERR_TLS_CERT_ALTNAME_INVALID',
     );
-    expect(await greeted(own, { ca: other.cert, servername: names[0] })).toMatch(
+    expect(await connectError(own, { ca: other.cert, servername: names[0] })).toMatch(
       /SELF_SIGNED|SIGNATURE_FAILURE|UNABLE/,
     );
     const late = makeCredential(names, Date.now() - 400 * day);
-    expect(await greeted(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
+    expect(await connectError(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
   });
 });
 
@@ -95,9 +95,9 @@ describe('a stored certificate', () => {
 
   test.each<[string, (made: Credential) => readonly [string, string]]>([
     ['no certificate', ({ key }) => ['', key]],
-    ['a certificate that is cut off', ({ cert, key }) => [cert.slice(0, 300), key]],
+    ['a truncated certificate', ({ cert, key }) => [cert.slice(0, 300), key]],
     ['no key', ({ cert }) => [cert, '']],
-    ['another’s key', ({ cert }) => [cert, makeCredential(names, now).key]],
+    ['the key of another certificate', ({ cert }) => [cert, makeCredential(names, now).key]],
     ['a certificate as its key', ({ cert }) => [cert, makeCredential(names, now).cert]],
   ])('with %s is refused', (_, broken) => {
     expect(() => readCredential(...broken(makeCredential(names, now)))).toThrow(Error);

@@ -112,7 +112,7 @@ describe('the certificate of the leader', () => {
 
   test.each<[string, () => object]>([
     ['does not parse', () => ({ type: 'kubernetes.io/tls', data: { 'tls.crt': 'AAAA', 'tls.key': 'AAAA' } })],
-    ['is for others', () => ({ type: 'kubernetes.io/tls', data: secretOf(makeCredential(['a'], Date.now())) })],
+    ['is for other names', () => ({ type: 'kubernetes.io/tls', data: secretOf(makeCredential(['a'], Date.now())) })],
     ['is of another type', () => ({ type: 'Opaque', data: {} })],
   ])('is recreated when the stored one %s', async (_, found) => {
     api.put(paths.secrets, { metadata: { name: 'stowage-tls' }, ...found() });
@@ -122,7 +122,7 @@ describe('the certificate of the leader', () => {
     expect(await keptCert()).toBe(keeper.used[0]?.cert);
   });
 
-  test('is recreated when somebody deletes it, and published again when somebody changes the ConfigMap', async () => {
+  test('is recreated when a user deletes it, and published again when a user changes the ConfigMap', async () => {
     const keeper = start();
     await eventually(() => keeper.used.length).toBe(1);
     api.put(paths.configMaps, { metadata: { name: 'stowage-ca' }, data: { 'ca.crt': 'another' } });
@@ -143,13 +143,13 @@ describe('the certificate of the leader', () => {
   });
 });
 
-describe('a certificate that somebody else maintains', () => {
+describe('a certificate that another program maintains', () => {
   test('is used, never written, and reloaded when it changes', async () => {
     const [one, two] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
     const keeper = start({ secret: 'from-cert-manager' });
     const put = (data: Secret['data']) =>
       api.put(paths.secrets, { metadata: { name: 'from-cert-manager' }, type: 'kubernetes.io/tls', data });
-    // Who keeps it may come later than we do.
+    // The other program may create the Secret after Stowage has started.
     await eventually(() => api.watches).toBe(2);
     put(secretOf(one));
     await eventually(() => keeper.used).toMatchObject([{ cert: one.cert }]);
@@ -157,7 +157,7 @@ describe('a certificate that somebody else maintains', () => {
     put(secretOf(two, { 'ca.crt': encoded('those who signed it') }));
     await eventually(() => keeper.used).toMatchObject([{ cert: one.cert }, { cert: two.cert }]);
     expect(await published()).toBe('those who signed it');
-    // What cannot be used does not take the place of what can.
+    // An invalid certificate does not replace a valid one.
     put({ 'tls.crt': 'AAAA', 'tls.key': 'AAAA' });
     put(secretOf(makeCredential(['another'], Date.now())));
     put(secretOf(makeCredential(names, Date.now() - 400 * day)));

@@ -13,7 +13,7 @@ export interface CredentialsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** A Secret that somebody else maintains. It is only read. */
+  /** A Secret that another program maintains. Stowage only reads it. */
   readonly secret?: string | undefined;
   /** Called with the first credential and with each new one, after its authority was published for agents. */
   readonly use: (credential: Credential) => void;

@@ -21,7 +21,7 @@ beforeEach(async () => {
   onTestFinished(() => api[Symbol.asyncDispose]());
   client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  // Addresses cannot change their type in place.
+  // The address type of an EndpointSlice is immutable.
   const types = new Map<string, string>();
   api.intercept = ({ method }, response, body) => {
     const known = method === 'PUT' ? types.get('now') : undefined;
@@ -77,7 +77,7 @@ describe('the address of the leader', () => {
     await eventually(addresses).toEqual([next]);
   });
 
-  test('is restored when somebody changes or deletes it', async () => {
+  test('is restored when a user changes or deletes it', async () => {
     start('10.0.0.5');
     await eventually(addresses).toEqual(['10.0.0.5']);
     const found = await slice();

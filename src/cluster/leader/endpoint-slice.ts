@@ -47,7 +47,7 @@ const comparable = ({ metadata, addressType, endpoints, ports }: EndpointSlice):
     (ports ?? []).map(({ name, port, protocol }) => [name, port, protocol]),
   ]);
 
-/** Points the Service to this process, and repairs the EndpointSlice when somebody changes it, until the signal aborts. */
+/** Points the Service to this process, and repairs the EndpointSlice when another client changes it, until the signal aborts. */
 export async function maintainLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
   const slice = createWatchedObject({

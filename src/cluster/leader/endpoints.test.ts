@@ -52,7 +52,7 @@ test('the Endpoints name the leader’s pod, as the API server’s proxy needs i
   });
 });
 
-test('the Endpoints replace those of the previous leader, and are restored when somebody changes them', async () => {
+test('the Endpoints replace those of the previous leader, and are restored when a user changes them', async () => {
   api.put(path, { metadata: { name: 'stowage' }, subsets: [{ addresses: [{ ip: '10.0.0.4' }] }] } as never);
   keep();
   await expect.poll(podNow, wait).toBe('controller-1');

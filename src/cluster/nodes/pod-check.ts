@@ -1,12 +1,13 @@
 import { isDeepStrictEqual } from 'node:util';
 import Value from 'typebox/value';
 import type { Scope } from '#base/log.ts';
-import { harmlessPart } from '#base/terminal-safe.ts';
+import { terminalSafeExcerpt } from '#base/terminal-safe.ts';
 import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';
 import { type StoreCheckJson, storeCheck } from '#front/rest/schemas.ts';
 import type { PodLocation } from '../pods/pod-location.ts';
+import { unreadableAnswer } from '../tunnel/agent-answers.ts';
 import type { NodeApis } from './node-apis.ts';
 
 /** A check has about ten. */
@@ -27,10 +28,10 @@ export async function checkFromPod(
   return {
     ok: check.ok,
     steps: check.steps.slice(0, maxSteps).map(({ step, ok, detail, action, reason }) => ({
-      step: harmlessPart(step),
+      step: terminalSafeExcerpt(step),
       ok,
-      detail: harmlessPart(detail),
-      ...(action === null ? {} : { action: harmlessPart(action) }),
+      detail: terminalSafeExcerpt(detail),
+      ...(action === null ? {} : { action: terminalSafeExcerpt(action) }),
       ...(reason === undefined ? {} : { reason }),
     })),
     totalBytes: check.totalBytes === null ? undefined : BigInt(check.totalBytes),
@@ -45,7 +46,7 @@ async function askAgent(apis: NodeApis, store: string, location: PodLocation, sc
   const answer = await apis.ask(node, { method: 'POST', path, body: { from } }, scope);
   // A newer agent may return more fields.
   const known = Value.Clean(storeCheck, answer);
-  if (!Value.Check(storeCheck, known)) throw unreadable(node);
+  if (!Value.Check(storeCheck, known)) throw unreadableAnswer(node, 'it is not the result of a check');
   // An agent of an earlier version ignores where the check is to start, and checks from the node.
   if (known.from !== from) throw agentTooOld(node);
   return known;
@@ -56,13 +57,6 @@ const agentTooOld = (node: string): StowageError =>
     code: 'unsupported',
     reason: 'agent-too-old',
     action: 'Wait until the agents are upgraded: kubectl rollout status daemonset/stowage-agent --namespace NAMESPACE',
-  });
-
-const unreadable = (node: string): StowageError =>
-  new StowageError(`the agent of node ${node} gave an answer that cannot be read: it is not the result of a check`, {
-    code: 'internal',
-    reason: 'agent-answer-unreadable',
-    action: 'Check that the agents and the controller have the same version.',
   });
 
 const replaced = ({ namespace, name }: PodName): StowageError =>

@@ -1,4 +1,4 @@
-import { aborted } from '#base/aborted.ts';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { type LeaderAddress, Refusal } from '../tunnel/leader-connection.ts';
@@ -73,9 +73,9 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
     const to = leader();
     if (to === undefined) return undefined;
     if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
-    const begun = asked(to, pod);
-    asking.set(pod.uid, begun);
-    return begun;
+    const request = asked(to, pod);
+    asking.set(pod.uid, request);
+    return request;
   }
 
   return {
@@ -84,15 +84,7 @@ export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): Po
       if (found !== undefined) return found;
       const answer = asking.get(pod.uid) ?? answerFor(pod);
       if (answer === undefined) return undefined;
-      const gone = new AbortController();
-      const either = AbortSignal.any([signal, gone.signal]);
-      try {
-        const first = await Promise.race([answer, aborted(either).then(() => undefined)]);
-        signal.throwIfAborted();
-        return first;
-      } finally {
-        gone.abort();
-      }
+      return await unlessAborted(answer, signal);
     },
     markUnreachable: unreached,
     markReachable: () => {

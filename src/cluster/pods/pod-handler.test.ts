@@ -25,7 +25,7 @@ async function linked(node = 'node-1'): Promise<AgentTunnel> {
   return link;
 }
 
-/** Its uid is its name, in another writing. */
+/** Derives the pod's uid from its name. */
 const pod = (name: string, nodeName: string, more: object = {}): unknown =>
   it.api.put('/api/v1/namespaces/team/pods', {
     metadata: { name, namespace: 'team', uid: `uid-${name}` },

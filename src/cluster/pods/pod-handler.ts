@@ -56,9 +56,9 @@ export function createPodHandler(options: PodHandlerOptions, next: RequestHandle
       const pod = await podOf(wanted, limit.signal);
       // Do not reveal whether the pod exists on another node.
       if (pod === undefined || pod.spec?.nodeName !== node) throw podUnknown(wanted);
-      const told: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
+      const podAnswer: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
       response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
-      response.end(JSON.stringify(told));
+      response.end(JSON.stringify(podAnswer));
     } catch (thrown) {
       refuse(response, thrown);
     }

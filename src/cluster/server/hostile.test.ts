@@ -17,7 +17,7 @@ const it = leaderServers();
 const [servername] = serverNames(testNamespace);
 const get = { method: 'GET', path: '/v1/status' } as const;
 
-/** A connection of an agent, turned round, for whatever it wants to do with it. */
+/** Connects and upgrades as an agent, and returns the raw socket. */
 async function upgraded(leader: OpenedServer, node = 'evil'): Promise<Duplex> {
   writeFileSync(it.tokenFile, agentToken(node));
   const about = {
@@ -33,7 +33,7 @@ async function upgraded(leader: OpenedServer, node = 'evil'): Promise<Duplex> {
   return stream;
 }
 
-/** An agent that speaks HTTP/2, and answers as it likes. */
+/** An agent that speaks HTTP/2, with answers that the test chooses. */
 async function answering(
   leader: OpenedServer,
   answer: (stream: ServerHttp2Stream, session: ServerHttp2Session) => void,
@@ -47,8 +47,8 @@ async function answering(
   await eventually(() => leader.agents.nodes()).toContain('evil');
 }
 
-/** The controller is as it was: another agent is still asked. */
-async function isWell(leader: OpenedServer): Promise<void> {
+/** Checks that the controller still works: another agent answers. */
+async function expectStillWorks(leader: OpenedServer): Promise<void> {
   it.lead(leader);
   it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
   await eventually(() => leader.agents.nodes()).toContain('good');
@@ -73,7 +73,7 @@ describe('a hostile agent', () => {
       message: expect.stringContaining('1048576'),
     });
     expect(sent).toBeLessThan(4 << 20);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that answers one byte at a time runs into the deadline', async () => {
@@ -86,11 +86,11 @@ describe('a hostile agent', () => {
     await expect(leader.agents.call('evil', { ...get, deadlineMs: 100 }, scopeOf())).rejects.toMatchObject({
       reason: 'agent-no-answer',
     });
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
-    ['something else than JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
+    ['a text that is not JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
     [
       'an error that is none of ours',
       (stream) => {
@@ -129,13 +129,13 @@ describe('a hostile agent', () => {
     const leader = await it.open();
     await answering(leader, answer);
     await expect(leader.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test.each<[string, Buffer]>([
     ['garbage', Buffer.from('HTTP/1.1 200 OK\r\n\r\n'.repeat(100))],
     ['frames that are too large', Buffer.from([0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1])],
-    ['settings that cannot be', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
+    ['invalid settings', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
   ])('that sends %s is never connected', async (_, bytes) => {
     const leader = await it.open();
     const stream = await upgraded(leader);
@@ -144,7 +144,7 @@ describe('a hostile agent', () => {
     stream.write(bytes);
     await ended;
     expect(leader.agents.nodes()).toEqual([]);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that sends garbage later is disconnected', async () => {
@@ -158,7 +158,7 @@ describe('a hostile agent', () => {
     stream.write(Buffer.alloc(4_096, 0x41));
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await eventually(() => leader.agents.nodes()).toEqual([]);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that floods with pings is disconnected, or answered', async () => {
@@ -166,11 +166,11 @@ describe('a hostile agent', () => {
     const stream = await upgraded(leader);
     stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
     await eventually(() => leader.agents.nodes()).toEqual(['evil']);
-    // It does not read the answers.
+    // The agent does not read the answers.
     const ping = Buffer.from([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     const many = Buffer.concat(Array.from({ length: 1_000 }, () => ping));
     for (let i = 0; i < 200 && stream.writable; i++) stream.write(many);
-    await isWell(leader);
+    await expectStillWorks(leader);
   });
 
   test('that sends nothing at all is disconnected', async () => {
@@ -210,15 +210,20 @@ describe('a client of the server', () => {
 
   test.each<[string, string, number, string]>([
     ['with no token', asks({}), 401, 'token-missing'],
-    ['with a token that is nobody’s', asks(bearer('x')), 401, 'token-refused'],
+    ['with an unknown token', asks(bearer('x')), 401, 'token-refused'],
     ['at another path', asks(bearer(agentToken('a')), '/v1/volumes'), 404, 'path-unknown'],
-    ['in another way', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
+    ['with another method', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
     ['for another protocol', asks({ ...bearer(agentToken('a')), upgrade: 'websocket' }), 422, 'agent-protocol-other'],
     ['for a tunnel', 'CONNECT a:1 HTTP/1.1\r\n\r\n', 404, 'path-unknown'],
-    ['for anything else', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
-    ['with nonsense', 'nonsense\r\n\r\n', 400, 'request-malformed'],
+    ['for an unknown path', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
+    ['that is not HTTP', 'nonsense\r\n\r\n', 400, 'request-malformed'],
     ['with long headers', `GET / HTTP/1.1\r\na: ${'x'.repeat(20_000)}\r\n\r\n`, 431, 'request-malformed'],
-    ['with an expectation', 'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n', 417, 'expectation-unsupported'],
+    [
+      'with an Expect header',
+      'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n',
+      417,
+      'expectation-unsupported',
+    ],
   ])('%s is refused', async (_, request, status, reason) => {
     const leader = await it.open();
     const answer = await said(leader, request);
@@ -263,7 +268,7 @@ describe('a client of the server', () => {
     const leader = await it.open({ handle: (_, response) => response.end('here') });
     const before = await dialled(leader);
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.door.use(renewed);
+    leader.tlsServer.use(renewed);
     await expect(dialled(leader)).rejects.toThrow();
     await dialled({ ...leader, credential: renewed });
     before.write('GET / HTTP/1.1\r\nconnection: close\r\n\r\n');

@@ -40,13 +40,13 @@ const maxConnections = 16_384;
 
 export function createTlsServer({
   clock,
-  onUpgrade: turn,
+  onUpgrade,
   onRequest: handle = refuseUnknownPath,
 }: TlsServerOptions): TlsServer {
   const server = createServer({ ...limits, minVersion: 'TLSv1.2' });
   server.maxConnections = maxConnections;
   server.on('request', handle);
-  server.on('upgrade', turn);
+  server.on('upgrade', onUpgrade);
   server.on('connect', (_request, socket) => {
     socket.on('error', () => undefined);
     refuseOnSocket(socket, pathUnknown());

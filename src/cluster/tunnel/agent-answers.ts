@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
-import { harmlessPart } from '#base/terminal-safe.ts';
+import { terminalSafeExcerpt } from '#base/terminal-safe.ts';
 import { isErrorCode } from '#core/error-codes.ts';
 import { reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, AnswerTooLong, ConnectionLost } from './exchange.ts';
@@ -22,7 +22,7 @@ export function agentLost(node: string, thrown: unknown): unknown {
       action: "The agent continues what it has started. Try again; if the problem persists, check that agent's log.",
     });
   }
-  if (thrown instanceof AnswerTooLong) return unreadable(node, thrown.message, thrown);
+  if (thrown instanceof AnswerTooLong) return unreadableAnswer(node, thrown.message, thrown);
   if (!(thrown instanceof ConnectionLost)) return thrown;
   return new StowageError(`the connection to the agent of node ${node} was lost before it answered`, {
     code: 'unavailable',
@@ -32,7 +32,7 @@ export function agentLost(node: string, thrown: unknown): unknown {
   });
 }
 
-const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
+export const unreadableAnswer = (node: string, why: string, cause?: unknown): StowageError =>
   new StowageError(`the agent of node ${node} gave an answer that cannot be read: ${why}`, {
     code: 'internal',
     reason: 'agent-answer-unreadable',
@@ -44,7 +44,7 @@ const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
 export function parsedAnswer(node: string, { status, text }: Answer): unknown {
   const body = parsed(node, status, text);
   if (status >= 200 && status < 300) return body;
-  throw problem(body) ?? unreadable(node, `status ${status}`);
+  throw problem(body) ?? unreadableAnswer(node, `status ${status}`);
 }
 
 function parsed(node: string, status: number, text: string): unknown {
@@ -52,15 +52,15 @@ function parsed(node: string, status: number, text: string): unknown {
   try {
     return JSON.parse(text);
   } catch (cause) {
-    throw unreadable(node, `it is not JSON (status ${status})`, cause);
+    throw unreadableAnswer(node, `it is not JSON (status ${status})`, cause);
   }
 }
 
 const reasonPattern = new RegExp(reasonGrammar);
 
-/** An agent is not trusted with the controller's log and Events, so its texts are made harmless. */
+/** An agent is not trusted with the controller's log and Events, so its texts are escaped and shortened. */
 function problem(body: unknown): StowageError | undefined {
   const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
   if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;
-  return relayed(harmlessPart(detail), { code, reason, action: harmlessPart(action) });
+  return relayed(terminalSafeExcerpt(detail), { code, reason, action: terminalSafeExcerpt(action) });
 }

@@ -29,7 +29,7 @@ describe('an agent', () => {
     const leader = await it.open();
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
-    // As one is that has no address.
+    // An EndpointSlice without an address.
     it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, {
       metadata: { name: 'stowage-leader' },
       addressType: 'IPv4',
@@ -56,15 +56,15 @@ describe('an agent', () => {
     it.lead(leader);
     it.link({ api: ok });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    const told: string[] = [];
-    onTestFinished(leader.agents.follow((node) => told.push(node)));
+    const agentChanges: string[] = [];
+    onTestFinished(leader.agents.follow((node) => agentChanges.push(node)));
     it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
     const renewed = makeCredential(serverNames(testNamespace), Date.now());
-    leader.door.use(renewed);
+    leader.tlsServer.use(renewed);
     const after: OpenedServer = { ...leader, credential: renewed };
     it.lead(after);
     expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
-    expect(told).toEqual([]);
+    expect(agentChanges).toEqual([]);
     expect(it.reviewed).toEqual(['node-1']);
   });
 
@@ -73,7 +73,7 @@ describe('an agent', () => {
     it.lead(leader);
     it.link({ api: ok });
     writeFileSync(it.tokenFile, agentToken(''));
-    // The first may have been read before.
+    // The agent may have read the first token before.
     await eventually(() => it.reviewed.length).toBeGreaterThan(0);
     writeFileSync(it.tokenFile, agentToken('node-7'));
     await eventually(() => leader.agents.nodes()).toContain('node-7');
@@ -121,7 +121,7 @@ describe('an agent', () => {
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
-      // The first is answered when its ping was read, and the second is asked when that was answered.
+      // The peer answers the first ping after it has read it, and only then the agent sends the second one.
       for (let n = 0; n < 2; n++) expect(await leader.agents.call('node-1', get, scopeOf())).toEqual({});
     }
     way.freeze();
@@ -144,7 +144,7 @@ describe('an agent', () => {
 });
 
 describe('a hostile leader', () => {
-  /** Turns every agent round, and has it. */
+  /** Upgrades the connection of every agent, and returns its HTTP/2 session. */
   async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
     const credential = makeCredential(serverNames(testNamespace), Date.now());
     const got = Promise.withResolvers<ClientHttp2Session>();
@@ -174,30 +174,30 @@ describe('a hostile leader', () => {
     return await promise;
   }
 
-  // Some by Node's HTTP/2 itself, with a code of its own in place of an answer.
+  // Node's HTTP/2 refuses some of them itself, with an error code instead of an answer.
   test.each<[string, Record<string, string>, number]>([
-    ['what is not of the API', { ':path': '/metrics' }, 404],
-    ['what only begins like it', { ':path': '/v1' }, 404],
-    ['another address', { ':path': 'http://elsewhere/v1/x' }, 1],
-    ['a method that is none', { ':path': '/v1/status', ':method': 'TRACE' }, 404],
-    ['a store of its own', { ':path': '/v1/stores', ':method': 'POST' }, 404],
-    ['a store less', { ':path': '/v1/stores/local', ':method': 'DELETE' }, 404],
-    ['all directories of a store', { ':path': '/v1/stores/local/adopt', ':method': 'POST' }, 404],
+    ['a path outside the API', { ':path': '/metrics' }, 404],
+    ['a path that is only a prefix', { ':path': '/v1' }, 404],
+    ['an absolute URL', { ':path': 'http://elsewhere/v1/x' }, 1],
+    ['an unknown method', { ':path': '/v1/status', ':method': 'TRACE' }, 404],
+    ['the creation of a store', { ':path': '/v1/stores', ':method': 'POST' }, 404],
+    ['the removal of a store', { ':path': '/v1/stores/local', ':method': 'DELETE' }, 404],
+    ['the adoption of all directories', { ':path': '/v1/stores/local/adopt', ':method': 'POST' }, 404],
     ['a mount', { ':path': '/v1/volumes/a/mount', ':method': 'POST' }, 404],
-    ['the end of a mount', { ':path': '/v1/volumes/a/unmount', ':method': 'POST' }, 404],
-    ['a mount, by another way', { ':path': '/v1/volumes/a%2Fmount/../mount', ':method': 'POST' }, 404],
-    ['a mount, with more behind it', { ':path': '/v1/volumes/a/mount?expand', ':method': 'POST' }, 404],
-    ['a change that has a query', { ':path': '/v1/volumes/a?force=true', ':method': 'DELETE' }, 404],
-    ['a use to be forgotten', { ':path': '/v1/volumes/a/uses/b', ':method': 'DELETE' }, 404],
-    ['what is in the trash', { ':path': '/v1/trash/a', ':method': 'DELETE' }, 404],
+    ['an unmount', { ':path': '/v1/volumes/a/unmount', ':method': 'POST' }, 404],
+    ['a mount, with dot segments in the path', { ':path': '/v1/volumes/a%2Fmount/../mount', ':method': 'POST' }, 404],
+    ['a mount, with a query', { ':path': '/v1/volumes/a/mount?expand', ':method': 'POST' }, 404],
+    ['a change with a query', { ':path': '/v1/volumes/a?force=true', ':method': 'DELETE' }, 404],
+    ['the release of a use record', { ':path': '/v1/volumes/a/uses/b', ':method': 'DELETE' }, 404],
+    ['a purge of the trash', { ':path': '/v1/trash/a', ':method': 'DELETE' }, 404],
     ['a token', { ':path': '/v1/tokens', ':method': 'POST' }, 404],
-    ['its tokens', { ':path': '/v1/tokens' }, 404],
-    ['other data paths', { ':path': '/v1/client/upgrade', ':method': 'POST' }, 404],
-    ['a volume with no name', { ':path': '/v1/volumes/', ':method': 'DELETE' }, 404],
-    ['a volume of two names', { ':path': '/v1/volumes/a/b', ':method': 'DELETE' }, 404],
-    ['what lies above', { ':path': '/v1/volumes/%2e%2E/rename', ':method': 'POST' }, 404],
-    ['what lies above, in other words', { ':path': '/v1/stores/..' }, 404],
-    ['what lies above, and more', { ':path': '/v1/volumes/.?limit=1' }, 404],
+    ['the list of tokens', { ':path': '/v1/tokens' }, 404],
+    ['an upgrade of the data paths', { ':path': '/v1/client/upgrade', ':method': 'POST' }, 404],
+    ['a volume with an empty name', { ':path': '/v1/volumes/', ':method': 'DELETE' }, 404],
+    ['a volume name with a slash', { ':path': '/v1/volumes/a/b', ':method': 'DELETE' }, 404],
+    ['a parent path, percent-encoded', { ':path': '/v1/volumes/%2e%2E/rename', ':method': 'POST' }, 404],
+    ['a parent path', { ':path': '/v1/stores/..' }, 404],
+    ['the same path, with a query', { ':path': '/v1/volumes/.?limit=1' }, 404],
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
   ])('that asks for %s is refused', async (_, headers, status) => {
@@ -279,7 +279,7 @@ describe('a hostile leader', () => {
     it.link({ api });
     const stream = (await session).request({ ':method': 'POST', ':path': '/v1/volumes' });
     stream.on('error', () => undefined).resume();
-    // It never ends.
+    // The request never ends.
     stream.write(Buffer.alloc(100_000, 'x'));
     const [answer] = await once(stream, 'response');
     expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);

@@ -17,7 +17,7 @@ async function bodyOf(request: IncomingMessage): Promise<string> {
   const chunks = await Array.fromAsync(request as AsyncIterable<Buffer>);
   return Buffer.concat(chunks).toString('utf8');
 }
-/** Says what it was asked. */
+/** An API that answers with the request. */
 const echo: RequestListener = (request, response) => {
   void bodyOf(request).then((body) => {
     const { method, url, headers } = request;
@@ -114,20 +114,20 @@ describe('a connected agent', () => {
 
   test('is reported to followers, as long as they follow', async () => {
     const leader = await it.open();
-    const told: string[] = [];
+    const agentChanges: string[] = [];
     leader.agents.follow(() => {
       throw new Error('not your concern');
     });
-    const end = leader.agents.follow((node) => told.push(`${node} ${leader.agents.nodes().length}`));
+    const end = leader.agents.follow((node) => agentChanges.push(`${node} ${leader.agents.nodes().length}`));
     it.lead(leader);
     const link = it.link({ api: echo });
-    await eventually(() => told).toEqual(['node-1 1']);
+    await eventually(() => agentChanges).toEqual(['node-1 1']);
     await link[Symbol.asyncDispose]();
-    await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
+    await eventually(() => agentChanges).toEqual(['node-1 1', 'node-1 0']);
     end();
     it.link({ api: echo });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    expect(told).toHaveLength(2);
+    expect(agentChanges).toHaveLength(2);
   });
 });
 
@@ -226,7 +226,7 @@ describe('an agent that does not answer', () => {
     it.lead(leader, way.port);
     it.link({ api: echo });
     await eventually(() => leader.agents.nodes()).toEqual(['node-1']);
-    // It answers, and goes on.
+    // The agent answers, and the connection stays.
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
       expect(await leader.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });

@@ -58,7 +58,7 @@ export function createConnectedAgents({
       maxHeaderListPairs: 64,
       settings: { enablePush: false, maxHeaderListSize: 16 * 1024 },
     });
-    const pings = keepPinging(session, clock, () => log.warn('an agent does not answer any more', { node }));
+    const pings = keepPinging(session, clock, () => log.warn('an agent stopped answering', { node }));
     const line: AgentConnection = { order, session, end: () => session.destroy() };
     openConnections.add(line);
     session.on('error', (error) => log.debug('the connection of an agent failed', { node, error }));
@@ -131,7 +131,7 @@ export function createConnectedAgents({
 }
 
 function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
-  if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
+  if (agentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
   return {
     ':method': method,
     ':path': path,

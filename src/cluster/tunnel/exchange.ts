@@ -1,4 +1,5 @@
 import { type ClientHttp2Session, constants, type OutgoingHttpHeaders } from 'node:http2';
+import { onAbort } from '#base/aborted.ts';
 
 export interface ExchangeRequest {
   readonly headers: OutgoingHttpHeaders;
@@ -38,7 +39,6 @@ export async function exchange(
     reject(error);
     stream.close(constants.NGHTTP2_CANCEL);
   };
-  const stop = (): void => fail(signal.reason);
   stream.on('error', (cause) => reject(new ConnectionLost('the request failed', { cause })));
   stream.on('response', (headers) => {
     status = headers[':status'] ?? 0;
@@ -57,13 +57,9 @@ export async function exchange(
       resolve({ status, text: Buffer.concat(chunks).toString('utf8') });
     else reject(new ConnectionLost('the connection ended'));
   });
-  signal.addEventListener('abort', stop, { once: true });
-  try {
-    stream.end(out.body);
-    return await promise;
-  } finally {
-    signal.removeEventListener('abort', stop);
-  }
+  using _ = onAbort(signal, () => fail(signal.reason));
+  stream.end(out.body);
+  return await promise;
 }
 
 function openRequest(session: ClientHttp2Session, { headers }: ExchangeRequest) {

@@ -2,10 +2,12 @@ import { readFile } from 'node:fs/promises';
 import { request as httpRequest, type IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
+import { jsonIn } from '#base/json.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
-import { harmless } from '#base/terminal-safe.ts';
+import { terminalSafe } from '#base/terminal-safe.ts';
 import { upgrade } from '../names.ts';
 
 /** The leader's address, and how to verify its certificate. */
@@ -55,7 +57,7 @@ async function withLeader<T>(
   talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
 ): Promise<T> {
   using limit = to.clock.deadline(ms, signal);
-  // Read each time: the kubelet renews it.
+  // Read the token each time: the kubelet renews it.
   const token = (await readFile(to.tokenFile, { encoding: 'utf8', signal: limit.signal })).trim();
   const socket = connectTls({
     host: to.host,
@@ -66,20 +68,16 @@ async function withLeader<T>(
     // The published authority may be the server's own certificate, whose issuer is not published.
     allowPartialTrustChain: true,
   });
-  const stop = (): void => {
+  using _ = onAbort(limit.signal, () => {
     socket.destroy(limit.signal.reason instanceof Error ? limit.signal.reason : new Error('stopped'));
-  };
-  limit.signal.addEventListener('abort', stop, { once: true });
+  });
   try {
-    if (limit.signal.aborted) stop();
     // Send nothing, above all not the token, before the server's certificate is verified.
     await waitForTls(socket);
     return await talk(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
     throw thrown;
-  } finally {
-    limit.signal.removeEventListener('abort', stop);
   }
 }
 
@@ -137,10 +135,6 @@ async function refusalOf(answer: IncomingMessage): Promise<Error> {
 }
 
 function problemText(text: string): string | undefined {
-  try {
-    const problem = problemIn(JSON.parse(text));
-    return problem && harmless(`${problem.detail}. ${problem.action}`);
-  } catch {
-    return undefined;
-  }
+  const problem = problemIn(jsonIn(text));
+  return problem && terminalSafe(`${problem.detail}. ${problem.action}`);
 }

@@ -7,6 +7,7 @@ import {
 import { type Duplex, Readable } from 'node:stream';
 import { finished, pipeline } from 'node:stream/promises';
 import { type InjectOptions, inject } from 'light-my-request';
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
@@ -53,12 +54,9 @@ export async function serveLeader({ stream, clock, log, api }: ServeLeaderOption
   session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
   session.once('close', () => resolve());
   session.on('stream', (call, headers) => void forwardRequest(call, headers, { api, clock, log }));
-  const stop = (): void => session.destroy();
-  signal.addEventListener('abort', stop, { once: true });
-  if (signal.aborted) stop();
-  using _ = keepPinging(session, clock, () => log.warn('the controller does not answer any more'));
+  using _stop = onAbort(signal, () => session.destroy());
+  using _pings = keepPinging(session, clock, () => log.warn('the controller stopped answering'));
   await promise;
-  signal.removeEventListener('abort', stop);
   stream.destroy();
 }
 

@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 /** The interval of pings, and the timeout for the answer: a silent peer is noticed within 20 s. */
 const pingMs = 10_000;
 
-/** Destroys a session whose peer does not answer any more. */
+/** Destroys a session whose peer stopped answering. */
 export function keepPinging(session: Http2Session, clock: Clock, lost: () => void): Disposable {
   let next: Disposable | undefined;
   let isOver = false;

@@ -57,15 +57,15 @@ function start(
     random: () => 1,
     ...options,
   });
-  const told: string[] = [];
+  const changes: string[] = [];
   cache.on({
-    added: ({ metadata }) => told.push(`added ${metadata.name ?? ''}`),
+    added: ({ metadata }) => changes.push(`added ${metadata.name ?? ''}`),
     changed: ({ metadata, handle }, before) =>
-      told.push(`changed ${metadata.name ?? ''}: ${before.handle} → ${handle}`),
-    deleted: ({ metadata }) => told.push(`deleted ${metadata.name ?? ''}`),
+      changes.push(`changed ${metadata.name ?? ''}: ${before.handle} → ${handle}`),
+    deleted: ({ metadata }) => changes.push(`deleted ${metadata.name ?? ''}`),
   });
   running.push(cache.run({ signal: stop.signal, log }));
-  return { cache, told };
+  return { cache, told: changes };
 }
 const lists = (): number =>
   api.requests.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
@@ -103,7 +103,7 @@ describe('a cache', () => {
     for (let i = 0; i < 200; i++) api.put(path, heavy(`w${1_000 + i}`));
     const made = heldMib();
     await expect.poll(() => cache.size).toBe(700);
-    // What waits in sockets is let go a moment later.
+    // Node frees the buffers of the sockets a moment later.
     await expect.poll(() => heldMib() - made).toBeLessThan(3);
   });
 
@@ -205,7 +205,7 @@ describe('when a watch ends', () => {
       .poll(() => [...told].sort())
       .toEqual(['added comes', 'changed changes: changes → new', 'deleted goes']);
     expect(lists()).toBe(2);
-    // And it is watched from there.
+    // The next watch starts at this version.
     await expect.poll(() => api.watches).toBe(1);
     api.put(path, volume('later'));
     await expect.poll(() => told).toContain('added later');

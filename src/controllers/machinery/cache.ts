@@ -2,7 +2,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import type { KubeClient, Selection } from '#wire/kube/client.ts';
+import type { KubeClient, ObjectSelection } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import type { Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
@@ -40,7 +40,7 @@ export interface Cache<T> {
 export interface CacheOptions<Full extends KubeObject, T extends KubeObject> {
   readonly client: KubeClient;
   readonly resource: Resource<Full>;
-  readonly select?: Selection;
+  readonly select?: ObjectSelection;
   /**
    * Returns what to keep of an object: a new object with the fields in use, and with its name, namespace, uid and resourceVersion
    * (see `identityOf`). Undefined: the cache ignores the object.

@@ -12,7 +12,7 @@ let clock: FakeClock;
 let stop: AbortController;
 let end: AbortController;
 let over: Promise<void>;
-let looked: string[];
+let reconciled: string[];
 let answer: (key: string, scope: Scope) => Promise<Done | Again>;
 
 beforeEach(() => {
@@ -20,7 +20,7 @@ beforeEach(() => {
   stop = new AbortController();
   end = new AbortController();
   over = Promise.resolve();
-  looked = [];
+  reconciled = [];
   answer = () => Promise.resolve(done);
 });
 afterEach(async () => {
@@ -37,7 +37,7 @@ function start(options: Partial<ControllerOptions> = {}, ...caches: Cache<KubeOb
     clock,
     random: () => 0.5,
     reconcile: async (key, given) => {
-      looked.push(key);
+      reconciled.push(key);
       return await answer(key, given);
     },
     ...options,
@@ -56,21 +56,21 @@ describe('the outcome of a reconcile', () => {
   const retry = 375; // Between 250 and 500.
   const terminal = 900_000;
   test.each<[string, () => Promise<Done | Again>, number | undefined, string]>([
-    ['that is done with', () => Promise.resolve(done), undefined, 'done'],
-    ['that is to be looked at later', () => Promise.resolve(again(7_000)), 7_000, 'again'],
+    ['that is done', () => Promise.resolve(done), undefined, 'done'],
+    ['that asks for a later run', () => Promise.resolve(again(7_000)), 7_000, 'again'],
     ['whose store is down', () => Promise.reject(stowage('unavailable')), retry, 'retried'],
-    ['that another operation has', () => Promise.reject(stowage('busy')), retry, 'retried'],
-    ['that met a fault', () => Promise.reject(new Error('a fault')), retry, 'retried'],
-    ['that is not valid', () => Promise.reject(stowage('invalid')), terminal, 'terminal'],
-    ['for which there is no room', () => Promise.reject(stowage('exhausted')), terminal, 'terminal'],
-    ['that changed meanwhile', () => Promise.reject(refused(409, 'Conflict')), retry, 'retried'],
-    ['that is there already', () => Promise.reject(refused(409, 'AlreadyExists')), retry, 'retried'],
-    ['that is gone', () => Promise.reject(refused(404, 'NotFound')), retry, 'retried'],
-    ['that is forbidden', () => Promise.reject(refused(403, 'Forbidden')), retry, 'retried'],
-    ['the API server is busy', () => Promise.reject(refused(429, 'TooManyRequests', 9_000)), 9_000, 'retried'],
-    ['the API server fails', () => Promise.reject(refused(500, 'InternalError')), retry, 'retried'],
-    ['the API server does not take', () => Promise.reject(refused(422, 'Invalid')), terminal, 'terminal'],
-    ['the connection broke', () => Promise.reject(new KubeError('x', { failure: 'lost' })), retry, 'retried'],
+    ['that another operation blocks', () => Promise.reject(stowage('busy')), retry, 'retried'],
+    ['that hits a bug', () => Promise.reject(new Error('a fault')), retry, 'retried'],
+    ['of an invalid request', () => Promise.reject(stowage('invalid')), terminal, 'terminal'],
+    ['that lacks space', () => Promise.reject(stowage('exhausted')), terminal, 'terminal'],
+    ['whose object changed meanwhile', () => Promise.reject(refused(409, 'Conflict')), retry, 'retried'],
+    ['whose object already exists', () => Promise.reject(refused(409, 'AlreadyExists')), retry, 'retried'],
+    ['whose object is gone', () => Promise.reject(refused(404, 'NotFound')), retry, 'retried'],
+    ['that the API server forbids', () => Promise.reject(refused(403, 'Forbidden')), retry, 'retried'],
+    ['while the API server is busy', () => Promise.reject(refused(429, 'TooManyRequests', 9_000)), 9_000, 'retried'],
+    ['while the API server fails', () => Promise.reject(refused(500, 'InternalError')), retry, 'retried'],
+    ['whose object the API server rejects', () => Promise.reject(refused(422, 'Invalid')), terminal, 'terminal'],
+    ['whose connection broke', () => Promise.reject(new KubeError('x', { failure: 'lost' })), retry, 'retried'],
   ])('%s', async (_what, work, afterMs, counted) => {
     answer = work;
     const failures: unknown[] = [];
@@ -82,10 +82,10 @@ describe('the outcome of a reconcile', () => {
     if (afterMs === undefined) return;
     clock.advance(afterMs - 1);
     await settled();
-    expect(looked).toEqual(['a']);
+    expect(reconciled).toEqual(['a']);
     clock.advance(1);
     await settled();
-    expect(looked).toEqual(['a', 'a']);
+    expect(reconciled).toEqual(['a', 'a']);
   });
 
   test('that succeeds resets the backoff', async () => {
@@ -128,7 +128,7 @@ test('a group that hangs does not delay other groups', async () => {
   for (let i = 0; i < 10; i++) controller.add(`slow/${i}`);
   for (let i = 0; i < 3; i++) controller.add(`quick/${i}`);
   await settled();
-  expect(looked.filter((key) => key.startsWith('quick'))).toEqual(['quick/0', 'quick/1', 'quick/2']);
+  expect(reconciled.filter((key) => key.startsWith('quick'))).toEqual(['quick/0', 'quick/1', 'quick/2']);
   resolve(done);
   await settled();
   expect(controller.counts().done).toBe(13);
@@ -137,19 +137,19 @@ test('a group that hangs does not delay other groups', async () => {
 describe('a controller that follows caches', () => {
   function cacheOf(...objects: KubeObject[]) {
     const sync = Promise.withResolvers<void>();
-    let told: Handlers<KubeObject> = {};
+    let handlers: Handlers<KubeObject> = {};
     const cache = {
       whenSynced: (signal: AbortSignal) => {
         signal.addEventListener('abort', () => sync.reject(signal.reason));
         return sync.promise;
       },
-      on: (handlers: Handlers<KubeObject>) => {
-        told = handlers;
-        for (const one of objects) handlers.added?.(one);
+      on: (registered: Handlers<KubeObject>) => {
+        handlers = registered;
+        for (const one of objects) registered.added?.(one);
         return { [Symbol.dispose]: () => undefined };
       },
     } as unknown as Cache<KubeObject>;
-    return { cache, sync, tell: (call: (handlers: Handlers<KubeObject>) => void) => call(told) };
+    return { cache, sync, tell: (call: (handlers: Handlers<KubeObject>) => void) => call(handlers) };
   }
   const object = (name: string, namespace = 'ns'): KubeObject => ({ metadata: { name, namespace } });
 
@@ -158,10 +158,10 @@ describe('a controller that follows caches', () => {
     start({}, one.cache, two.cache);
     one.sync.resolve();
     await settled();
-    expect(looked).toEqual([]);
+    expect(reconciled).toEqual([]);
     two.sync.resolve();
     await settled();
-    expect(looked).toEqual(['ns/a', 'ns/b']);
+    expect(reconciled).toEqual(['ns/a', 'ns/b']);
   });
 
   test('reconciles changed and deleted objects', async () => {
@@ -172,7 +172,7 @@ describe('a controller that follows caches', () => {
     tell((handlers) => handlers.changed?.(object('new'), object('old')));
     tell((handlers) => handlers.deleted?.(object('gone')));
     await settled();
-    expect(looked).toEqual(['ns/old', 'ns/new', 'ns/gone']);
+    expect(reconciled).toEqual(['ns/old', 'ns/new', 'ns/gone']);
   });
 
   test('can be stopped before the caches are synced', async () => {

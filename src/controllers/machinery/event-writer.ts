@@ -16,9 +16,9 @@ export interface CountedReport {
 /** Writes Events without retries. */
 export interface EventWriter {
   /** Returns the name of the Event. */
-  create(meant: CountedReport, signal: AbortSignal): Promise<string>;
-  /** Updates the count of the Event. Returns false if the Event does not exist any more. */
-  updateSeries(name: string, meant: CountedReport, signal: AbortSignal): Promise<boolean>;
+  create(counted: CountedReport, signal: AbortSignal): Promise<string>;
+  /** Updates the count of the Event. Returns false if the Event no longer exists. */
+  updateSeries(name: string, counted: CountedReport, signal: AbortSignal): Promise<boolean>;
 }
 
 /** The limits of the API server. */

@@ -167,10 +167,10 @@ describe('a repeated report', () => {
 });
 
 describe('the last report of a subject', () => {
-  const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
-  const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
+  const unhealthy = report({ reason: 'Abnormal', action: 'Monitor', note: 'unhealthy' });
+  const healthy = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'healthy again' });
   const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
-  /** As people see it who sort by time. */
+  /** The note of the newest Event, if a user sorts them by time. */
   const newest = async (): Promise<string | undefined> =>
     (await written()).toSorted((a, b) => (timeOf(a) < timeOf(b) ? -1 : 1)).at(-1)?.note;
 
@@ -178,18 +178,18 @@ describe('the last report of a subject', () => {
     events.report(what);
     await expect.poll(() => events.waiting).toBe(0);
   }
-  /** Whatever is due is written when it is. */
+  /** Reports another Event, so that all Events that are due are written, too. */
   const sayOther = (events: Events): Promise<void> => say(events, report({ reason: 'Other', action: 'Other' }));
 
   test('is written again if its opposite was reported in between, although it was written minutes ago', async () => {
     const events = start();
-    await say(events, ill);
+    await say(events, unhealthy);
     clock.advance(60_000);
-    await say(events, well);
+    await say(events, healthy);
     clock.advance(60_000);
-    await say(events, ill);
+    await say(events, unhealthy);
     expect(writes()).toBe(3);
-    expect(await newest()).toBe('ill');
+    expect(await newest()).toBe('unhealthy');
   });
 
   test('is written when it is due, without another report', async () => {
@@ -205,7 +205,7 @@ describe('the last report of a subject', () => {
     const all = (await written()).filter(({ reason }) => reason !== 'Other');
     expect(all.map(({ note, eventTime }) => [note, eventTime])).toEqual([
       ['add the label', '2026-01-01T00:00:00.000000Z'],
-      // When it was so, not when there was time to write it.
+      // The time of the report, not of the write.
       ['no room', '2026-01-01T00:00:30.000000Z'],
     ]);
   });
@@ -228,12 +228,12 @@ describe('the last report of a subject', () => {
   test('is written twice a minute if it changes each second, and is right in the end', async () => {
     const events = start();
     for (let second = 0; second < 121; second++) {
-      await say(events, second % 2 === 0 ? ill : well);
+      await say(events, second % 2 === 0 ? unhealthy : healthy);
       clock.advance(1_000);
     }
     expect(writes()).toBeLessThanOrEqual(10);
     clock.advance(30_000);
-    await expect.poll(newest).toBe('ill');
+    await expect.poll(newest).toBe('unhealthy');
     await expect.poll(() => events.waiting).toBe(0);
     const before = writes();
     clock.advance(600_000);
@@ -243,23 +243,23 @@ describe('the last report of a subject', () => {
 
   test('stays the last: an earlier delayed report is dropped', async () => {
     const events = start();
-    await say(events, ill);
-    await say(events, { ...ill, note: 'still ill' });
-    await say(events, well);
+    await say(events, unhealthy);
+    await say(events, { ...unhealthy, note: 'still unhealthy' });
+    await say(events, healthy);
     expect(writes()).toBe(2);
     clock.advance(300_000);
     await sayOther(events);
-    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'healthy again', 'no room']);
+    expect((await written()).map(({ note }) => note)).toEqual(['unhealthy', 'healthy again', 'no room']);
   });
 
   test('stays the last if it is a warning that was written first', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
-    for (const what of [well, ill]) events.report(what);
+    for (const what of [healthy, unhealthy]) events.report(what);
     const other = { ...claim, uid: 'u2' };
-    events.report({ ...well, regarding: other, note: 'another' });
+    events.report({ ...healthy, regarding: other, note: 'another' });
     over = events.run({ signal: end.signal, log: silentLog() });
     await expect.poll(() => events.waiting).toBe(0);
-    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'another']);
+    expect((await written()).map(({ note }) => note)).toEqual(['unhealthy', 'another']);
   });
 
   test('is delayed only for as many subjects as are remembered', async () => {
@@ -268,7 +268,7 @@ describe('the last report of a subject', () => {
     await say(events, report({ note: 'no server' }));
     const before = events.dropped;
     for (let i = 0; i < 4_096; i++) events.report(report({ regarding: { ...claim, uid: `other-${i}` } }));
-    // All but the last that waits, and the one that was held back.
+    // All except the last one, which waits, and the one whose write was delayed.
     expect(events.dropped - before).toBe(4_095 + 1);
     await expect.poll(() => events.waiting).toBe(0);
     clock.advance(300_000);

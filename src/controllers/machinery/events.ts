@@ -1,9 +1,9 @@
-import { waitAfter } from '#base/back-off.ts';
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { isTransient, KubeError } from '#wire/kube/errors.ts';
 import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
+import { createEventDelivery, type Subject, type Topic } from './event-delivery.ts';
 import { createEventWriter } from './event-writer.ts';
 
 /** An Event to report. Of those with the same `regarding`, `related` and `action`, only the last one is true. */
@@ -55,7 +55,6 @@ const changeMs = 30_000;
 const rememberedMs = 3_600_000;
 /** How many subjects to remember; each has only a few reasons. */
 const maxRemembered = 4_096;
-const maxAttempts = 8;
 /**
  * Normal Events are written in a burst of this size, then one per `paceMs`. After creating hundreds of claims, people look at one or two of
  * them, and binding all of them needs the same API server.
@@ -63,32 +62,9 @@ const maxAttempts = 8;
 const burst = 10;
 const paceMs = 100;
 
-/** The same `regarding`, `related` and `action`: only one reason is true at a time. */
-interface Subject {
-  readonly topics: Map<string, Topic>;
-  /** The last one reported. */
-  newest: Topic | undefined;
-  /** The highest `turn` that is written. */
-  written: number;
-}
-
-/** One reason on one subject. */
-interface Topic {
-  readonly subject: Subject;
-  report: Report;
-  /** The number of its last report among all reports. */
-  turn: number;
-  reportedAt: number;
-  /** How often it was reported. */
-  count: number;
-  /** The last Event written for it, if any. */
-  written: { readonly name: string; readonly note: string; readonly at: number } | undefined;
-  isWaiting: boolean;
-}
-
 export function createEvents(options: EventsOptions): Events {
   const { clock, random = Math.random, maxWaiting = 1_000 } = options;
-  const writer = createEventWriter(options);
+  const deliver = createEventDelivery({ writer: createEventWriter(options), clock, random });
   /** Ordered by last report, the oldest first. */
   const subjects = new Map<string, Subject>();
   const urgent: Topic[] = [];
@@ -102,27 +78,27 @@ export function createEvents(options: EventsOptions): Events {
 
   function subjectOf(report: Report): Subject {
     const key = keyOf(report);
-    const matter = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    const subject = subjects.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
     subjects.delete(key);
-    subjects.set(key, matter);
+    subjects.set(key, subject);
     for (const [oldest, { topics }] of subjects) {
       if (subjects.size <= maxRemembered) break;
       subjects.delete(oldest);
       for (const topic of topics.values()) if (delayed.delete(topic)) dropped++;
     }
-    return matter;
+    return subject;
   }
 
   function remember(report: Report): Topic {
-    const matter = subjectOf(report);
+    const subject = subjectOf(report);
     const key = `${report.type} ${report.reason}`;
-    const known = matter.topics.get(key);
+    const known = subject.topics.get(key);
     const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
     const now = { report, turn: ++turns, reportedAt: clock.now() };
     if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
     if (known !== undefined) delayed.delete(known);
-    const topic: Topic = { ...now, subject: matter, count: 1, written: undefined, isWaiting: false };
-    matter.topics.set(key, topic);
+    const topic: Topic = { ...now, subject, count: 1, written: undefined, isWaiting: false };
+    subject.topics.set(key, topic);
     return topic;
   }
 
@@ -166,43 +142,6 @@ export function createEvents(options: EventsOptions): Events {
     return nextAt - now;
   }
 
-  async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { subject: matter, written, report: current, turn, count } = topic;
-    const { note } = current;
-    const at = clock.elapsed();
-    const meant = { report: current, count, at: topic.reportedAt };
-    // The note of an Event is immutable, so another note needs another Event.
-    if (written?.note === note && (await writer.updateSeries(written.name, meant, signal)))
-      topic.written = { ...written, at };
-    else {
-      const name = await writer.create(meant, signal);
-      topic.written = { name, note, at };
-      topic.count -= count - 1;
-    }
-    matter.written = turn;
-  }
-
-  /** Retries transient errors a few times, so that a restart of the API server loses no Events. Other errors are final. */
-  async function deliver(topic: Topic, { signal, log }: Scope): Promise<void> {
-    topic.isWaiting = false;
-    // A newer warning was written first; or this report was already written, with its latest count.
-    if (topic.turn <= topic.subject.written) return;
-    for (let failures = 1; ; failures++) {
-      try {
-        return await write(topic, signal);
-      } catch (error) {
-        if (signal.aborted) return;
-        const isWorthIt = error instanceof KubeError && isTransient(error) && failures < maxAttempts;
-        if (!isWorthIt) {
-          dropped++;
-          return log.debug('an Event was not written', { reason: topic.report.reason, error });
-        }
-        const backOffMs = waitAfter(failures, { firstMs: 1_000, mostMs: 30_000, random });
-        await clock.sleep(Math.max(error.retryAfterMs, backOffMs), signal).catch(() => undefined);
-      }
-    }
-  }
-
   return {
     report,
     get waiting() {
@@ -212,8 +151,7 @@ export function createEvents(options: EventsOptions): Events {
       return dropped;
     },
     run: async (scope) => {
-      const wakeUp = (): void => wake?.();
-      scope.signal.addEventListener('abort', wakeUp, { once: true });
+      using _ = onAbort(scope.signal, () => wake?.());
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
         const heldMs = release();
@@ -229,10 +167,9 @@ export function createEvents(options: EventsOptions): Events {
         const topic = urgent.shift() ?? pace.taken(waiting.shift());
         if (topic === undefined) continue;
         inFlight = 1;
-        await deliver(topic, scope);
+        if (!(await deliver(topic, scope))) dropped++;
         inFlight = 0;
       }
-      scope.signal.removeEventListener('abort', wakeUp);
     },
   };
 }

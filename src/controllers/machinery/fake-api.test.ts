@@ -1,7 +1,7 @@
 import { kubeContract } from '#testing/contracts/kube.ts';
 import { startKubeApi } from '#testing/fakes/kube-api.ts';
 
-// What the other tests rely upon, which use the same API server in memory.
+// Other tests rely on this contract: they use the same API server in memory.
 kubeContract('an API server in memory', async () => {
   const api = await startKubeApi();
   return {

@@ -18,7 +18,7 @@ interface Candidate extends AsyncDisposable {
   readonly clock: WaitedClock;
   readonly stop: AbortController;
   readonly end: AbortController;
-  /** Whether its work is under way. */
+  /** Whether its work is running. */
   readonly isWorking: boolean;
   readonly warnings: readonly string[];
   readonly over: Promise<unknown>;
@@ -82,11 +82,11 @@ async function lease(): Promise<Lease> {
   return await client.get(leases, { namespace: 'stowage', name: 'controller' }, new AbortController().signal);
 }
 const writes = (): number => api.requests.filter((one) => one.startsWith('PUT')).length;
-/** It sleeps until its next renewal, or its next look. */
+/** Waits until the candidate sleeps before its next renewal or its next read of the Lease. */
 const asleep = (one: Candidate): Promise<void> => expect.poll(() => one.clock.sleeping.length, { interval: 5 }).toBe(1);
 const leads = (one: Candidate): Promise<void> => expect.poll(() => one.isWorking, { interval: 5 }).toBe(true);
 
-/** Two seconds, with everything that belongs to them. */
+/** Advances the candidate by two seconds, and waits until it sleeps again. */
 async function tick(one: Candidate): Promise<void> {
   await asleep(one);
   const { length } = one.clock.slept;
@@ -94,7 +94,7 @@ async function tick(one: Candidate): Promise<void> {
   await expect.poll(() => one.clock.slept.length, { interval: 5 }).toBeGreaterThan(length);
 }
 
-/** The API server answers nobody but the test. */
+/** Makes the API server ignore all clients but the test. */
 function silence(which: (line: string) => boolean = () => true): void {
   api.intercept = (request) =>
     request.headers['user-agent'] !== 'test' && which(`${request.method ?? ''} ${request.headers['user-agent'] ?? ''}`);
@@ -141,8 +141,8 @@ describe('of several candidates', () => {
 });
 
 describe('a leader that stops renewing', () => {
-  test('is replaced after nobody saw a renewal for the duration of its Lease, whatever the clocks say', async () => {
-    // By its own clock it renewed years ahead, or long ago.
+  test('is replaced after no process saw a renewal for the duration of its Lease, whatever the clocks say', async () => {
+    // Its clock is years ahead, or far behind.
     for (const renewTime of ['2036-01-01T00:00:00.000000Z', '2016-01-01T00:00:00.000000Z']) {
       api.put(path, {
         metadata: { name: 'controller' },
@@ -424,7 +424,7 @@ describe('the end', () => {
 describe('a note on the Lease', () => {
   const annotation = 'stowage.dev/test';
   const noteOf = async (): Promise<string | undefined> => (await lease()).metadata.annotations?.[annotation];
-  /** Adds a word at the end. */
+  /** Appends a word to the note. */
   const adding = (word: string, waiting?: string): LeaseNote => ({
     annotation,
     whileWaiting: async (text) =>
@@ -447,7 +447,7 @@ describe('a note on the Lease', () => {
     const first = (holder: string): Lease | undefined => bodies.find(({ spec }) => spec?.holderIdentity === holder);
     expect(first('a')?.metadata.annotations).toEqual({ [annotation]: 'a' });
     expect(first('b')?.metadata.annotations).toEqual({ [annotation]: 'a b' });
-    // Every later call leaves it as it is.
+    // Later calls do not change it.
     await tick(b);
     await tick(b);
     expect(await noteOf()).toBe('a b');

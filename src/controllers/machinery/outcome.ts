@@ -22,7 +22,7 @@ export type Failure =
   | { readonly kind: 'stopped' }
   /** The error may be transient. `leastMs` is the delay that the server asked for, or zero. */
   | { readonly kind: 'retry'; readonly leastMs: number }
-  /** A retry is useless until somebody changes something. */
+  /** A retry is useless until an object or the store changes. */
   | { readonly kind: 'terminal' };
 
 export function failureOf(thrown: unknown, signal: AbortSignal): Failure {

@@ -18,7 +18,7 @@ import { createLeader, LeadershipLost } from './leader.ts';
 const { signal } = new AbortController();
 const clock = systemClock();
 
-/** Another way to a server, whose connections can be cut. */
+/** Forwards connections to a server, and can cut them. */
 async function startWay(to: URL): Promise<AsyncDisposable & { readonly port: number; cut(): void }> {
   const open = new Set<Socket>();
   const cut = (): void => {
@@ -73,7 +73,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       down: () => cluster.apiServer.stop(),
       up: () => cluster.apiServer.start(),
       cutWatches: () => Promise.resolve(way.cut()),
-      // What it has in memory begins when it does.
+      // The history in its memory starts with the process.
       forget: async () => {
         await cluster.apiServer.stop();
         await cluster.apiServer.start();
@@ -82,7 +82,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     };
   });
 
-  test('that stands still for longer than a leader waits has never two leaders, and one in the end', async () => {
+  test('that is frozen for longer than a leader waits never has two leaders, and has one in the end', async () => {
     const client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
     const end = new AbortController();
     const scope = { signal: end.signal, log: silentLog() };
@@ -103,9 +103,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await expect.poll(() => working, { timeout: 20_000 }).toBe(1);
     await cluster.apiServer.freeze();
     const frozen = clock.elapsed();
-    // One of them: the others still wait.
+    // The leader gives up; the candidates still wait.
     expect(await Promise.race(all)).toBeInstanceOf(LeadershipLost);
-    // Before the Lease ends for the others.
+    // It does so before the Lease expires for the others.
     expect(clock.elapsed() - frozen).toBeLessThan(15_000);
     expect(working).toBe(0);
     cluster.apiServer.thaw();
@@ -116,7 +116,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     client[Symbol.dispose]();
   }, 120_000);
 
-  describe('what it has', () => {
+  describe('the resources', () => {
     let client: KubeClient;
     beforeAll(async () => {
       client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
@@ -136,7 +136,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       resources.csiStorageCapacities,
       resources.leases,
       resources.events,
-    ])('$plural are where we look for them', async (resource) => {
+    ])('$plural are at the path that the client uses', async (resource) => {
       const path = `/${resource.group === '' ? 'api' : `apis/${resource.group}`}/${resource.version}`;
       const { resources: served } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as {
         readonly resources: readonly { readonly name: string; readonly kind: string; readonly namespaced: boolean }[];
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       for await (const page of client.list(resource, { limit: 1 }, signal)) expect(page.items.length).toBeLessThan(2);
     });
 
-    test('a token is asked for, and reviewed for its audience', async () => {
+    test('TokenRequest and TokenReview work for an audience', async () => {
       const audiences = ['stowage.dev/controller'];
       const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences } };
       const place = { namespace: 'default', name: 'default', subresource: 'token' } as const;
@@ -162,7 +162,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await review({ token, audiences: ['stowage.dev'] })).status?.authenticated).not.toBe(true);
     });
 
-    test('what somebody may do is asked', async () => {
+    test('SubjectAccessReview tells what a user may do', async () => {
       const may = async (user: string): Promise<boolean | undefined> => {
         const resourceAttributes = { group: 'stowage.dev', resource: 'volumes', verb: 'list' };
         const groups = user === 'admin' ? ['system:masters'] : [];

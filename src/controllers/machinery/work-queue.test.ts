@@ -15,25 +15,25 @@ beforeEach(() => {
 
 const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-interface Bench {
+interface TestQueue {
   readonly queue: WorkQueue;
-  /** Every key that was given to a worker, in its order. */
-  readonly begun: string[];
+  /** Every key that a worker got, in order. */
+  readonly startedKeys: string[];
   readonly now: Set<string>;
   finish(key: string): Promise<void>;
   readonly over: Promise<void>;
-  /** Done with a key at once, rather than when the test says so. */
+  /** Ends the work on a key at once, instead of when the test ends it. */
   work: ((key: string, scope: Scope) => Promise<void>) | undefined;
 }
 
-function bench(options: Partial<WorkQueueOptions> = {}): Bench {
+function startTestQueue(options: Partial<WorkQueueOptions> = {}): TestQueue {
   const queue = createWorkQueue({ clock, workers: 4, random: () => 1, ...options });
-  const begun: string[] = [];
+  const startedKeys: string[] = [];
   const now = new Map<string, () => void>();
   const scope = { signal: end.signal, log: silentLog() };
   const over = queue.run(
     async (key, given) => {
-      begun.push(key);
+      startedKeys.push(key);
       if (it.work !== undefined) return await it.work(key, given);
       expect(now.has(key)).toBe(false);
       const { promise, resolve } = Promise.withResolvers<void>();
@@ -43,9 +43,9 @@ function bench(options: Partial<WorkQueueOptions> = {}): Bench {
     scope,
     stop.signal,
   );
-  const it: Bench = {
+  const it: TestQueue = {
     queue,
-    begun,
+    startedKeys,
     over,
     work: undefined,
     get now() {
@@ -61,73 +61,73 @@ function bench(options: Partial<WorkQueueOptions> = {}): Bench {
 
 describe('a key', () => {
   test('added several times runs once', async () => {
-    const it = bench();
+    const it = startTestQueue();
     for (let i = 0; i < 5; i++) it.queue.add('a');
     await settled();
     await it.finish('a');
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
     expect(it.queue).toMatchObject({ waiting: 0, running: 0, delayed: 0 });
   });
 
   test('runs on one worker at a time, and again if it was added meanwhile', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.queue.add('a');
     await settled();
     it.queue.add('a');
     it.queue.add('a');
     await settled();
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
     await it.finish('a');
-    expect(it.begun).toEqual(['a', 'a']);
+    expect(it.startedKeys).toEqual(['a', 'a']);
     await it.finish('a');
-    expect(it.begun).toEqual(['a', 'a']);
+    expect(it.startedKeys).toEqual(['a', 'a']);
   });
 
   test('runs after the shortest requested delay', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.queue.addAfter('a', 5_000);
     it.queue.addAfter('a', 1_000);
     it.queue.addAfter('a', 9_000);
     expect(it.queue.delayed).toBe(1);
     clock.advance(999);
     await settled();
-    expect(it.begun).toEqual([]);
+    expect(it.startedKeys).toEqual([]);
     clock.advance(1);
     await settled();
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
     await it.finish('a');
     clock.advance(10_000);
     await settled();
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
   });
 
   test('that was delayed runs at once when it is added', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.queue.addAfter('a', 5_000);
     it.queue.add('a');
     await settled();
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
     expect(it.queue.delayed).toBe(0);
   });
 
   test('whose delay ends while it is running runs again', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.queue.add('a');
     await settled();
     it.queue.addAfter('a', 1_000);
     clock.advance(1_000);
     await it.finish('a');
-    expect(it.begun).toEqual(['a', 'a']);
+    expect(it.startedKeys).toEqual(['a', 'a']);
   });
 
   test('doubles its own backoff after each failure, up to a limit, and waits at least for the requested time', async () => {
     const waits: string[] = [];
     const timed: FakeClock['after'] = clock.after;
     clock.after = (ms, fire) => {
-      waits.push(`${it.begun.at(-1) ?? ''} ${ms}`);
+      waits.push(`${it.startedKeys.at(-1) ?? ''} ${ms}`);
       return timed(ms, fire);
     };
-    const it = bench({ firstMs: 100, mostMs: 1_000 });
+    const it = startTestQueue({ firstMs: 100, mostMs: 1_000 });
     it.work = (key) => Promise.resolve(it.queue.retry(key, key === 'c' ? 5_000 : 0));
     it.queue.add('a');
     for (let i = 0; i < 5; i++) {
@@ -162,24 +162,24 @@ describe('a key', () => {
   });
 
   test('whose worker throws is retried', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.work = () => Promise.reject(new Error('a fault'));
     it.queue.add('a');
     await settled();
     expect(it.queue).toMatchObject({ running: 0, delayed: 1 });
     clock.advance(500);
     await settled();
-    expect(it.begun).toEqual(['a', 'a']);
+    expect(it.startedKeys).toEqual(['a', 'a']);
   });
 
   test('that is done is forgotten', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.work = (key) => {
       it.queue.forget(key);
       return Promise.resolve();
     };
     for (let i = 0; i < 1_000; i++) it.queue.add(`k${i}`, `g${i}`);
-    while (it.begun.length < 1_000) await settled();
+    while (it.startedKeys.length < 1_000) await settled();
     await settled();
     expect(it.queue).toMatchObject({ waiting: 0, running: 0, delayed: 0 });
   });
@@ -187,20 +187,20 @@ describe('a key', () => {
 
 describe('groups', () => {
   test('take turns', async () => {
-    const it = bench({ workers: 1 });
+    const it = startTestQueue({ workers: 1 });
     for (const key of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) it.queue.add(key, key[0]);
     await settled();
-    // Each may have one beyond the worker that they share.
+    // Each group may have one worker in addition to the shared one.
     expect([...it.now]).toEqual(['a1', 'b1', 'c1']);
     await it.finish('a1');
     await it.finish('b1');
     await it.finish('c1');
     await it.finish('a2');
-    expect(it.begun).toEqual(['a1', 'b1', 'c1', 'a2', 'b2', 'a3']);
+    expect(it.startedKeys).toEqual(['a1', 'b1', 'c1', 'a2', 'b2', 'a3']);
   });
 
   test('cannot get all workers', async () => {
-    const it = bench({ workers: 4, perGroup: 2 });
+    const it = startTestQueue({ workers: 4, perGroup: 2 });
     for (let i = 0; i < 5; i++) it.queue.add(`a${i}`, 'a');
     await settled();
     expect(it.now.size).toBe(2);
@@ -210,18 +210,18 @@ describe('groups', () => {
   });
 
   test('that hang, however many, do not delay other groups', async () => {
-    const it = bench({ workers: 4, perGroup: 2 });
+    const it = startTestQueue({ workers: 4, perGroup: 2 });
     for (let g = 0; g < 20; g++) for (let i = 0; i < 3; i++) it.queue.add(`slow-${g}-${i}`, `slow-${g}`);
     await settled();
     it.queue.add('quick', 'quick');
     await settled();
     expect(it.now.has('quick')).toBe(true);
-    // Bounded by workers and groups.
+    // The number of workers and groups limits the running keys.
     expect(it.now.size).toBeLessThanOrEqual(4 + 21);
   });
 
   test('get a key that moves to them while it waits', async () => {
-    const it = bench({ workers: 1 });
+    const it = startTestQueue({ workers: 1 });
     it.queue.add('a1', 'a');
     it.queue.add('x', 'a');
     await settled();
@@ -232,19 +232,19 @@ describe('groups', () => {
   });
 
   test('free the place of a key that moved to another group while it was running', async () => {
-    const it = bench({ workers: 1 });
+    const it = startTestQueue({ workers: 1 });
     it.queue.add('x', 'a');
     await settled();
     it.queue.add('x', 'b');
     it.queue.add('a1', 'a');
     await it.finish('x');
-    expect(it.begun).toEqual(['x', 'a1', 'x']);
+    expect(it.startedKeys).toEqual(['x', 'a1', 'x']);
   });
 });
 
 describe('the end', () => {
   test('lets running work finish, and starts nothing more', async () => {
-    const it = bench({ workers: 1 });
+    const it = startTestQueue({ workers: 1 });
     it.queue.add('a');
     it.queue.add('b');
     await settled();
@@ -257,11 +257,11 @@ describe('the end', () => {
     expect(isOver).toBe(false);
     await it.finish('a');
     await over;
-    expect(it.begun).toEqual(['a']);
+    expect(it.startedKeys).toEqual(['a']);
   });
 
   test('aborts running work when the signal aborts', async () => {
-    const it = bench();
+    const it = startTestQueue();
     it.work = (_key, { signal }) =>
       new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
     it.queue.add('a');

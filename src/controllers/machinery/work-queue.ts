@@ -1,6 +1,8 @@
+import { onAbort } from '#base/aborted.ts';
 import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { createFairGroups, type FairGroups } from './fair-groups.ts';
 
 /**
  * A queue of keys. Only one worker has a key at a time; a key that is added meanwhile runs again, once. Groups take turns, and no group can
@@ -49,18 +51,11 @@ interface Entry {
   timer: (Disposable & { readonly at: number }) | undefined;
 }
 
-interface Group {
-  readonly waiting: Set<string>;
-  running: number;
-}
-
 export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
   const { clock, workers, perGroup = workers, firstMs = 500, mostMs = 300_000, random = Math.random } = options;
   const entries = new Map<string, Entry>();
-  /** In round-robin order. */
-  const groups = new Map<string, Group>();
+  const groups = createFairGroups({ workers, perGroup });
   let delayed = 0;
-  let running = 0;
   let wake: (() => void) | undefined;
 
   function entryOf(key: string, group: string | undefined): Entry {
@@ -74,26 +69,12 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     return known;
   }
 
-  function groupOf(name: string): Group {
-    const known = groups.get(name);
-    if (known !== undefined) return known;
-    const made: Group = { waiting: new Set(), running: 0 };
-    groups.set(name, made);
-    return made;
-  }
-
-  const dropIfEmpty = (name: string, group: Group): void => {
-    if (group.waiting.size === 0 && group.running === 0) groups.delete(name);
-  };
-
   function regroup(key: string, entry: Entry, group: string): void {
-    const isWaiting = entry.state === 'waiting';
-    const before = groupOf(entry.group);
-    if (isWaiting) before.waiting.delete(key);
-    dropIfEmpty(entry.group, before);
+    const before = entry.group;
     entry.group = group;
-    if (!isWaiting) return;
-    groupOf(group).waiting.add(key);
+    if (entry.state !== 'waiting') return;
+    groups.remove(before, key);
+    groups.add(group, key);
     wake?.();
   }
 
@@ -110,7 +91,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     if (entry.state === 'running') entry.isDirty = true;
     if (entry.state !== 'idle') return;
     entry.state = 'waiting';
-    groupOf(entry.group).waiting.add(key);
+    groups.add(entry.group, key);
     wake?.();
   }
 
@@ -124,25 +105,8 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     delayed++;
   }
 
-  /** Takes a key of the next group that may run one more, and moves that group to the end. */
-  function take(): { readonly key: string; readonly entry: Entry; readonly group: Group } | undefined {
-    for (const [name, group] of groups) {
-      const mayRun = group.running === 0 || (running < workers && group.running < perGroup);
-      const [key] = group.waiting;
-      const entry = key === undefined ? undefined : entries.get(key);
-      if (!mayRun || key === undefined || entry === undefined) continue;
-      group.waiting.delete(key);
-      groups.delete(name);
-      groups.set(name, group);
-      return { key, entry, group };
-    }
-    return undefined;
-  }
-
-  function finish(key: string, entry: Entry, name: string, group: Group): void {
-    running--;
-    group.running--;
-    dropIfEmpty(name, group);
+  function finish(key: string, entry: Entry, group: string): void {
+    groups.finish(group);
     entry.state = 'idle';
     if (entry.isDirty) {
       entry.isDirty = false;
@@ -158,14 +122,12 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
   };
 
   async function runOne(
-    { key, entry, group }: NonNullable<ReturnType<typeof take>>,
+    { group, key }: NonNullable<ReturnType<FairGroups['take']>>,
     work: (key: string, scope: Scope) => Promise<void>,
     scope: Scope,
   ): Promise<void> {
-    const name = entry.group;
+    const entry = entryOf(key, undefined);
     entry.state = 'running';
-    group.running++;
-    running++;
     try {
       await work(key, scope);
     } catch (error) {
@@ -174,7 +136,7 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
         retry(key, 0);
       }
     } finally {
-      finish(key, entry, name, group);
+      finish(key, entry, group);
     }
   }
 
@@ -190,12 +152,10 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
     },
     failures: (key) => entries.get(key)?.failures ?? 0,
     get waiting() {
-      let all = 0;
-      for (const group of groups.values()) all += group.waiting.size;
-      return all;
+      return groups.waiting;
     },
     get running() {
-      return running;
+      return groups.running;
     },
     get delayed() {
       return delayed;
@@ -204,13 +164,13 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
       const inFlight = new Set<Promise<void>>();
       const isOver = (): boolean => stop.aborted || scope.signal.aborted;
       const wakeUp = (): void => wake?.();
-      stop.addEventListener('abort', wakeUp);
-      scope.signal.addEventListener('abort', wakeUp);
+      using _stop = onAbort(stop, wakeUp);
+      using _end = onAbort(scope.signal, wakeUp);
       try {
         while (!isOver()) {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
-          for (let next = take(); next !== undefined; next = take()) {
+          for (let next = groups.take(); next !== undefined; next = groups.take()) {
             const one: Promise<void> = runOne(next, work, scope).finally(() => inFlight.delete(one));
             inFlight.add(one);
           }
@@ -219,8 +179,6 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
         await Promise.all(inFlight);
       } finally {
         wake = undefined;
-        stop.removeEventListener('abort', wakeUp);
-        scope.signal.removeEventListener('abort', wakeUp);
       }
     },
   };

@@ -27,20 +27,20 @@ export interface PredecessorSuspects extends CrashSuspects {
 export function createCrashSuspects({ words }: JournalMemory): PredecessorSuspects {
   const store = (field: number, value: number): void => void Atomics.store(words, field / 4, value);
 
-  function isToBlame(place: number, outlived: number): boolean {
+  function isToBlame(place: number, crashCount: number): boolean {
     if (words[head.stopping / 4] !== 0) return false;
     const suspect = words[head.suspect / 4] ?? 0;
-    return suspect === 0 ? outlived < maxByChance : suspect === place + 1;
+    return suspect === 0 ? crashCount < maxByChance : suspect === place + 1;
   }
 
   return {
     stopping: () => store(head.stopping, 1),
     suspect: (place) => store(head.suspect, place === undefined ? 0 : place + 1),
     count: (place) => {
-      const before = words[word(place, line.outlived)] ?? 0;
-      const outlived = isToBlame(place, before) ? before + 1 : before;
-      words[word(place, line.outlived)] = outlived;
-      return outlived;
+      const before = words[word(place, line.crashCount)] ?? 0;
+      const crashCount = isToBlame(place, before) ? before + 1 : before;
+      words[word(place, line.crashCount)] = crashCount;
+      return crashCount;
     },
     counted: () => {
       store(head.stopping, 0);

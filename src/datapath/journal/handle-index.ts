@@ -7,7 +7,7 @@ export interface HandleIndex {
   readonly size: number;
 }
 
-const gone = -1;
+const deletedSlot = -1;
 
 /** FNV-1a: handles differ in a few bytes at server-specific positions. Never 0. */
 export function hashOf(key: Uint8Array): number {
@@ -51,7 +51,7 @@ export function createHandleIndex(
       for (let at = hash & mask; ; at = (at + 1) & mask) {
         const value = table[at] as number;
         if (value === 0) return undefined;
-        if (value !== gone && isKeyOf(key, value)) return value;
+        if (value !== deletedSlot && isKeyOf(key, value)) return value;
       }
     },
     add: (hash, value) => {
@@ -64,7 +64,7 @@ export function createHandleIndex(
       let at = hash & mask;
       while (table[at] !== 0 && table[at] !== value) at = (at + 1) & mask;
       if (table[at] !== value) return;
-      table[at] = gone;
+      table[at] = deletedSlot;
       size--;
     },
     get size() {

@@ -36,7 +36,7 @@ function journal(): { next(): Process; open(): ReturnType<typeof openJournal> } 
     next: () => {
       const memory = open();
       const [requests, table] = [createRequests(memory), createNodeTable(memory)];
-      requests.left();
+      requests.unfinished();
       const armed = requests.arm(0) ?? expect.fail();
       const take = (): number => {
         armed.view.setUint32(0, 80, true);

@@ -8,7 +8,7 @@ import { createRequests, type Requests } from './requests.ts';
 
 /*
  * A process can be killed between any two stores. This test kills it at each: the n-th store throws, nothing more is
- * done, and the next process must find everything. Stores that nobody reads yet (plain ones, to an unused line) are
+ * done, and the next process must find everything. Stores that no process reads yet (plain ones, to an unused line) are
  * skipped.
  */
 
@@ -108,7 +108,7 @@ describe('requests in the journal', () => {
   const isWhole = (message: Message): boolean =>
     message.buffer.subarray(16, message.end).equals(Buffer.alloc(message.end - 16, unique(message) & 0xff));
 
-  function check(found: ReturnType<Requests['left']>, { must, may }: Read): void {
+  function check(found: ReturnType<Requests['unfinished']>, { must, may }: Read): void {
     const numbers = found.map(({ message }) => unique(message));
     expect(new Set(numbers).size).toBe(numbers.length);
     expect(numbers).toEqual(expect.arrayContaining([...must.keys()]));
@@ -140,15 +140,15 @@ describe('requests in the journal', () => {
       const isOver = !isKilled(after, () => work(before, all));
       // All of them would take too long.
       const between = createRequests(kept.next());
-      isKilled(after % 8, () => void between.left());
+      isKilled(after % 8, () => void between.unfinished());
       const requests = createRequests(kept.next());
-      const left = requests.left();
+      const left = requests.unfinished();
       check(left, all);
       fill(requests);
       // No one was given memory that holds one of them.
       check(left, all);
       const last = createRequests(kept.next());
-      const found = last.left().filter(({ mount }) => mount !== filler);
+      const found = last.unfinished().filter(({ mount }) => mount !== filler);
       check(found, all);
       for (const { place } of found) last.free(place);
       last.freeAll(filler);
@@ -168,7 +168,7 @@ describe('nodes in the journal', () => {
 
   function start(memory: JournalMemory): Process & { readonly left: readonly number[] } {
     const requests = createRequests(memory);
-    const left = requests.left().map(({ place }) => place);
+    const left = requests.unfinished().map(({ place }) => place);
     return { requests, nodes: createNodeTable(memory).of(0, handle('root')), left };
   }
 

@@ -67,8 +67,8 @@ export const line = {
   /** Number of nodes counted by a listing. */
   listed: 344,
   /** Number of data paths that died while this request may have been the cause. */
-  outlived: 348,
-  /** Time of reading in ms since boot, which nobody can set. 0: not recorded. */
+  crashCount: 348,
+  /** Time of reading in ms since boot, a clock that cannot be set. 0: not recorded. */
   readAt: 352,
   request: 360,
   /** The listing's nodes, stored behind its short request. */

@@ -1,4 +1,4 @@
-import { createMemory, growMemory, type Mapped, mapMemory } from '#base/linux/shared-memory.ts';
+import { createMemory, growMemory, type MemoryMapping, mapMemory } from '#base/linux/shared-memory.ts';
 import {
   cells,
   cellsAt,
@@ -77,7 +77,7 @@ export function openJournal(fd: number): JournalMemory {
   const words = new Int32Array(front.bytes);
   const chunks: DataView[] = [];
   const blocks: ArrayBuffer[] = [];
-  const mapped: Mapped[] = [front, requests, moved];
+  const mapped: MemoryMapping[] = [front, requests, moved];
   const addMapped = (): DataView => {
     const chunk = mapMemory(fd, chunksAt(slots) + chunks.length * chunkSize, chunkSize);
     mapped.push(chunk);

@@ -34,9 +34,9 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
 
   const records = createNodeRecords(memory);
   const { get, set, own, handleOf, hashOfNode, putHandle, putHash, isThere } = records;
-  const hiddenNames = createHiddenNames(records, take);
+  const hiddenNames = createHiddenNames(records, takeRecord);
 
-  function take(): number {
+  function takeRecord(): number {
     const id = free.pop();
     if (id !== undefined) return id;
     const first = firstId + memory.chunks.length * recordsPerChunk;
@@ -45,7 +45,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     return first;
   }
 
-  function letGo(id: number): void {
+  function release(id: number): void {
     own(id, 0);
     free.push(id);
   }
@@ -67,7 +67,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       pressure.grown(ids.length / 2);
     }
     // The file was closed or never referred to it.
-    for (const id of left.hiddenNameOwner) if (!hiddenNames.isPointedTo(id)) letGo(id);
+    for (const id of left.hiddenNameOwner) if (!hiddenNames.isPointedTo(id)) release(id);
   }
 
   function* everyId(): Generator<number> {
@@ -78,13 +78,13 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     const hidden = get(id, record.hidden);
     if (hidden === 0) return;
     set(id, record.hidden, 0);
-    letGo(hidden);
+    release(hidden);
   }
 
   function remove(mount: number, id: number): void {
     indexOf(mount).remove(hashOfNode(id), id);
     unhide(id);
-    letGo(id);
+    release(id);
     pressure.shrunk();
   }
 
@@ -114,10 +114,10 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         );
     };
 
-    function make(handle: FileHandle, hash: number, place: number | undefined): number {
+    function createNode(handle: FileHandle, hash: number, place: number | undefined): number {
       if (isGone) throw new Errno('ESTALE');
       if (!pressure.hasRoom()) throw new Errno('ENOMEM');
-      const id = take();
+      const id = takeRecord();
       set(id, record.generation, get(id, record.generation) + 1);
       putHandle(id, handle);
       putHash(id, hash);
@@ -133,10 +133,10 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       return id;
     }
 
-    function look(handle: FileHandle, place?: number): number {
+    function lookUp(handle: FileHandle, place?: number): number {
       const hash = hashOf(handle);
       const known = index.find(handle, hash);
-      if (known === undefined) return make(handle, hash, place);
+      if (known === undefined) return createNode(handle, hash, place);
       counts.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
         set(known, record.lookups, count),
       );
@@ -151,12 +151,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     }
 
     return {
-      addLookup: (handle, place) => (isSame(handle, root) ? rootOf() : node(look(handle, place))),
+      addLookup: (handle, place) => (isSame(handle, root) ? rootOf() : node(lookUp(handle, place))),
       addListed: (handle, place) => {
         if (isSame(handle, root)) return rootOf();
         const known = index.find(handle, hashOf(handle)) ?? 0;
         if (counts.wasListed(place, known)) return node(known);
-        const id = look(handle);
+        const id = lookUp(handle);
         counts.listed(place, id);
         return node(id);
       },
@@ -187,7 +187,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         const before = get(id, record.hidden);
         set(id, record.hidden, place === undefined ? 0 : hiddenNames.put(id, place));
         // Freed last: after a crash in between, the hidden name would be unknown.
-        if (before !== 0) letGo(before);
+        if (before !== 0) release(before);
       },
       hidden: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;

@@ -36,7 +36,7 @@ describe('requests in the journal', () => {
     putRequest(last, 6, 200);
 
     const next = createRequests(kept.open());
-    const left = next.left();
+    const left = next.unfinished();
     expect(left.map(({ mount, phase, message }) => [unique(message), mount, phase, message.end])).toEqual([
       [1, 3, 'taken', 100],
       [2, 3, 'sent', 100],
@@ -54,7 +54,7 @@ describe('requests in the journal', () => {
     expect(next.held).toEqual({ lines: 5, slots: 1 });
     for (const { place } of left) next.free(place);
     expect(next.held).toEqual({ lines: 0, slots: 0 });
-    expect(createRequests(kept.open()).left()).toEqual([]);
+    expect(createRequests(kept.open()).unfinished()).toEqual([]);
   });
 
   test('a line is freed once, and not by work for a gone mount', () => {
@@ -83,7 +83,7 @@ describe('requests in the journal', () => {
     };
     const places = [read(0x8000_0002, 100), read(4, 5000), read(6, long), read(8, 100)];
     for (const place of places.slice(0, 3)) requests.interrupted(place);
-    const left = createRequests(kept.open()).left();
+    const left = createRequests(kept.open()).unfinished();
     expect(left.map(({ message, isInterrupted }) => [unique(message), isInterrupted])).toEqual([
       [0x8000_0002, true],
       [4, true],
@@ -93,7 +93,7 @@ describe('requests in the journal', () => {
     // Another request in the same line was not interrupted.
     for (const place of places) requests.free(place);
     for (const number of [10, 12, 14, 16]) read(number, 100);
-    for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
+    for (const { isInterrupted } of createRequests(kept.open()).unfinished()) expect(isInterrupted).toBe(false);
   });
 
   test('a successor knows the age of a request even if the time of day was set', () => {
@@ -109,7 +109,7 @@ describe('requests in the journal', () => {
     clock.advance(500);
     const ages = (): readonly number[] =>
       createRequests(kept.open(), clock)
-        .left()
+        .unfinished()
         .map(({ ageMs }) => ageMs);
     expect(ages()).toEqual([1_500, 500]);
     clock.jump(-1_000_000);
@@ -131,7 +131,7 @@ describe('requests in the journal', () => {
       expect(requests.arm(0)).toBe(armed);
     }
     const next = createRequests(kept.open());
-    const left = next.left();
+    const left = next.unfinished();
     expect(left.map(({ message }) => [unique(message), message.end])).toEqual(sizes.map((size, i) => [i + 1, size]));
     for (const { message, place } of left) {
       expect(message.buffer.subarray(16, message.end).every((byte) => byte === unique(message))).toBe(true);
@@ -157,7 +157,7 @@ describe('requests in the journal', () => {
     requests.take(0, armed, putRequest(armed, 9, 50));
     putRequest(armed, 9, 50);
     const next = createRequests(kept.open());
-    expect(next.left()).toHaveLength(1);
+    expect(next.unfinished()).toHaveLength(1);
     expect(next.held).toEqual({ lines: 1, slots: 0 });
   });
 
@@ -174,7 +174,7 @@ describe('requests in the journal', () => {
     const second = requests.take(8, again, putRequest(again, 2, 60)) ?? expect.fail();
     expect(second.place).toBe(first.place);
     expect(requests.find(second.place)).toBeUndefined();
-    expect(createRequests(kept.open()).left()).toMatchObject([{ mount: 8, phase: 'taken' }]);
+    expect(createRequests(kept.open()).unfinished()).toMatchObject([{ mount: 8, phase: 'taken' }]);
   });
 
   test('an answer is stored only for a call that was sent', () => {
@@ -183,7 +183,7 @@ describe('requests in the journal', () => {
     const armed = requests.arm(0) ?? expect.fail();
     const { place } = requests.take(0, armed, putRequest(armed, 1, 60)) ?? expect.fail();
     requests.keepAnswer(place, Buffer.from('cheap to do again'));
-    expect(createRequests(kept.open()).left()).toMatchObject([{ phase: 'taken' }]);
+    expect(createRequests(kept.open()).unfinished()).toMatchObject([{ phase: 'taken' }]);
   });
 
   test('everything of a removed mount is freed', () => {
@@ -196,7 +196,7 @@ describe('requests in the journal', () => {
     requests.arm(1);
     requests.freeAll(1);
     expect(requests.held).toEqual({ lines: 1, slots: 1 });
-    expect(requests.left()).toMatchObject([{ mount: 2 }]);
+    expect(requests.unfinished()).toMatchObject([{ mount: 2 }]);
   });
 
   test('a request that finds no room stays in its slot', () => {
@@ -215,7 +215,7 @@ describe('requests in the journal', () => {
     let requests = createRequests(kept.open());
     for (let mount = 0; mount < 5; mount++) {
       if (mount === 3) requests = createRequests(kept.open());
-      if (mount === 3) requests.left();
+      if (mount === 3) requests.unfinished();
       const armed = requests.arm(mount) ?? expect.fail();
       let [taken, unique] = [0, 0];
       while (requests.take(mount, armed, putRequest(armed, ++unique, 60)) !== undefined) taken++;
@@ -244,9 +244,9 @@ describe('requests in the journal', () => {
     /** Each process died; returns how often each request was blamed. */
     function ends(kept: ReturnType<typeof keepJournal>, how: (requests: Requests) => void): readonly number[] {
       const requests = createRequests(kept.open());
-      const left = requests.left();
+      const left = requests.unfinished();
       how(requests);
-      return left.map(({ outlived }) => outlived);
+      return left.map(({ crashCount }) => crashCount);
     }
     const taking = (requests: Requests): void => {
       const armed = requests.arm(0) ?? expect.fail();
@@ -282,7 +282,7 @@ describe('requests in the journal', () => {
     // Another mount had memory for only one.
     requests.arm(1);
     const next = createRequests(kept.open());
-    expect(next.left()).toHaveLength(lines / 2);
+    expect(next.unfinished()).toHaveLength(lines / 2);
     expect(next.unplaced(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
     expect(next.unplaced(1)).toBeUndefined();
     expect(next.held.slots).toBe(1);
@@ -353,7 +353,7 @@ describe('requests in the journal', () => {
       const last = putRequest(armed, 7, long);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);
-      const left = requests.left();
+      const left = requests.unfinished();
       clock.advance(5_000);
       expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeLessThan(15);
       expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);

@@ -38,7 +38,7 @@ export interface UnfinishedRequest extends JournaledRequest {
   /** Time since it was read, 0 if unknown. */
   readonly ageMs: number;
   /** Number of data paths that died while it may have been the cause. From `maxByChance` on it is retried alone. */
-  readonly outlived: number;
+  readonly crashCount: number;
 }
 
 /** A request that was read but has no line. */
@@ -75,8 +75,8 @@ export interface Requests extends Proofs, CrashSuspects {
   /**
    * Returns the predecessor's unfinished requests; none in a new journal. Call once. Frees slots that were only armed.
    */
-  left(): readonly UnfinishedRequest[];
-  /** Call after `left`: a request in the mount's slot that found no room and must still be taken. */
+  unfinished(): readonly UnfinishedRequest[];
+  /** Call after `unfinished`: a request in the mount's slot that found no room and must still be taken. */
   unplaced(mount: number): UnplacedRequest | undefined;
   /** Lines and slots in use. */
   readonly held: { readonly lines: number; readonly slots: number };
@@ -138,7 +138,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     words[word(place, line.interrupted)] = 0;
     words[word(place, line.proof)] = noProof;
     words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
-    words[word(place, line.outlived)] = 0;
+    words[word(place, line.crashCount)] = 0;
     view.setFloat64(at(place, line.readAt), clock?.elapsed() ?? 0, true);
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
@@ -205,7 +205,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       order: answered,
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
-      outlived: crashSuspects.count(place),
+      crashCount: crashSuspects.count(place),
       message: { buffer, view: request, end },
     };
   }
@@ -228,7 +228,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined
         ? []
-        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, outlived: 0 }];
+        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, crashCount: 0 }];
     });
   }
 
@@ -257,18 +257,18 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       for (let place = 0; place < lines; place++) if (words[word(place, line.mount)] === mount + 1) freeLine(place);
       for (const { place } of slots.owned()) if (slots.owner(place) === mount + 1) slots.free(place);
     },
-    left: () => {
+    unfinished: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
       crashSuspects.counted();
       // First, because the predecessor may have been killed before it marked these slots as used.
       for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
-      const late = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
-      const used = new Set(slotsOf([...known, ...late]));
+      const withoutLine = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
+      const used = new Set(slotsOf([...known, ...withoutLine]));
       for (const slot of slots.owned()) {
         // Also a slot marked as used for a line that was never written. Slots with waiting requests stay.
         if (!used.has(slot.place) && armedAt(slot) === undefined) slots.free(slot.place);
       }
-      return [...known, ...late];
+      return [...known, ...withoutLine];
     },
     suspect: crashSuspects.suspect,
     stopping: () => {

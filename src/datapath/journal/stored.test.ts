@@ -79,8 +79,8 @@ test('the journal is byte for byte that of 0.1', () => {
 test('fields that only requests in flight and crashes write keep their offsets', () => {
   expect([head.heartbeat, head.stopping, head.suspect]).toEqual([heartbeatAt, 20, 24]);
   expect(heartbeatAt).toBe(8);
-  const { looked, opened, listed, outlived, readAt, list } = line;
-  expect([looked, opened, listed, outlived, readAt, list]).toEqual([328, 336, 344, 348, 352, 488]);
+  const { looked, opened, listed, crashCount, readAt, list } = line;
+  expect([looked, opened, listed, crashCount, readAt, list]).toEqual([328, 336, 344, 348, 352, 488]);
   expect([inUse, hiddenNameOwner, lossTold, reservedSlots]).toEqual([0x4000_0000, 0xffff_ffff, 0x8000_0000, 2048]);
 });
 
@@ -102,7 +102,7 @@ test('a data path continues from a journal that 0.1 left', () => {
   expect(rows.growth(1).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
 
   const requests = createRequests(memory);
-  const left = requests.left();
+  const left = requests.unfinished();
   expect(
     left.map(({ mount, phase, message, isInterrupted, order }) => [
       message.view.getUint32(8, true),

@@ -24,7 +24,7 @@ export interface Account {
   /** Replaces a charge by the actual growth; negative: freed. */
   settle(charged: number, delta: number): void;
   /** Unsettled growth may have to move into the next epoch: until then the ledger must be polled. */
-  isUnderWay(): boolean;
+  hasUnsettled(): boolean;
   /** Reads the ledger and moves to its epoch. */
   catchUp(): Promise<LedgerView | undefined>;
   /** Obtains a grant for this many bytes. False: there is no room. */
@@ -49,7 +49,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   /** The part of `growth` that is charged but not settled. */
   let charged = 0;
   /** Settled while a new epoch may already have started: its count may have been too early to see it. */
-  let late = noLateGrowth;
+  let lateGrowth = noLateGrowth;
   // Assume no grant beyond the growth: the dead predecessor may have been about to return it.
   let granted = growth;
 
@@ -71,8 +71,8 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   /** Unsettled and late growth moves along: whether the count saw it is unknown. */
   async function enter(next: number): Promise<void> {
     epoch = next;
-    growth = charged + late.bytes;
-    late = noLateGrowth;
+    growth = charged + lateGrowth.bytes;
+    lateGrowth = noLateGrowth;
     granted = 0;
     kept.write(epoch, growth);
     if (growth > 0) await correct();
@@ -97,7 +97,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   async function catchUp(): Promise<LedgerView | undefined> {
     const view = await ledger.look();
     if (view !== undefined && view.epoch !== epoch) await enter(view.epoch);
-    else if (view !== undefined && view.at >= late.at) late = noLateGrowth;
+    else if (view !== undefined && view.at >= lateGrowth.at) lateGrowth = noLateGrowth;
     return view;
   }
 
@@ -121,12 +121,12 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
       charged -= was;
       const { view } = ledger;
       const isKnown = isFresh(view);
-      if (!isKnown && delta > 0) late = { bytes: late.bytes + delta, at: clock.elapsed() };
+      if (!isKnown && delta > 0) lateGrowth = { bytes: lateGrowth.bytes + delta, at: clock.elapsed() };
       // Space freed during a count may already be free in it and must not be subtracted again.
       const isCredited = delta > 0 || (isKnown && !view.counting);
       if (epoch !== 0) count((isCredited ? delta : 0) - was);
     },
-    isUnderWay: () => charged > 0 || late.bytes > 0,
+    hasUnsettled: () => charged > 0 || lateGrowth.bytes > 0,
     catchUp,
     obtain,
     isDue: () => {

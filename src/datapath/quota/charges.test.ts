@@ -40,7 +40,7 @@ function done(id: number, now: Attributes): void {
 }
 
 async function remove(id: number): Promise<void> {
-  charges.removed(id, await charges.leaving(id, request()));
+  charges.removed(id, await charges.spaceToFree(id, request()));
 }
 
 beforeEach(() => {
@@ -66,7 +66,7 @@ beforeEach(() => {
       freeing: async () => (isCounting ? undefined : epoch),
     },
     attributes: { last: (id) => files.get(id), epoch: () => content, ageMs: () => ageMs },
-    look: async (id) => {
+    getattr: async (id) => {
       const found = onServer.get(id);
       if (found === undefined) throw new Errno('ESTALE');
       files.set(id, found);
@@ -252,7 +252,7 @@ describe('freeing space', () => {
 
   test('what a count may already have seen frees nothing', async () => {
     files.set(1, file(block));
-    const before = await charges.leaving(1, request());
+    const before = await charges.spaceToFree(1, request());
     epoch = 2;
     charges.removed(1, before);
     isCounting = true;
@@ -265,7 +265,7 @@ describe('freeing space', () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
     done(1, file(8 * block));
-    const before = await charges.leaving(1, request());
+    const before = await charges.spaceToFree(1, request());
     if (how === 'cut') charges.resized(1, before, file(0));
     else charges.removed(1, before);
     files.set(1, file(0));

@@ -26,7 +26,7 @@ export interface Charges {
    * Call before a truncate or the removal of a name: returns the current state. Undefined: unknown, so nothing is
    * credited.
    */
-  leaving(id: number | undefined, request: Request): Promise<SpaceToFree | undefined> | undefined;
+  spaceToFree(id: number | undefined, request: Request): Promise<SpaceToFree | undefined> | undefined;
   /** The file was truncated or extended. */
   resized(id: number, before: SpaceToFree | undefined, after: Attributes | undefined): void;
   /** The file lost a name; if it was the last, its space is free. */
@@ -45,7 +45,7 @@ export interface ChargesParts {
   readonly quota: Pick<Quota, 'admit' | 'adopt' | 'changed' | 'epoch' | 'freeing'>;
   readonly attributes: Pick<AttributeCache, 'last' | 'epoch' | 'ageMs'>;
   /** Gets the attributes from the server after it has answered all writes. */
-  readonly look: (id: number, request: Request) => Promise<Attributes>;
+  readonly getattr: (id: number, request: Request) => Promise<Attributes>;
   readonly waitFor: RequestWait;
 }
 
@@ -63,7 +63,7 @@ interface Charged {
   /** Their extent. It says nothing about the space freed by a removal. */
   end: number;
   /** The part of `bytes` that is not on the server's disk. */
-  underWay: number;
+  unsettledBytes: number;
 }
 
 const block = 4096;
@@ -72,10 +72,10 @@ const roundUp = (bytes: number): number => Math.ceil(bytes / block) * block;
 const freshMs = 1_000;
 const nothing: Pick<Attributes, 'size' | 'used'> = { size: 0, used: 0 };
 
-export function createCharges({ quota, attributes, look, waitFor }: ChargesParts): Charges {
+export function createCharges({ quota, attributes, getattr, waitFor }: ChargesParts): Charges {
   const files = new Map<number, Charged>();
-  const underWay = new Map<number, { bytes: number; readonly file?: Charged }>();
-  const gone = new WeakSet<Request>();
+  const unsettled = new Map<number, { bytes: number; readonly file?: Charged }>();
+  const abandonedRequests = new WeakSet<Request>();
 
   const isOurs = ({ id, content }: Charged): boolean => content === attributes.epoch(id);
   const isOfThisEpoch = ({ ledger }: Charged): boolean => ledger === undefined || ledger === quota.epoch();
@@ -87,7 +87,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     const { used } = attributes.last(id) ?? nothing;
     const content = attributes.epoch(id);
     const end = found?.content === content ? found.end : 0;
-    const made: Charged = { id, content, used, ledger: undefined, bytes: 0, end, underWay: 0 };
+    const made: Charged = { id, content, used, ledger: undefined, bytes: 0, end, unsettledBytes: 0 };
     files.set(id, made);
     return made;
   }
@@ -103,10 +103,10 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     return quota.admit(bytes).then(
       () => {
         file.ledger ??= quota.epoch();
-        if (gone.has(request)) return quota.changed(bytes, bytes);
+        if (abandonedRequests.has(request)) return quota.changed(bytes, bytes);
         const { place } = request;
-        file.underWay += bytes;
-        underWay.set(place, { bytes: bytes + (underWay.get(place)?.bytes ?? 0), file });
+        file.unsettledBytes += bytes;
+        unsettled.set(place, { bytes: bytes + (unsettled.get(place)?.bytes ?? 0), file });
       },
       (cause: unknown) => {
         file.bytes -= bytes;
@@ -125,27 +125,25 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     quota.changed(more);
   }
 
-  /** The space freed with the file: what was charged for it, if known; else what the server reports. */
-  function tookOf(id: number, { size, used }: Attributes): number {
+  const chargedFile = (id: number): Charged | undefined => {
     const file = files.get(id);
-    if (file === undefined || !isCharged(file)) return used;
-    return Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
-  }
+    return file !== undefined && isCharged(file) ? file : undefined;
+  };
 
-  async function leaving(id: number, request: Request): Promise<SpaceToFree | undefined> {
+  async function stateBefore(id: number, request: Request): Promise<SpaceToFree | undefined> {
     const epoch = await waitFor(request, (signal) => unlessAborted(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
-    return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
+    return epoch === undefined ? undefined : { attributes: known ?? (await getattr(id, request)), epoch };
   }
 
   function written(place: number): void {
-    const done = underWay.get(place);
+    const done = unsettled.get(place);
     if (done === undefined) return;
-    underWay.delete(place);
+    unsettled.delete(place);
     quota.changed(done.bytes, done.bytes);
     if (done.file === undefined) return;
-    done.file.underWay -= done.bytes;
-    if (done.file.underWay === 0) takeMore(done.file);
+    done.file.unsettledBytes -= done.bytes;
+    if (done.file.unsettledBytes === 0) takeMore(done.file);
   }
 
   function free(bytes: number, epoch: number): void {
@@ -156,23 +154,23 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     write: (id, offset, length, request) => {
       if (attributes.last(id) !== undefined) return charge(id, offset, length, request);
       // After a crash of the predecessor, all of it may overwrite existing data.
-      return look(id, request).then(() => charge(id, offset, length, request));
+      return getattr(id, request).then(() => charge(id, offset, length, request));
     },
     restored: (place, bytes) => {
       quota.adopt(bytes);
-      underWay.set(place, { bytes });
+      unsettled.set(place, { bytes });
     },
     written,
     abandoned: (request) => {
-      gone.add(request);
+      abandonedRequests.add(request);
       written(request.place);
     },
-    leaving: (id, request) => (id === undefined ? undefined : leaving(id, request).catch(() => undefined)),
+    spaceToFree: (id, request) => (id === undefined ? undefined : stateBefore(id, request).catch(() => undefined)),
     resized: (id, before, after) => {
-      // If either is unknown, the file may have been truncated, and its charges mean nothing any more.
+      // If either is unknown, the file may have been truncated, and its charges are no longer valid.
       if (before === undefined || after === undefined) return void files.delete(id);
       if (after.size >= before.attributes.size) return;
-      const took = tookOf(id, before.attributes);
+      const took = spaceOf(chargedFile(id), before.attributes);
       files.delete(id);
       // Space before the new end stays used, even if the server reports it later.
       free(Math.min(took - after.used, roundUp(before.attributes.size) - roundUp(after.size)), before.epoch);
@@ -182,12 +180,17 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
       if (before === undefined) return void files.delete(id);
       // Other objects, and files with further links, free nothing.
       if (before.attributes.type !== fileType.regular || before.attributes.links > 1) return;
-      const took = tookOf(id, before.attributes);
+      const took = spaceOf(chargedFile(id), before.attributes);
       files.delete(id);
       free(took, before.epoch);
     },
     forget: (id) => void files.delete(id),
   };
+}
+
+/** The space freed with the file: what was charged for it, if known; else what the server reports. */
+function spaceOf(file: Charged | undefined, { size, used }: Attributes): number {
+  return file === undefined ? used : Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
 }
 
 function costOf(file: Charged, now: Pick<Attributes, 'size' | 'used'>, offset: number, length: number): number {
@@ -205,7 +208,7 @@ export const noCharges: Charges = {
   restored: () => undefined,
   written: () => undefined,
   abandoned: () => undefined,
-  leaving: () => undefined,
+  spaceToFree: () => undefined,
   resized: () => undefined,
   removed: () => undefined,
   forget: () => undefined,

@@ -65,7 +65,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
       epoch: () => 1,
       ageMs: (id) => (known.has(id) ? 0 : Number.POSITIVE_INFINITY),
     },
-    look: async (id) => {
+    getattr: async (id) => {
       await folder.turn();
       const found = server.look(names[id] ?? '');
       await folder.turn();
@@ -107,7 +107,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
     remove: async (name) => {
       const id = idOf(name);
       await behind.get(id);
-      const before = await charges.leaving(id, request());
+      const before = await charges.spaceToFree(id, request());
       await folder.turn();
       if (!server.remove(name)) return;
       await folder.turn();

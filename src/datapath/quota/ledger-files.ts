@@ -31,7 +31,7 @@ export interface LedgerFilesParts {
   readonly folder: FileHandle;
   /** Credential and deadline: the directory belongs to the store, not to users. */
   readonly options: CallOptions;
-  /** The temporary name for writes, used by nobody else. */
+  /** The temporary name for writes, used by no other process. */
   readonly scratch: string;
   /** Resolves when changes may start: calls of a predecessor may still run. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
@@ -51,15 +51,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
     if (first !== undefined) await unlessAborted(first, options.signal ?? never);
   };
 
-  const find = async (name: string): Promise<{ handle: FileHandle; attributes: Attributes } | undefined> => {
-    try {
-      const { handle, attributes } = await nfs.lookup(folder, name, options);
-      return { handle, attributes: attributes ?? (await nfs.getattr(handle, options)) };
-    } catch (cause) {
-      if (isNfsError(cause, 'NOENT', 'STALE')) return undefined;
-      throw cause;
-    }
-  };
+  const find = (name: string): Promise<FoundFile | undefined> => findFile(nfs, folder, name, options);
 
   async function fill(name: string, handle: FileHandle, text: string): Promise<void> {
     const data = Buffer.from(text);
@@ -153,6 +145,26 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
       }
     },
   };
+}
+
+interface FoundFile {
+  readonly handle: FileHandle;
+  readonly attributes: Attributes;
+}
+
+async function findFile(
+  nfs: NfsClient,
+  folder: FileHandle,
+  name: string,
+  options: CallOptions,
+): Promise<FoundFile | undefined> {
+  try {
+    const { handle, attributes } = await nfs.lookup(folder, name, options);
+    return { handle, attributes: attributes ?? (await nfs.getattr(handle, options)) };
+  } catch (cause) {
+    if (isNfsError(cause, 'NOENT', 'STALE')) return undefined;
+    throw cause;
+  }
 }
 
 const looksOf = ({ fileId, ctime, ctimeNs }: Attributes): string => `${fileId} ${ctime}.${ctimeNs}`;

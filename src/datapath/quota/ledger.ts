@@ -1,5 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { asJsonObject, type JsonObject, jsonIn } from '#base/json.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 /**
@@ -167,14 +168,7 @@ async function readLimit(files: LedgerFiles): Promise<number> {
 }
 
 /** Ignores foreign content. */
-function fieldsOf(text: string | undefined): Readonly<Record<string, unknown>> {
-  try {
-    const json: unknown = JSON.parse(text ?? '');
-    return typeof json === 'object' && json !== null ? (json as Readonly<Record<string, unknown>>) : {};
-  } catch {
-    return {};
-  }
-}
+const fieldsOf = (text: string | undefined): JsonObject => asJsonObject(jsonIn(text ?? '')) ?? {};
 
 const isWhole = (value: unknown): value is number => Number.isSafeInteger(value);
 const isCount = (value: unknown): value is number => isWhole(value) && value >= 0;

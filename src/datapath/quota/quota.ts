@@ -85,10 +85,10 @@ export function createQuota(parts: QuotaParts): Quota {
    * while the mount is idle.
    */
   function watch(): void {
-    if (watching !== undefined || signal.aborted || !account.isUnderWay()) return;
+    if (watching !== undefined || signal.aborted || !account.hasUnsettled()) return;
     watching = clock.after(freshMs / 2, () => {
       watching = undefined;
-      if (account.isUnderWay()) maintainIfDue();
+      if (account.hasUnsettled()) maintainIfDue();
       watch();
     });
   }

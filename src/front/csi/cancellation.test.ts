@@ -44,7 +44,7 @@ test.each([
   const asked = client.call(Controller.method.createVolume, wanted).catch((thrown: unknown) => thrown);
   await gate.reached;
   const closed = served.close(10);
-  // Not INTERNAL: to the provisioner, that means that no volume is being created any more.
+  // Not INTERNAL: to the provisioner, INTERNAL means that the creation of the volume has ended.
   expect(await asked).toMatchObject({ code: 14, message: expect.stringContaining('is stopping') });
   gate.open();
   client.session.destroy();

@@ -23,14 +23,14 @@ beforeEach(async () => {
   local = await csi.start('local');
 });
 
-type Wanted = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
-const wanted = (more: Partial<Wanted> = {}): Wanted => ({
+type RequestFields = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
+const wanted = (more: Partial<RequestFields> = {}): RequestFields => ({
   name: 'pvc-1',
   volumeCapabilities: [mounted()],
   capacityRange: { requiredBytes: gib },
   ...more,
 });
-const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
+const create = async (client: GrpcClient, more: Partial<RequestFields> = {}) => {
   const { volume } = await client.call(method.createVolume, wanted(more));
   if (volume === undefined) throw new Error('no volume');
   return volume;
@@ -126,7 +126,7 @@ describe('CreateVolume', () => {
   test.each([
     ['another size', { capacityRange: { requiredBytes: 2n * gib } }],
     ['a lower limit', { capacityRange: { limitBytes: gib / 2n } }],
-    ['being held to its size', { parameters: { store: 'silver', enforce: 'true' } }],
+    ['an enforced size', { parameters: { store: 'silver', enforce: 'true' } }],
   ])('with the same name and %s is AlreadyExists', async (_what, more) => {
     await create(file);
     await expect(create(file, more)).rejects.toMatchObject({
@@ -142,7 +142,7 @@ describe('CreateVolume', () => {
   });
 
   const invalid = 'Correct the claim, class or volume of the request; see the CSI specification.';
-  test.each<[string, Partial<Wanted>, number, string]>([
+  test.each<[string, Partial<RequestFields>, number, string]>([
     ['no name', { name: '' }, 3, `name is missing. ${invalid}`],
     ['a name that is too long', { name: 'x'.repeat(129) }, 3, `name has more than 128 bytes. ${invalid}`],
     ['no capability', { volumeCapabilities: [] }, 3, `volume_capabilities is missing. ${invalid}`],
@@ -217,7 +217,7 @@ describe('CreateVolume', () => {
       'a source',
       { volumeContentSource: { type: { case: 'volume', value: { volumeId: 'x' } } } },
       3,
-      `volumes cannot be made of others or of snapshots yet. ${invalid}`,
+      `volumes cannot be cloned or created from snapshots yet. ${invalid}`,
     ],
     ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `mutable parameters are not supported. ${invalid}`],
   ])('with %s is refused', async (_what, more, code, message) => {

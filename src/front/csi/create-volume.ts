@@ -83,7 +83,7 @@ export async function createVolume(ctx: DriverContext, request: CreateVolumeRequ
   const volumeName = volumeNameFor(name, parameters.nameTemplate, given);
   checkedMap(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined)
-    throw invalidRequest('volumes cannot be made of others or of snapshots yet');
+    throw invalidRequest('volumes cannot be cloned or created from snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw invalidRequest('mutable parameters are not supported');
   const view = chooseStore(ctx, parameters.store);
   if (view === undefined) throw storeRequired(ctx);

@@ -40,7 +40,7 @@ const unpublish = (name: string, id = volumeId) =>
 
 /** The kubelet removes the folder next, which fails as long as the folder is not empty. */
 describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () => {
-  test('if somebody unmounted the volume, and it was staged again', async () => {
+  test('if a user unmounted the volume, and it was staged again', async () => {
     await stage();
     execFileSync('umount', [at('stage/volume')]);
     await stage();
@@ -55,11 +55,11 @@ describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () =
     expect(readdirSync(at('stage'))).toEqual([]);
   });
 
-  test.each(['by its id', 'by its name', 'that is on record no more'])(
-    'where nothing but that was there, of a volume %s',
+  test.each(['by its id', 'by its name', 'that is no longer on record'])(
+    'where only the volume was mounted, of a volume %s',
     async (which) => {
       const id = which === 'by its name' ? 'local..pvc-1' : volumeId;
-      if (which.includes('no more')) csi.server.core.records.volumes.remove(volumeId as VolumeId);
+      if (which.includes('no longer')) csi.server.core.records.volumes.remove(volumeId as VolumeId);
       mkdirSync(at('stage/volume'));
       writeFileSync(at('stage/device'), '');
       for (let i = 0; i < 2; i++) await unstage(id);
@@ -67,7 +67,7 @@ describe.skipIf(needs('mount'))('NodeUnstageVolume leaves an empty folder', () =
     },
   );
 
-  test('but keeps files that somebody put there', async () => {
+  test('but keeps files that a user put there', async () => {
     mkdirSync(at('stage/volume/theirs'), { recursive: true });
     writeFileSync(at('stage/device'), 'text');
     writeFileSync(at('stage/other'), '');
@@ -86,7 +86,7 @@ describe.skipIf(needs('mount'))('NodeUnpublishVolume removes the target', () => 
       ...more,
     });
 
-  test.each(['somebody had unmounted the volume', 'the folder was there before'])('also if %s', async (why) => {
+  test.each(['a user had unmounted the volume', 'the folder was there before'])('also if %s', async (why) => {
     await stage();
     if (why.includes('before')) mkdirSync(at('pod'));
     await publish('pod');
@@ -96,7 +96,7 @@ describe.skipIf(needs('mount'))('NodeUnpublishVolume removes the target', () => 
     expect(existsSync(at('pod'))).toBe(false);
   });
 
-  test.skipIf(needs('loop'))('also of a device that somebody had unmounted', async () => {
+  test.skipIf(needs('loop'))('also of a device that a user had unmounted', async () => {
     await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });

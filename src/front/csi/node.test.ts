@@ -61,15 +61,15 @@ test('NodeGetInfo returns the name, the topology and the limit of the node', asy
 
 test('unreachable stores are reported, with one entry for each reason', async () => {
   const silent = (store: string): string => `the server of store '${store}' does not answer`;
-  const told = async () => (await file.call(method.nodeGetStorageHealth, {})).backendHealth;
+  const reportedHealth = async () => (await file.call(method.nodeGetStorageHealth, {})).backendHealth;
   await csi.server.core.stores.add('tin', `nfs://server${mkdtempSync(at('tin-'))}`, aCall());
   const pings = [csi.nfs.close('ping', { deaf: true, store: 'silver' })];
-  expect(await told()).toMatchObject([{ status: 2, reason: 'StoreSilent', message: silent('silver') }]);
+  expect(await reportedHealth()).toMatchObject([{ status: 2, reason: 'StoreSilent', message: silent('silver') }]);
   for (const ping of pings.splice(0)) ping.open();
   pings.push(csi.nfs.close('ping', { deaf: true }));
   // CSI: each pair of status and reason may occur only once.
   await expect
-    .poll(told)
+    .poll(reportedHealth)
     .toMatchObject([{ status: 2, reason: 'StoreSilent', message: `${silent('silver')}; ${silent('tin')}` }]);
   for (const ping of pings) ping.open();
 });
@@ -257,7 +257,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(gate.waiting()).toBe(1);
   });
 
-  test('that somebody unmounted has no usage, and its condition says that it is not mounted', async () => {
+  test('that a user unmounted has no usage, and its condition says that it is not mounted', async () => {
     await stage();
     await publish('pod');
     execFileSync('umount', [at('pod')]);

@@ -188,7 +188,7 @@ async function requireMountAt(
   call: Call,
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await resolveAnyVolume(ctx, ref, call);
-  // A mount that somebody unmounted is still on record. Its target now shows another file system.
+  // A mount that a user unmounted is still on record. Its target now shows another file system.
   const mounts = (await ctx.core.mounts.ofVolume(volume.id, call)).filter(({ mounted }) => mounted);
   const isThere = (at: string, path: string): boolean => at === path || isStagingTarget(at, path);
   const mount = await findMountAt(ctx, mounts, target, isThere, call);

@@ -9,14 +9,14 @@ import { createUsageCounter, type UsageCounter } from './usage-counter.ts';
 let clock: FakeClock;
 let counter: UsageCounter;
 /** The running counts; a test ends them. */
-let begun: (PromiseWithResolvers<Usage> & { readonly scope: Scope })[];
+let runningCounts: (PromiseWithResolvers<Usage> & { readonly scope: Scope })[];
 
 beforeEach(() => {
   clock = createFakeClock();
-  begun = [];
+  runningCounts = [];
   const usage = (_volume: Volume, scope: Scope): Promise<Usage> => {
     const one = { ...Promise.withResolvers<Usage>(), scope };
-    begun.push(one);
+    runningCounts.push(one);
     return one.promise;
   };
   counter = createUsageCounter({ volumes: { usageInBackground: usage }, clock, log: silentLog() });
@@ -40,7 +40,7 @@ async function asked(of = one, afterMs = 5_000): Promise<bigint | undefined> {
   return (await answer)?.bytes;
 }
 async function ends(index: number, usage: Usage): Promise<void> {
-  begun[index]?.resolve(usage);
+  runningCounts[index]?.resolve(usage);
   await settled();
 }
 
@@ -48,16 +48,16 @@ test('returns a quick count at once, and counts again each time', async () => {
   for (const bytes of [10n, 20n]) {
     const answer = counter.of(one);
     await settled();
-    await ends(begun.length - 1, counted(bytes));
+    await ends(runningCounts.length - 1, counted(bytes));
     expect((await answer)?.bytes).toBe(bytes);
   }
-  expect(begun).toHaveLength(2);
+  expect(runningCounts).toHaveLength(2);
 });
 
 test('a slow count continues in the background and is returned later; a volume is counted once at a time', async () => {
   expect([await asked(), await asked()]).toEqual([undefined, undefined]);
-  expect(begun).toHaveLength(1);
-  expect(begun[0]?.scope.signal.aborted).toBe(false);
+  expect(runningCounts).toHaveLength(1);
+  expect(runningCounts[0]?.scope.signal.aborted).toBe(false);
   await ends(0, counted(30n));
   expect(await asked()).toBe(30n);
 });
@@ -66,11 +66,11 @@ test('after a slow count, waits before the next one and returns the old result u
   expect(await asked(one, 60_000)).toBeUndefined();
   await ends(0, counted(30n));
   expect(await asked(one, 239_000)).toBe(30n);
-  expect(begun).toHaveLength(1);
+  expect(runningCounts).toHaveLength(1);
   clock.advance(2_000);
   expect(await asked()).toBe(30n);
-  expect(begun).toHaveLength(2);
-  begun[1]?.reject(new Error('the store is gone'));
+  expect(runningCounts).toHaveLength(2);
+  runningCounts[1]?.reject(new Error('the store is gone'));
   await settled();
   clock.advance(3_600_000);
   expect(await asked()).toBeUndefined();
@@ -79,24 +79,24 @@ test('after a slow count, waits before the next one and returns the old result u
 test('gives up a count after ten minutes, and never returns an incomplete count', async () => {
   expect(await asked()).toBeUndefined();
   clock.advance(600_000);
-  expect(begun[0]?.scope.signal.aborted).toBe(true);
+  expect(runningCounts[0]?.scope.signal.aborted).toBe(true);
   await ends(0, counted(5n, false));
   expect(await asked()).toBeUndefined();
-  expect(begun).toHaveLength(1);
+  expect(runningCounts).toHaveLength(1);
 });
 
 test('a slow store does not delay the counts of other stores', async () => {
   const many = Array.from({ length: 6 }, () => volume());
   const answers = many.map((each) => counter.of(each));
   await settled();
-  expect(begun).toHaveLength(4);
+  expect(runningCounts).toHaveLength(4);
   const other = counter.of(volume('gold'));
   await settled();
-  expect(begun).toHaveLength(5);
+  expect(runningCounts).toHaveLength(5);
   await ends(4, counted(7n));
   expect((await other)?.bytes).toBe(7n);
   await ends(0, counted(1n));
-  expect(begun).toHaveLength(6);
+  expect(runningCounts).toHaveLength(6);
   clock.advance(5_000);
   await Promise.all(answers);
 });
@@ -104,9 +104,9 @@ test('a slow store does not delay the counts of other stores', async () => {
 test('all counts end with the server, and no new one starts', async () => {
   expect(await asked()).toBeUndefined();
   counter.end();
-  expect(begun[0]?.scope.signal.aborted).toBe(true);
-  begun[0]?.reject(new Error('ended'));
+  expect(runningCounts[0]?.scope.signal.aborted).toBe(true);
+  runningCounts[0]?.reject(new Error('ended'));
   await settled();
   expect(await asked(volume())).toBeUndefined();
-  expect(begun).toHaveLength(1);
+  expect(runningCounts).toHaveLength(1);
 });

@@ -14,7 +14,7 @@ export interface UsageCounter {
   end(): void;
 }
 
-export interface UsageCounterParts {
+export interface UsageCounterOptions {
   readonly volumes: Pick<Volumes, 'usageInBackground'>;
   readonly clock: Clock;
   readonly log: Log;
@@ -37,7 +37,7 @@ interface CountState {
   readonly nextCountAt: number;
 }
 
-export function createUsageCounter({ volumes, clock, log }: UsageCounterParts): UsageCounter {
+export function createUsageCounter({ volumes, clock, log }: UsageCounterOptions): UsageCounter {
   const ending = new AbortController();
   const counts = new Map<VolumeId, CountState>();
   const limiters = new Map<string, Limiter>();

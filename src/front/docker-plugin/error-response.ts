@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { refusingUnparsable } from '#base/http-parse-errors.ts';
-import { harmless } from '#base/terminal-safe.ts';
+import { terminalSafe } from '#base/terminal-safe.ts';
 import { errorCodes } from '#core/error-codes.ts';
 import { redactForUser } from '#core/error-disclosure.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
@@ -46,7 +46,7 @@ export function errorResponseFrom(thrown: unknown): ErrorResponse {
 /** Message and action as two sentences. */
 export function oneLine(message: string, action: string): string {
   const sentence = message.replace(/[.\s]+$/, '');
-  return harmless(`${sentence}. ${action}`.trim());
+  return terminalSafe(`${sentence}. ${action}`.trim());
 }
 
 /** An error of the HTTP layer, before any method is called. */

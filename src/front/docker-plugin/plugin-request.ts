@@ -1,4 +1,5 @@
 import type { IncomingMessage } from 'node:http';
+import { asJsonObject, jsonIn } from '#base/json.ts';
 import { StowageError } from '#core/errors.ts';
 import { httpError } from './error-response.ts';
 
@@ -28,7 +29,7 @@ function textOf(request: IncomingMessage): Promise<string> {
     else chunks.push(chunk);
   });
   request.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')));
-  // The engine hung up or took too long, so nobody reads the answer.
+  // The engine hung up or took too long, so it does not read the answer.
   request.once('error', () => reject(httpError(400)));
   request.once('close', () => reject(httpError(400)));
   return promise;
@@ -36,17 +37,10 @@ function textOf(request: IncomingMessage): Promise<string> {
 
 /** Engines send an empty body to methods without arguments. */
 function parsed(text: string): PluginRequest {
-  const value = text.trim() === '' ? {} : jsonFrom(text);
-  if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as PluginRequest;
-  throw httpError(400);
-}
-
-function jsonFrom(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
+  const value = text.trim() === '' ? {} : jsonIn(text);
+  const request = asJsonObject(value);
+  if (request === undefined) throw httpError(400);
+  return request;
 }
 
 function invalidRequest(message: string): StowageError {

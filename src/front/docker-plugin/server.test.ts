@@ -60,15 +60,15 @@ describe('a plugin that stops', () => {
   });
 
   test('answers a call on a connection that was opened before the stop', async () => {
-    // Time stands still, so no deadline passes.
+    // The clock does not advance, so no deadline passes.
     const clock = createFakeClock();
     const call = await it.start('stowage-local', { clock });
     const methods = ['List', 'Create', 'List', 'Create'];
-    const begun = await Promise.all(methods.map((method) => begin(call.at, `VolumeDriver.${method}`)));
-    await vi.waitFor(async () => expect(await call.connections()).toBe(begun.length));
+    const startedCalls = await Promise.all(methods.map((method) => begin(call.at, `VolumeDriver.${method}`)));
+    await vi.waitFor(async () => expect(await call.connections()).toBe(startedCalls.length));
     const closed = call.served.close(10_000);
     await isGone(call.at);
-    for (const finish of begun) expect(await finish({ Name: 'a' })).toMatch(/^HTTP\/1\.1 200 [\s\S]*"Err":""/);
+    for (const finish of startedCalls) expect(await finish({ Name: 'a' })).toMatch(/^HTTP\/1\.1 200 [\s\S]*"Err":""/);
     await closed;
   });
 

@@ -3,7 +3,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import { acceptPendingConnections } from '#base/accept-pending-connections.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Core } from '#core/core.ts';
 import { stoppingError } from '#core/stopping-error.ts';
@@ -126,7 +126,7 @@ async function handleRequest(shared: ServerState, path: string, request: Incomin
     // Otherwise the mount would never succeed. engineMounts.reconcile removes mounts that no engine asks for again.
     using limit = clock.deadline(method.deadlineMs, parent);
     const call = { signal: limit.signal, log: shared.log, requestId: `docker:${randomUUID()}` };
-    return await patiently(method.handle(shared, message, call), limit.signal, clock);
+    return await waitWithGrace(method.handle(shared, message, call), limit.signal, clock);
   } finally {
     shared.calls--;
   }

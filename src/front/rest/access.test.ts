@@ -403,7 +403,7 @@ describe('cancelling an operation needs the same role as starting it', () => {
   });
 
   test.each([...Object.entries(beginners), ['of.later', 'admin'] as const])('%s: %s', async (kind, needed) => {
-    const { promise: begun, resolve } = Promise.withResolvers<string>();
+    const { promise: started, resolve } = Promise.withResolvers<string>();
     const call = aCall({ onOperation: ({ id }) => resolve(id) });
     const work = server.core.operations.run({ kind, store: 'one', subject: 'x', params: {} }, call, ({ signal }) => {
       const { promise, reject } = Promise.withResolvers<never>();
@@ -412,7 +412,7 @@ describe('cancelling an operation needs the same role as starting it', () => {
     });
     const ended = expect(work).rejects.toMatchObject({ code: 'canceled' });
     const cancel = (who: string): Promise<Answer> =>
-      begun.then((id) => client(who).post(`/v1/operations/${id}/cancel`));
+      started.then((id) => client(who).post(`/v1/operations/${id}/cancel`));
     if (needed === 'admin') {
       expect(await cancel('user')).toMatchObject({ status: 403, body: { reason: 'role-insufficient' } });
       expect(server.core.operations.running).toBe(1);

@@ -25,7 +25,7 @@ export interface Admission {
   principalOf(request: FastifyRequest): Principal | undefined;
 }
 
-export interface AdmissionParts {
+export interface AdmissionOptions {
   readonly core: Core;
   /** The request came through the Unix socket. */
   readonly isTrusted: (request: IncomingMessage) => boolean;
@@ -33,7 +33,7 @@ export interface AdmissionParts {
   readonly authorizer: ExternalAuthorizer | undefined;
 }
 
-export function createAdmission({ core, isTrusted, authorizer }: AdmissionParts): Admission {
+export function createAdmission({ core, isTrusted, authorizer }: AdmissionOptions): Admission {
   const seen = new WeakMap<IncomingMessage, Principal>();
   const asking = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
   const isByToken = (raw: IncomingMessage): boolean => authorizer === undefined || isTrusted(raw);

@@ -26,7 +26,7 @@ const connections = new Agent({ keepAlive: true });
 let silent: Set<string>;
 let asked: { readonly access: Access; readonly subject: string | undefined }[];
 let sent: { readonly node: string; readonly request: NodeRequest }[];
-/** Overrides what agents answer, as another version would. */
+/** Overrides answers of agents, as if they had another version. */
 let adapted: (node: string, body: unknown) => unknown;
 /** Answers of agents, instead of those of their servers. */
 let answers: ((request: NodeRequest) => unknown) | undefined;
@@ -61,7 +61,7 @@ const apis: NodeApis = {
     if (answers !== undefined) return answers(request);
     const { requestId, method, path, body } = request;
     // Like agents.
-    if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
+    if (agentCall(method, path) === undefined) throw new TypeError(`agents do not accept ${method} ${path}`);
     const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
     const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
     if (answer.status < 400) return adapted(node, answer.body);
@@ -449,8 +449,8 @@ describe('a check from the network of a pod', () => {
     ['nothing', undefined],
     ['no steps', { store: 'local', ok: true, totalBytes: null, freeBytes: null }],
     ['a step of another shape', { ...answer('pod-address:10.244.1.5'), steps: [{ step: 'x', ok: 'yes' }] }],
-    ['a size that is none', { ...answer('pod-address:10.244.1.5'), freeBytes: 'much' }],
-    ['a reason that is none', { ...answer('pod-address:10.244.1.5'), steps: [{ ...failed, reason: '<b>' }] }],
+    ['an invalid size', { ...answer('pod-address:10.244.1.5'), freeBytes: 'much' }],
+    ['an invalid reason', { ...answer('pod-address:10.244.1.5'), steps: [{ ...failed, reason: '<b>' }] }],
   ])('says so if the agent answers %s', async (_, body) => {
     answers = () => body;
     expect(await check('pod:shop/web-0')).toMatchObject({

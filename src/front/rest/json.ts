@@ -26,7 +26,7 @@ import type { Principal } from './principal.ts';
 import { redactedError, redactedResult } from './redaction.ts';
 import type * as wire from './schemas.ts';
 
-/** The range of Date. A record that somebody edited must not make a whole list fail. */
+/** The range of Date. A record that a user edited must not make a whole list fail. */
 const maxDateMs = 8_640_000_000_000_000;
 export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -maxDateMs), maxDateMs)).toISOString();
 const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));

@@ -47,7 +47,7 @@ export function createMetrics({ core, version, dataPaths }: MetricsOptions): Met
   });
   new Gauge({
     name: 'stowage_operations_running',
-    help: 'Operations under way',
+    help: 'Operations in progress',
     registers,
     collect() {
       this.set(core.operations.running);
@@ -104,7 +104,7 @@ async function storeGauges(
   };
   const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number | undefined])[] = [
     ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
-    ['stowage_volume_bytes', 'Sum of the sizes asked for in a store', (view) => Number(totals(view).bytes)],
+    ['stowage_volume_bytes', 'Sum of the requested sizes in a store', (view) => Number(totals(view).bytes)],
     ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (isUsable(view) ? 1 : 0)],
     [
       'stowage_store_free_bytes',
@@ -185,13 +185,13 @@ function countCsiCalls(registry: Registry): Metrics['csiCall'] {
   const registers = [registry];
   const calls = new Counter({
     name: 'stowage_csi_calls_total',
-    help: 'Calls of CSI that were answered',
+    help: 'Answered CSI calls',
     labelNames: ['driver', 'method', 'code'],
     registers,
   });
   const lasting = new Histogram({
     name: 'stowage_csi_call_seconds',
-    help: 'Time to answer a call of CSI',
+    help: 'Time to answer a CSI call',
     labelNames: ['driver', 'method'],
     buckets,
     registers,

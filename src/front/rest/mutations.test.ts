@@ -86,9 +86,9 @@ describe('Idempotency-Key', () => {
     expect(await make('a', 'k2')).toMatchObject({ status: 409, body: { reason: 'volume-exists' } });
     await api.delete('/v1/volumes/a');
     // A kept answer would be returned now.
-    const anew = await make('a');
-    expect(anew.status).toBe(201);
-    expect(anew.body.id).not.toBe(one?.body.id);
+    const second = await make('a');
+    expect(second.status).toBe(201);
+    expect(second.body.id).not.toBe(one?.body.id);
   });
 
   test('a repeated delete gets the first answer', async () => {

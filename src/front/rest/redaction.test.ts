@@ -163,7 +163,7 @@ async function expectDenied(name: string, reason: string, about: string): Promis
   expect(steps.at(-1)).toMatchObject({ ok: false, detail: about.replace('NAME', 'the store') });
 }
 
-test('a store whose server denies this host is reported as a permission problem, with a hint whom to ask', async () => {
+test('a store whose server denies this host is reported as a permission problem, with a hint to ask the administrator', async () => {
   await own.restart({ networks: ['192.0.2.0/24'] });
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
@@ -219,7 +219,7 @@ test('an open store whose server begins to deny this host is a permission proble
 });
 
 test.skipIf(needs('root', 'ganesha'))(
-  'a store whose export denies this host is reported as a permission problem, with a hint whom to ask',
+  'a store whose export denies this host is reported as a permission problem, with a hint to ask the administrator',
   async () => {
     const { signal } = new AbortController();
     await using nfs = await startGanesha({

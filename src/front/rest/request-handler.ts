@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
@@ -12,7 +12,7 @@ import type { Mutations } from './mutations.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
 
-export interface RequestParts {
+export interface RequestContext {
   readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
@@ -31,7 +31,7 @@ const keyPattern = /^[!-~]{1,255}$/;
 
 /** The Fastify handler of a route: authenticates and authorizes the caller, validates the request, and handles Idempotency-Key. */
 export function createHandler(
-  parts: RequestParts,
+  parts: RequestContext,
   route: Route,
 ): (request: FastifyRequest, reply: FastifyReply) => Promise<FastifyReply> {
   const { core, clock, mutations } = parts;
@@ -61,7 +61,7 @@ export function createHandler(
     if (route.method === 'GET') {
       using limit = clock.deadline(readDeadlineMs, parts.stopping);
       const read = Promise.resolve(handle({ signal: limit.signal, log, requestId: request.id }));
-      return send(reply, await patiently(read, limit.signal, clock));
+      return send(reply, await waitWithGrace(read, limit.signal, clock));
     }
     const mutation = {
       principal: principal.id,
@@ -74,7 +74,7 @@ export function createHandler(
     };
     using limit = clock.deadline(route.deadlineMs ?? changeDeadlineMs, parts.signal);
     const change = mutations.run(mutation, { signal: limit.signal, log }, handle);
-    return send(reply, await patiently(change, limit.signal, clock));
+    return send(reply, await waitWithGrace(change, limit.signal, clock));
   };
 }
 

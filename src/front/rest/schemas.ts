@@ -134,7 +134,7 @@ export const store = object({
   maxBytes: nullable(bytes),
   defaultSize: nullable(bytes),
   volumes: Type.Integer(),
-  bytes: Type.String({ description: 'The sum of the sizes asked for' }),
+  bytes: Type.String({ description: 'The sum of the requested sizes' }),
   totalBytes: nullable(Type.String({ description: 'Size of the file system that it is on; null: not known now' })),
   freeBytes: nullable(
     Type.String({ description: 'Free on that file system, which other stores and files may share; null: the same' }),

@@ -64,7 +64,7 @@ export interface RestOptions {
 }
 
 /** What all parts of the server share. */
-interface ServerParts extends RestOptions {
+interface ServerContext extends RestOptions {
   readonly app: FastifyInstance;
   readonly stopping: AbortController;
   readonly admission: Admission;
@@ -79,7 +79,7 @@ export function createRestServer(options: RestOptions): RestServer {
   const app = createApp();
   const { core, authorizer } = options;
   const admission = createAdmission({ core, authorizer, isTrusted: (request) => trusted.has(request) });
-  const shared: ServerParts = { ...options, app, stopping: new AbortController(), admission };
+  const shared: ServerContext = { ...options, app, stopping: new AbortController(), admission };
   const metrics = createMetrics({ ...options, dataPaths: options.dataPaths.list });
   addHooks(shared, metrics);
   setErrorHandlers(app, options.log, admission.principalOf);
@@ -138,7 +138,7 @@ function createApp(): FastifyInstance {
   return app;
 }
 
-function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
+function addHooks({ app, stopping }: ServerContext, metrics: Metrics): void {
   // A request can arrive on a keep-alive connection after the server began to stop.
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
@@ -155,7 +155,7 @@ function addHooks({ app, stopping }: ServerParts, metrics: Metrics): void {
 }
 
 /** Returns the allowed methods of each path. */
-function addApi(shared: ServerParts): Map<string, Set<string>> {
+function addApi(shared: ServerContext): Map<string, Set<string>> {
   const { app, core, clock, version } = shared;
   const mutations = createMutations(core, clock);
   const routes: readonly Route[] = [
@@ -180,7 +180,7 @@ function addApi(shared: ServerParts): Map<string, Set<string>> {
   return allowedAt;
 }
 
-function addPlain({ app, log, stopping, isReady, admission }: ServerParts, metrics: Metrics): readonly string[] {
+function addPlain({ app, log, stopping, isReady, admission }: ServerContext, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
   app.get('/readyz', (_request, reply) => {
     if (isReady()) return reply.type('text/plain').send('ready\n');
@@ -198,7 +198,7 @@ function addPlain({ app, log, stopping, isReady, admission }: ServerParts, metri
   return ['/healthz', '/readyz', '/metrics'];
 }
 
-function addEvents({ app, core, stopping, admission }: ServerParts): void {
+function addEvents({ app, core, stopping, admission }: ServerContext): void {
   // No HEAD: Fastify would run the handler, which never ends.
   app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
     const principal = await admission.admit(request, eventsRight, stopping.signal);

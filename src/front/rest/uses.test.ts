@@ -90,7 +90,7 @@ test('a repeat with the same key gets the first answer, and a new request is ref
       code: 'not-found',
       reason: 'use-unknown',
       detail: `host 'h1' has no record of using volume 'silver/${volume.name}'`,
-      action: `List the hosts that have one, with their ids: stowage volume show silver/${volume.name}`,
+      action: `List the hosts with records, and their ids: stowage volume show silver/${volume.name}`,
     },
   });
 });

@@ -8,6 +8,7 @@ import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
 import type { Entry } from './files.ts';
 import { hasDataMoved } from './finish-interrupted.ts';
+import type { HoldLimit } from './held-scope.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { findNestedByName, findNestedData, type NestedData } from './nested-data.ts';
@@ -16,7 +17,7 @@ import { recordedNames } from './read-verbs.ts';
 import type { StoreRoot } from './store-root.ts';
 import { takeName } from './take-name.ts';
 import { trashedId } from './trash-names.ts';
-import type { HoldLimit, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
 /** The reason for a folder that holds volumes of a path template. */

@@ -1,3 +1,5 @@
+import { onAbort } from '#base/aborted.ts';
+
 /**
  * Limits the calls that a store has in flight. Long calls have slots of their own, so that scans that take minutes don't delay short
  * calls. A call with a long slot may wait for a volume's name and for a short slot, never the other way round: that prevents deadlocks.
@@ -45,8 +47,8 @@ export function createSlots(count: number): Slots {
       reject(signal?.reason);
     };
     queue.add(turn);
-    signal?.addEventListener('abort', stop, { once: true });
-    await promise.finally(() => signal?.removeEventListener('abort', stop));
+    using _ = signal === undefined ? undefined : onAbort(signal, stop);
+    await promise;
   }
 
   return {

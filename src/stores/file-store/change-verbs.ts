@@ -5,11 +5,12 @@ import { quoted } from '#core/names.ts';
 import type { AdoptionFacet, Enforcement, Store } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { isDefiniteFailure } from './files.ts';
+import type { HeldScope, HoldLimit } from './held-scope.ts';
 import { hasMoveIntent, type Meta, sameLabels, withoutMove } from './meta.ts';
 import { pruneParents } from './parent-folders.ts';
 import { usableDataPath } from './read-verbs.ts';
 import { takeName } from './take-name.ts';
-import type { HeldScope, HoldLimit, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 type Verbs = 'delete' | 'rename' | 'label' | 'expand';
@@ -178,6 +179,6 @@ function shrinking(meta: Meta, bytes: bigint): StowageError {
   return new StowageError(`volume ${quoted(meta.name)} has ${meta.bytes} bytes and cannot shrink to ${bytes}`, {
     code: 'out-of-range',
     reason: 'volume-would-shrink',
-    action: 'Ask for at least its present size, or make a smaller volume and copy the data.',
+    action: 'Request at least the current size, or create a smaller volume and copy the data.',
   });
 }

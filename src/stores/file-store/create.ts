@@ -7,10 +7,11 @@ import type { Store } from '#core/ports.ts';
 import { beingCreated, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
 import { isDefiniteFailure } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parent-folders.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /** Retries of one create while other hosts release and take the name. */
 const maxAttempts = 8;
@@ -30,8 +31,8 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     // Check for existing data before the record gets its text. After a crash between record and data, any data there can then
     // only be our own.
     const limit = ctx.limit();
-    const how = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
-    if (how !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
+    const outcome = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
+    if (outcome !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
     limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
       if (isOutcomeUnknown(cause)) throw cause;

@@ -27,7 +27,7 @@ export interface Unremovable {
   readonly why: string;
 }
 
-export interface Scanned {
+export interface ScanResult {
   readonly bytes: bigint;
   readonly files: bigint;
   readonly complete: boolean;
@@ -63,7 +63,7 @@ export interface Files {
   /** Empties a folder of Stowage, while containers may still be changing the trees inside it. */
   emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]>;
   /** The space that a tree occupies, as du counts it. Its users may be changing it at the same time. */
-  scan(top: string, signal: AbortSignal): Promise<Scanned>;
+  scan(top: string, signal: AbortSignal): Promise<ScanResult>;
   /** Makes all previous changes of that folder durable. */
   sync(folder: string): Promise<void>;
 }

@@ -3,10 +3,11 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingCreated } from './errors.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { tryTakeName } from './take-name.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /**
  * Every verb writes its intent into the record, then moves the data, then the record, each by one rename. After a crash the location of the
@@ -17,15 +18,15 @@ import type { HeldScope, VerbContext } from './verb-context.ts';
  */
 export async function finishInterrupted(ctx: VerbContext, meta: Meta, scope: HeldScope): Promise<boolean> {
   const { storeRoot, layout, dataPath } = ctx;
-  const there = async (path: string): Promise<boolean> => (await storeRoot.files.lstat(path)) !== undefined;
-  if (await there(dataPath(meta))) return false;
+  const exists = async (path: string): Promise<boolean> => (await storeRoot.files.lstat(path)) !== undefined;
+  if (await exists(dataPath(meta))) return false;
   const record = storeRoot.metaPath(meta.name);
   if (meta.movingTo !== undefined && (await hasDataMoved(ctx, meta, meta.movingTo))) {
     await moveRecord(ctx, record, meta.movingTo, scope);
-  } else if (meta.deletedAt !== undefined && (await there(storeRoot.ownPath('trash', meta.id, layout.trashName)))) {
+  } else if (meta.deletedAt !== undefined && (await exists(storeRoot.ownPath('trash', meta.id, layout.trashName)))) {
     scope.limit.check();
     await storeRoot.files.rename(record, storeRoot.ownPath('trash', meta.id, 'meta'));
-  } else if (await there(storeRoot.ownPath('deleting', `${meta.id}${layout.suffix}`))) {
+  } else if (await exists(storeRoot.ownPath('deleting', `${meta.id}${layout.suffix}`))) {
     scope.limit.check();
     await storeRoot.files.unlink(record);
   } else return false;

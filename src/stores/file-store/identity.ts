@@ -1,11 +1,12 @@
 import { randomUUID } from 'node:crypto';
 import { dirname } from 'node:path';
 import { errnoOf, isErrno } from '#base/errno.ts';
+import { isJsonObject } from '#base/json.ts';
 import { StowageError } from '#core/errors.ts';
 import { differentStore } from './errors.ts';
 import type { Files } from './files.ts';
 import type { LayoutKind } from './layout.ts';
-import { formatVersion, isObject, newerFormat } from './meta.ts';
+import { formatVersion, newerFormat } from './meta.ts';
 
 /** The contents of `.stowage/store.json`. */
 export interface Identity {
@@ -23,7 +24,7 @@ export async function readIdentity(files: Files, path: string): Promise<Identity
     if (errnoOf(cause) !== undefined) throw cause;
     throw damaged(path, cause);
   }
-  if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
+  if (!isJsonObject(json) || typeof json['version'] !== 'number') throw damaged(path);
   if (json['version'] > formatVersion) throw newerFormat(path, json['version']);
   const uuid = json['store'];
   return { layout: json['layout'], uuid: typeof uuid === 'string' && uuid !== '' ? uuid : undefined };
@@ -33,7 +34,7 @@ function damaged(path: string, cause?: unknown): StowageError {
   return new StowageError(`${path} cannot be read`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: `Restore it from a backup; or remove it and take the volumes in again with: stowage store adopt`,
+    action: `Restore it from a backup; or remove it and adopt the volumes again with: stowage store adopt`,
     cause,
   });
 }

@@ -109,7 +109,7 @@ async function discard({ files, ownPath }: StoreRoot, path: string, id: string):
   }
 }
 
-/** Never renames: only rmdir fails if somebody has written to the volume since it was found empty. */
+/** Never renames: only rmdir fails if a program has written to the volume since the check found it empty. */
 async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: VolumeName): Promise<void> {
   const found = await files.lstat(path);
   if (found === undefined) return;

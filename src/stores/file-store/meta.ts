@@ -1,4 +1,5 @@
 import { errnoOf } from '#base/errno.ts';
+import { isJsonObject } from '#base/json.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
@@ -95,7 +96,7 @@ function unreadable(
   const error = new StowageError(`the record ${path} cannot be read: ${why}`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: `Restore it from a backup, or move it away and take the data in again with: stowage store adopt`,
+    action: `Restore it from a backup, or move it away and adopt the data again with: stowage store adopt`,
     cause,
   });
   return { state: 'unreadable', error };
@@ -107,10 +108,6 @@ export function newerFormat(path: string, version: number): StowageError {
     reason: 'format-newer',
     action: 'Use the newer Stowage that wrote it.',
   });
-}
-
-export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
 type Check = (value: unknown) => boolean;
@@ -133,7 +130,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   bytes: absentOr((value) => typeof value === 'string' && /^\d{1,19}$/.test(value)),
   enforce: absentOr((value) => typeof value === 'boolean'),
   access: (value) => value === 'filesystem' || value === 'block',
-  labels: (value) => isObject(value) && Object.values(value).every(isText),
+  labels: (value) => isJsonObject(value) && Object.values(value).every(isText),
   requestId: isText,
   createdAt: isCount,
   revision: isCount,
@@ -147,7 +144,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
 };
 
 function parse(path: string, json: unknown, instance: string): MetaRead {
-  if (!isObject(json) || !isCount(json['version'])) return unreadable(path, 'it has no format version');
+  if (!isJsonObject(json) || !isCount(json['version'])) return unreadable(path, 'it has no format version');
   const version = Number(json['version']);
   if (version > formatVersion) return { state: 'unreadable', error: newerFormat(path, version) };
   const record: Readonly<Record<string, unknown>> =

@@ -34,7 +34,7 @@ const limit = 4096;
 const saveEveryMs = 60_000;
 /**
  * The most that counts between two observations. Maintenance observes every 30 s. A longer gap means that the process or its machine was
- * suspended, the store was unreachable, or the trash was empty: nobody observed that time. The server may have been rolled back
+ * suspended, the store was unreachable, or the trash was empty: this instance did not observe that time. The server may have been rolled back
  * in the gap and still show the same mark.
  */
 const maxStepMs = 5 * 60_000;

@@ -36,7 +36,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
       store,
       kind: 'unknown-volume',
       name,
-      detail: `Stowage instance ${volume.instance} made it, not this one`,
+      detail: `Stowage instance ${volume.instance} created it, not this one`,
       action: `Take it over with: stowage store adopt ${store} ${name}`,
     };
   }

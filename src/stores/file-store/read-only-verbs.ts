@@ -19,7 +19,7 @@ type Verbs = Exclude<
   'identity' | 'name' | 'changedByOthers' | 'access' | 'sources' | 'check' | 'room'
 >;
 
-interface Found {
+interface FoundVolume {
   readonly path: string;
   readonly volume: Volume;
 }
@@ -29,7 +29,7 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
   const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   const { files } = storeRoot;
 
-  async function look(name: VolumeName): Promise<Found | undefined> {
+  async function look(name: VolumeName): Promise<FoundVolume | undefined> {
     const read = await ctx.read(name).catch(() => undefined);
     const recorded = read?.state === 'ok' ? read.meta : undefined;
     const path = dataPath(recorded ?? { name });
@@ -86,7 +86,7 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
     return visible;
   };
 
-  async function held(ref: VolumeRef): Promise<Found> {
+  async function held(ref: VolumeRef): Promise<FoundVolume> {
     const found = await look(ref.name);
     if (found?.volume.id !== ref.id) throw notFound(ref.name, storeRoot.store);
     return found;
@@ -132,9 +132,9 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
   };
 }
 
-type Changes = 'create' | 'delete' | 'rename' | 'label' | 'expand' | 'trash' | 'adoption';
+type ChangeVerb = 'create' | 'delete' | 'rename' | 'label' | 'expand' | 'trash' | 'adoption';
 
-function createRefusals(storeRoot: StoreRoot): Pick<FileStore, Changes> {
+function createRefusals(storeRoot: StoreRoot): Pick<FileStore, ChangeVerb> {
   const refuse = (name: string, verb: string) => async (): Promise<never> => {
     throw new StowageError(`store ${storeRoot.store} is read-only: ${name} cannot be ${verb}`, {
       code: 'denied',

@@ -85,7 +85,7 @@ export interface HostLocks {
   /** Creates an empty record exclusively (`EEXIST`). Only the host that created it replaces it. */
   takeName(path: string): Promise<void>;
   /**
-   * Takes over an empty or cut-off record that no host works on any more: an earlier one of ours, or one that has not changed for long
+   * Takes over an empty or cut-off record that no host works on: an earlier one of ours, or one that has not changed for long
    * while we polled it. After that it is empty and ours, as after `takeName`. Calls `isTorn` last.
    */
   takeOverName(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;

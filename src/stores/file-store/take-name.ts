@@ -3,8 +3,9 @@ import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
 import { isDefiniteFailure } from './files.ts';
+import type { HeldScope, HoldLimit } from './held-scope.ts';
 import type { MetaRead } from './meta.ts';
-import type { HeldScope, HoldLimit, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /** Retries while other hosts take and release the name. */
 const maxAttempts = 8;
@@ -50,8 +51,8 @@ export async function takeName(
 ): Promise<TakenName> {
   const { hostLocks, files, metaPath, store } = ctx.storeRoot;
   const limit = ctx.limit();
-  const how = hostLocks === undefined && found.state !== 'absent' ? undefined : await tryTakeName(ctx, name, scope);
-  if (how === undefined) throw nameTaken(name, store);
+  const taken = hostLocks === undefined && found.state !== 'absent' ? undefined : await tryTakeName(ctx, name, scope);
+  if (taken === undefined) throw nameTaken(name, store);
   return {
     isOver: () => limit.isOver() || scope.limit.isOver(),
     check: () => {
@@ -60,7 +61,7 @@ export async function takeName(
     },
     release: async (cause) => {
       // Keep an empty record that we took over: it may reserve the name for a volume whose data have moved and whose record has not.
-      const isOurs = hostLocks !== undefined && how === 'made' && !limit.isOver();
+      const isOurs = hostLocks !== undefined && taken === 'made' && !limit.isOver();
       if (isOurs && isDefiniteFailure(cause)) await files.unlink(metaPath(name));
     },
   };

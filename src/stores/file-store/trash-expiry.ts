@@ -1,3 +1,5 @@
+import { isJsonObject } from '#base/json.ts';
+
 /** When a trash entry may be purged, and by whom. Part of the entry's record. docs/designs/trash-expiry.md has the reasons. */
 export interface Expiry {
   /** In ms, by the clock of the server that has the files. Undefined: the server's time is not known yet. */
@@ -96,18 +98,16 @@ function judgeAsOther(
 const purgeIf = (isDue: boolean): Verdict => ({ verdict: isDue ? 'purge' : 'keep' });
 
 const isCount = (value: unknown): value is number => Number.isSafeInteger(value) && Number(value) >= 0;
-const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value);
 
 /** 'unreadable': the entry never expires by itself. */
 export function parseExpiry(value: unknown): Expiry | 'unreadable' {
-  if (!isRecord(value)) return 'unreadable';
+  if (!isJsonObject(value)) return 'unreadable';
   const { expiresAt, retention, owner } = value;
   if (!isCount(retention) || typeof owner !== 'string') return 'unreadable';
   if (expiresAt !== undefined && !isCount(expiresAt)) return 'unreadable';
   const seen = sightingIn(value['seen']);
   const successor = sightingIn(value['successor']);
-  const since = isRecord(value['successor']) ? value['successor']['since'] : undefined;
+  const since = isJsonObject(value['successor']) ? value['successor']['since'] : undefined;
   return {
     ...(expiresAt === undefined ? {} : { expiresAt }),
     retention,
@@ -119,7 +119,7 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
 
 /** An unreadable sighting counts as none: the next host that sees the entry starts counting. */
 function sightingIn(value: unknown): Sighting | undefined {
-  if (!isRecord(value)) return undefined;
+  if (!isJsonObject(value)) return undefined;
   const { by, at } = value;
   return typeof by === 'string' && isCount(at) ? { by, at } : undefined;
 }

@@ -4,9 +4,10 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { ignoreBusy } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
 import { stagedId } from './trash-names.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
 // `deleting/`. A host that was suspended right before the first move may have lost its lock. The entry at `trash/<id>` may then belong
@@ -16,7 +17,7 @@ import type { HeldScope, VerbContext } from './verb-context.ts';
 const isSame = (found: MetaRead, meta: Meta): boolean =>
   found.state === 'ok' && encodeMeta(found.meta) === encodeMeta(meta);
 
-/** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record (any more). */
+/** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record. */
 export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: HeldScope): Promise<boolean> {
   const { storeRoot } = ctx;
   const { files } = storeRoot;
@@ -39,7 +40,7 @@ export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: He
 }
 
 /** The caller holds the volume's lock. Moves the entries of interrupted purges back. Returns false if there are none. */
-export async function putBack(ctx: VerbContext, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
+export async function restoreFromStaging(ctx: VerbContext, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
   const { storeRoot, layout } = ctx;
   const { files } = storeRoot;
   const names = (await files.names(storeRoot.ownPath('trash'))).filter((name) => stagedId(name) === id);
@@ -73,7 +74,7 @@ export async function finishStaged(ctx: VerbContext, names: readonly string[], s
     // The purge may be under way on another host.
     if ((await ctx.runVerb(doing, [], scope, async () => hostLocks?.holderOf(id))) === 'another') continue;
     const work = ctx.runVerb(doing, [id], scope, (held) =>
-      storeRoot.reserve.retryWithReserve(() => putBack(ctx, id, held)),
+      storeRoot.reserve.retryWithReserve(() => restoreFromStaging(ctx, id, held)),
     );
     await ignoreBusy(work).catch((cause: unknown) => {
       scope.signal.throwIfAborted();

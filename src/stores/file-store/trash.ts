@@ -5,6 +5,7 @@ import { isVolumeId, quoted } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { finishInterrupted, finishRestore, removeTrashFolder } from './finish-interrupted.ts';
+import type { HeldScope } from './held-scope.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, withoutMove } from './meta.ts';
 import { createObservedTime } from './observed-time.ts';
@@ -13,8 +14,8 @@ import { takeName } from './take-name.ts';
 import type { Expiry } from './trash-expiry.ts';
 import { trashedId } from './trash-names.ts';
 import { createTrashPurge, entryOf } from './trash-purge.ts';
-import { putBack } from './trash-staging.ts';
-import type { HeldScope, VerbContext } from './verb-context.ts';
+import { restoreFromStaging } from './trash-staging.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
 
@@ -78,7 +79,7 @@ export function createTrash(ctx: VerbContext): Trash {
     const target = await ctx.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
     // An interrupted purge may have moved the entry, or half of it.
-    await putBack(ctx, id, scope);
+    await restoreFromStaging(ctx, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
       storeRoot.hostLocks?.forget(id, 'not found');

@@ -1,4 +1,4 @@
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
@@ -9,29 +9,15 @@ import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import type { CallSlots } from './call-slots.ts';
 import { beingCreated, notFound } from './errors.ts';
-import { isDefiniteFailure, type Unremovable } from './files.ts';
+import type { Unremovable } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
+import { createHeldScopes, type HeldScope, type HoldLimit } from './held-scope.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { hasMoveIntent, readNamedMeta, volumeOf } from './meta.ts';
 import { recordedNames } from './read-verbs.ts';
-import { presumedDeadMs, type StoreRoot } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
-
-/**
- * How long a verb may change things: other hosts presume this one dead some time after it. Starts when the lock or the name was taken, not
- * when the work or a retry begins. Without other hosts there is no limit.
- */
-export interface HoldLimit {
-  isOver(): boolean;
-  /** Throws when it is over: this call must not change anything any more. The next call finds out how far this one came. */
-  check(): void;
-}
-
-/** For work that has a volume locked against other hosts, or that changes no existing volume. */
-export interface HeldScope extends Scope {
-  readonly limit: HoldLimit;
-}
 
 /** The functions and state that the verbs of one open store share. */
 export interface VerbContext {
@@ -100,18 +86,11 @@ const maxConcurrentReads = 16;
 export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: Clock): VerbContext {
   const { files, hostLocks } = storeRoot;
   const locks = createKeyedLock();
+  const { withVolumesLocked, limitFrom } = createHeldScopes(hostLocks, clock);
   const read = (name: VolumeName): Promise<MetaRead> =>
     readNamedMeta(files, storeRoot.metaPath(name), name, storeRoot.context.instance);
 
   const isTorn = async (name: VolumeName): Promise<boolean> => (await read(name)).state === 'torn';
-
-  async function explain(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
-    if (cause instanceof StowageError) return cause;
-    if (scope.signal.aborted) return stowageError(scope.signal.reason);
-    // If the whole store is gone, say that rather than that one file is missing.
-    const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
-    return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
-  }
 
   async function find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined> {
     const found = await read(ref.name);
@@ -140,31 +119,6 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     return found;
   }
 
-  function limitFrom(since: number): HoldLimit {
-    const isOver = (): boolean => hostLocks !== undefined && clock.elapsed() - since > presumedDeadMs / 2;
-    return {
-      isOver,
-      check: () => {
-        if (isOver()) throw new DeadlineExceeded(presumedDeadMs / 2);
-      },
-    };
-  }
-
-  async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T> {
-    if (hostLocks === undefined || ids.length === 0) return work({ ...scope, limit: limitFrom(clock.elapsed()) });
-    const held = await hostLocks.hold(ids, scope.signal);
-    try {
-      const result = await work({ ...scope, limit: limitFrom(held.since) });
-      await held[Symbol.asyncDispose]();
-      return result;
-    } catch (cause) {
-      // If the server does not answer, don't wait for it a second time.
-      const letGo = held[Symbol.asyncDispose]();
-      if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await letGo;
-      throw cause;
-    }
-  }
-
   const ctx: VerbContext = {
     storeRoot,
     layout,
@@ -181,14 +135,14 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
         using _held = await locks.hold(names, scope.signal);
         using _place = await storeRoot.callSlots[length].acquire(scope.signal);
         await storeRoot.verify();
-        return await alone(names.filter(isVolumeId), scope, work);
+        return await withVolumesLocked(names.filter(isVolumeId), scope, work);
       } catch (cause) {
         // A StowageError means that nothing was changed. After any other error the operation may have stopped half-way.
         if (!(cause instanceof StowageError)) ctx.needsSweep = true;
-        throw await explain(cause, doing, scope);
+        throw await explain(storeRoot, cause, doing, scope);
       }
     },
-    withVolumeLock: (id, scope, work) => alone([id], scope, work),
+    withVolumeLock: (id, scope, work) => withVolumesLocked([id], scope, work),
     removeQuota: async ({ enforce, id }) => {
       if (enforce) await layout.removeQuota?.(id);
     },
@@ -231,4 +185,12 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     limit: () => limitFrom(clock.elapsed()),
   };
   return ctx;
+}
+
+async function explain(storeRoot: StoreRoot, cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
+  if (cause instanceof StowageError) return cause;
+  if (scope.signal.aborted) return stowageError(scope.signal.reason);
+  // If the whole store is gone, say that rather than that one file is missing.
+  const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
+  return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
 }

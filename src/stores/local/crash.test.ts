@@ -168,7 +168,7 @@ describe('after a kill during delete', () => {
     };
   });
 
-  test('and its room freed before anything else: the record goes first', async () => {
+  test('freeing space first removes the record first', async () => {
     const made = await filled();
     await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
     await under.reopen();
@@ -176,7 +176,7 @@ describe('after a kill during delete', () => {
     await gone();
   });
 
-  test('and its request repeated before the deletion is: a fresh volume, without the old data', async () => {
+  test('a repeated creation before the repeated deletion makes a new volume without the old data', async () => {
     const made = await filled();
     await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
     await under.reopen();
@@ -229,7 +229,7 @@ describe('after a kill during rename', () => {
     return { between: oneOnly, repeat: () => under.store.rename(made, b, scope), after: done };
   });
 
-  test('an abandoned intent does no harm to a volume that takes the other name', async () => {
+  test('an abandoned intent does not affect a volume that takes the other name', async () => {
     const made = await filled();
     await intend('a.meta', { movingTo: 'b', revision: 2 });
     const other = await under.store.create({ ...want, id: newVolumeId(), name: b, requestId: 'other' }, scope);

@@ -36,7 +36,7 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
     code: 'out-of-range',
     reason: 'file-too-large',
     why: `the file system of ${root} cannot hold a file of that size`,
-    action: 'Ask for a smaller volume, or move the store to a file system that allows larger files, such as xfs.',
+    action: 'Request a smaller volume, or move the store to a file system that allows larger files, such as xfs.',
   }),
   EXDEV: (root) => ({
     code: 'unsupported',
@@ -81,9 +81,9 @@ const tooManyFiles: Explanation = {
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errnoOf(cause);
-  const about = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
-  if (about === undefined) return stowageError(cause);
-  const { why, ...rest } = about;
+  const explanation = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
+  if (explanation === undefined) return stowageError(cause);
+  const { why, ...rest } = explanation;
   return new StowageError(`${doing} failed: ${why}`, { ...rest, cause });
 }
 

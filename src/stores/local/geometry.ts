@@ -1,7 +1,7 @@
 import {
   type Ext4Superblock,
-  leastExt4Room,
-  leastXfsGroup,
+  minExt4GroupBlocks,
+  minXfsGroupBlocks,
   readSuperblock,
   type XfsSuperblock,
 } from '#base/superblock.ts';
@@ -53,7 +53,7 @@ function xfsBlocks({ logBlocks, groupBlocks }: XfsGeometry, wanted: bigint): big
   const blocks = wanted + logBlocks;
   if (groupBlocks === undefined) return blocks;
   const last = blocks % groupBlocks;
-  return last === 0n || last >= leastXfsGroup ? blocks : blocks - last + leastXfsGroup;
+  return last === 0n || last >= minXfsGroupBlocks ? blocks : blocks - last + minXfsGroupBlocks;
 }
 
 const inodeSize = 256n;
@@ -104,7 +104,7 @@ function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
     const overhead = ext4Overhead(geometry, blocks);
     let next = wanted + overhead.all;
     const last = next % geometry.groupBlocks;
-    const least = overhead.lastGroup + leastExt4Room;
+    const least = overhead.lastGroup + minExt4GroupBlocks;
     if (last > 0n && last < least) next += least - last;
     if (next <= blocks) return blocks;
     blocks = next;
@@ -124,7 +124,7 @@ function xfsGeometry({
   groupBlocks,
   logBlocks,
 }: XfsSuperblock): FoundFileSystem | undefined {
-  if (groupBlocks < leastXfsGroup || logBlocks > blocks) return undefined;
+  if (groupBlocks < minXfsGroupBlocks || logBlocks > blocks) return undefined;
   return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
 }
 

@@ -252,7 +252,7 @@ describe.skipIf(needs('ext4'))('an image', () => {
   const isEmpty = async (made: Volume): Promise<boolean> => (await under.store.usage(made, scope)).empty;
 
   test.each(['filesystem', 'block'] as const)(
-    'that nobody was given (%s) is empty, whatever else is done to it',
+    'is empty if no user has mounted it (%s), also after other changes',
     async (access) => {
       const made = await create('a', 16n * MiB, { access });
       await under.store.label(made, { tier: 'gold' }, scope);
@@ -265,7 +265,7 @@ describe.skipIf(needs('ext4'))('an image', () => {
   );
 
   test.each(['filesystem', 'block'] as const)(
-    'that somebody was given (%s) is not, also after a restart',
+    'is not empty if a user has mounted it (%s), also after a restart',
     async (access) => {
       const made = await create('a', 16n * MiB, { access });
       await under.store.noteUse?.(made, scope);
@@ -276,7 +276,7 @@ describe.skipIf(needs('ext4'))('an image', () => {
     },
   );
 
-  test('whose record does not say that it is unused is not', async () => {
+  test('is not empty if its record does not say that it is unused', async () => {
     const [early, released] = [await create('a', 16n * MiB), await create('b', 16n * MiB)];
     const record = JSON.parse(await readFile(under.at('a.meta'), 'utf8'));
     await writeFile(under.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);

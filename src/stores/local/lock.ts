@@ -2,8 +2,8 @@ import { constants } from 'node:fs';
 import { access } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
+import { isJsonObject } from '#base/json.ts';
 import { StowageError } from '#core/errors.ts';
-import { isObject } from '../file-store/meta.ts';
 import { lstatIfThere, readBounded } from './files.ts';
 
 const sqliteBusy = 5;
@@ -43,7 +43,7 @@ async function refuseIrregular(lockFile: string): Promise<void> {
   throw new StowageError(`${lockFile} is not a plain file`, {
     code: 'conflict',
     reason: 'store-lock-irregular',
-    action: `Remove ${lockFile}; Stowage makes it again.`,
+    action: `Remove ${lockFile}; Stowage recreates it.`,
   });
 }
 
@@ -51,7 +51,7 @@ async function locked(root: string, ownerFile: string, cause: unknown): Promise<
   return new StowageError(`the store in ${root} is in use by ${await holder(ownerFile)}`, {
     code: 'conflict',
     reason: 'store-locked',
-    action: 'Stop that one first, or give this Stowage another directory: a local store belongs to one at a time.',
+    action: 'Stop that instance first, or use another directory: only one instance can open a local store.',
     cause,
   });
 }
@@ -59,7 +59,8 @@ async function locked(root: string, ownerFile: string, cause: unknown): Promise<
 async function holder(ownerFile: string): Promise<string> {
   try {
     const owner: unknown = JSON.parse((await readBounded(ownerFile, 4096)).toString('utf8'));
-    if (isObject(owner)) return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
+    if (isJsonObject(owner))
+      return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
   } catch {
     // The holder is still starting, or the file is damaged.
   }

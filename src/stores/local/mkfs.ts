@@ -153,8 +153,8 @@ export async function runTool(
 }
 
 function toolFailed(program: string, cause: unknown): StowageError {
-  const said = cause instanceof Error && 'stderr' in cause ? String(cause.stderr).trim() : '';
-  if (/no space left/i.test(said)) {
+  const stderr = cause instanceof Error && 'stderr' in cause ? String(cause.stderr).trim() : '';
+  if (/no space left/i.test(stderr)) {
     return new StowageError(`${program} found no room left for the new file system`, {
       code: 'exhausted',
       reason: 'store-full',
@@ -162,11 +162,11 @@ function toolFailed(program: string, cause: unknown): StowageError {
       cause,
     });
   }
-  return new StowageError(`${program} failed: ${said.split('\n')[0] || 'it gave no reason'}`, {
+  return new StowageError(`${program} failed: ${stderr.split('\n')[0] || 'it gave no reason'}`, {
     code: 'internal',
     reason: 'mkfs-failed',
     action:
-      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for all that the tool said.',
+      'Look at dmesg for errors of the disk below the store, and at the log of Stowage for the full output of the tool.',
     cause,
   });
 }

@@ -199,7 +199,7 @@ async function refuseShared(root: string, locks: string): Promise<void> {
   throw new StowageError(`${root} is an NFS store of other hosts`, {
     code: 'conflict',
     reason: 'store-shared-elsewhere',
-    action: `Add it as an NFS store here too; or only read it: readOnly=true. If no host uses it over NFS any more: rm -r ${locks}`,
+    action: `Add it as an NFS store here, too; or open it read-only: readOnly=true. Once no host uses it over NFS: rm -r ${locks}`,
   });
 }
 

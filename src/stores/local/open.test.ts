@@ -82,7 +82,7 @@ describe('a store in use', () => {
       code: 'conflict',
       reason: 'store-locked',
       message: `the store in ${root} is in use by Stowage instance instance-1 (process ${process.pid} on node-1)`,
-      action: 'Stop that one first, or give this Stowage another directory: a local store belongs to one at a time.',
+      action: 'Stop that instance first, or use another directory: only one instance can open a local store.',
     });
   });
 

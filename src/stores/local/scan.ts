@@ -5,7 +5,7 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
-import type { Scanned } from '../file-store/files.ts';
+import type { ScanResult } from '../file-store/files.ts';
 import { openRaw } from './raw-entries.ts';
 import { fileCallsPerLongCall } from './slots-by-device.ts';
 
@@ -36,7 +36,7 @@ const perPath = 256;
  * all. Users may change the tree during the scan. So the scan opens each directory without following links, compares it with the one that it
  * listed, and looks up entries through the open descriptor: a directory swapped for a link never leads it out of the volume.
  */
-export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<Scanned> {
+export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<ScanResult> {
   let bytes = 0n;
   let files = 0n;
   let complete = true;

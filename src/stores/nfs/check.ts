@@ -6,10 +6,10 @@ import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
 import { withoutCheck } from '#core/store-errors.ts';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
 import { type Connect, identityOf, isTlsFailure, type OnStep, type Session } from './connect.ts';
-import { nfsTrouble } from './failures.ts';
+import { explainNfsError } from './failures.ts';
 import { errorContextOf } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
-import { createProbe, type Within } from './probe.ts';
+import { createProbe, type ProbeLimits } from './probe.ts';
 import type { CheckedDirectory } from './probe-leftovers.ts';
 
 export interface CheckParts {
@@ -20,7 +20,7 @@ export interface CheckParts {
   readonly connect: Connect;
   readonly readOnly: boolean;
   /** Removes files of checks that were killed. */
-  readonly removeLeftovers: (checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
+  readonly removeLeftovers: (checked: CheckedDirectory, within: ProbeLimits, log: Log) => Promise<void>;
 }
 
 const pings = 5;
@@ -41,7 +41,7 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
   } catch (thrown) {
     scope.signal.throwIfAborted();
     if (!(thrown instanceof StepFailed)) throw thrown;
-    const { why, action, reason } = nfsTrouble(thrown.cause, errorContextOf(options, store));
+    const { why, action, reason } = explainNfsError(thrown.cause, errorContextOf(options, store));
     steps.push({ step: thrown.step, ok: false, detail: why, action: withoutCheck(action), reason });
   }
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
@@ -100,10 +100,10 @@ function pendingStep(steps: readonly CheckStep[], { network }: NfsOptions, cause
   return isTlsFailure(cause) ? 'tls' : 'connect';
 }
 
-const readDirectory = async (nfs: NfsClient, root: FileHandle, within: Within): Promise<string> =>
+const readDirectory = async (nfs: NfsClient, root: FileHandle, within: ProbeLimits): Promise<string> =>
   `the directory has mode ${(await nfs.getattr(root, within)).mode.toString(8)}`;
 
-async function roundTrip(nfs: NfsClient, clock: Clock, within: Within): Promise<string> {
+async function roundTrip(nfs: NfsClient, clock: Clock, within: ProbeLimits): Promise<string> {
   const times: number[] = [];
   for (let i = 0; i < pings; i++) {
     const before = clock.elapsed();
@@ -118,6 +118,6 @@ function storeFull(store: string): StowageError {
   return new StowageError(`no room is left in store ${store}`, {
     code: 'exhausted',
     reason: 'store-full',
-    action: "Delete volumes or files that are no longer needed, or have the server's administrator give it more room.",
+    action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",
   });
 }

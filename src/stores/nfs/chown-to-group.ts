@@ -5,6 +5,7 @@ import {
   type Attributes,
   type FileHandle,
   fileType,
+  isGone,
   isNfsError,
   type SetAttributes,
   walkTree,
@@ -32,19 +33,19 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
     const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
     const identity = identityOf(options);
-    const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
+    const callOptions = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
     const limit = createLimiter(atOnce);
     let changed = 0;
 
     const chownEntry = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
       const set = missingChanges(attributes, group);
       if (set === undefined) return;
-      await limit.run(() => nfs.setattr(handle, set, how));
+      await limit.run(() => nfs.setattr(handle, set, callOptions));
       changed++;
     };
 
     try {
-      const before = await nfs.getattr(top, how);
+      const before = await nfs.getattr(top, callOptions);
       if (missingChanges(before, group) === undefined) return;
       await walkTree(
         nfs,
@@ -53,14 +54,15 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
           // Another file system is mounted there; it does not belong to the volume.
           if (attributes.fsid !== before.fsid) return false;
           await chownEntry(handle, attributes).catch((cause: unknown) => {
-            if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
+            if (!isGone(cause)) throw cause;
           });
           return true;
         },
-        how,
+        callOptions,
       );
       await chownEntry(top, before);
-      if (missingChanges(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
+      if (missingChanges(await nfs.getattr(top, callOptions), group) !== undefined)
+        throw refused(group, identity.uid, squash);
     } catch (cause) {
       if (signal.aborted) throw stowageError(signal.reason);
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
@@ -89,7 +91,7 @@ function refused(group: number, uid: number, squash: NfsOptions['squash'], cause
     code: 'denied',
     reason: 'group-refused',
     action:
-      "Ask the store's administrator for squash=all on the store, with the uid and gid that own its files: then no group has to be given anything; or to export it with no_root_squash. Or leave fsGroup out of the pod, and run it as a user who may use the files.",
+      "Ask the store's administrator to set squash=all with the uid and gid that own its files (no file then needs a group of its own), or to export it with no_root_squash. Or remove fsGroup from the pod, and run it as a user with access to the files.",
     cause,
   });
 }

@@ -188,7 +188,7 @@ for (const [title, start] of Object.entries(sites))
 /** What the calls of each host have returned, and what must therefore exist. */
 function createModel(folder: string, seed: number) {
   const known: Volume[] = [];
-  /** Of these somebody asked to be rid. */
+  /** The ids of volumes that a host deleted. */
   const unwanted = new Set<string>();
   const wrong: string[] = [];
   let state = seed;
@@ -201,7 +201,7 @@ function createModel(folder: string, seed: number) {
 
   async function create(store: FileStore, host: string): Promise<void> {
     const made = await store.create(spec(anyName(), { instance: host }), scope);
-    // Nobody else knows its id yet, so nobody moves it.
+    // No other host knows its id yet, so none moves it.
     writeFileSync(join(folder, made.name, 'file'), made.id);
     known.push(made);
   }
@@ -251,7 +251,7 @@ function createModel(folder: string, seed: number) {
         ...wrong,
         ...wrongRecords(all),
         ...known.filter(({ id }) => !unwanted.has(id) && !isThere(id)).map(({ id }) => `${id} is lost`),
-        ...all.filter(({ id }) => !known.some((one) => one.id === id)).map(({ id }) => `nobody made ${id}`),
+        ...all.filter(({ id }) => !known.some((one) => one.id === id)).map(({ id }) => `no host made ${id}`),
         ...contents.unrecorded().map((entry) => `without a record: ${entry}`),
         ...contents.heldLocks().map((entry) => `locked: ${entry}`),
         ...['tmp', 'deleting'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),

@@ -128,9 +128,9 @@ async function resolve(
     return (await lookup(host, { all: true })).map(({ address }) => address);
   };
   // The system's resolver cannot be canceled, so don't wait for it after an abort.
-  const asked = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
-  const found = asked.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
-  const failure = asked.find((answer) => answer.status === 'rejected')?.reason;
+  const resolutions = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
+  const found = resolutions.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
+  const failure = resolutions.find((answer) => answer.status === 'rejected')?.reason;
   if (found.length === 0) throw new HostNotFound(hosts.join(', '), failure);
   return [...new Set(found)];
 }

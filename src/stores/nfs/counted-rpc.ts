@@ -20,9 +20,9 @@ export function createCountedRpc(rpc: RpcClient): CountedRpc {
       if (procedure.program === nfsProgram && changingProcedures.has(procedure.number))
         return rpc.call(procedure, args, options, recover);
       return rpc.call(procedure, args, options, (cause, since) => {
-        const told = withoutMaybeDone(cause);
-        if (recover === undefined) throw told;
-        return recover(told, since);
+        const error = withoutMaybeDone(cause);
+        if (recover === undefined) throw error;
+        return recover(error, since);
       });
     },
     get pending() {

@@ -257,7 +257,7 @@ test('an abandoned intent does not lead to the data of another volume', async ()
     expect(await die(ground, setting, { verb, at, when: 'after' })).toBe(true);
   await tidy(await open(ground, 'mortal'));
   mkdirSync(join(folder, 'n'));
-  writeFileSync(join(folder, 'n', 'file'), 'somebody else’s');
+  writeFileSync(join(folder, 'n', 'file'), 'another user’s');
   // Killed with the data removed, and the record not.
   const layAgain = snapshotOf(folder);
   for (let at = 1; existsSync(join(folder, 'e')); at++) {
@@ -269,7 +269,7 @@ test('an abandoned intent does not lead to the data of another volume', async ()
   await tidy(back);
   await back.delete(empty, scope);
   await tidy(back);
-  expect(readFileSync(join(folder, 'n', 'file'), 'utf8')).toBe('somebody else’s');
+  expect(readFileSync(join(folder, 'n', 'file'), 'utf8')).toBe('another user’s');
   expect(await back.names(scope)).toEqual(['a']);
 });
 

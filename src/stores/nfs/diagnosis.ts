@@ -1,4 +1,4 @@
-import { aborted } from '#base/aborted.ts';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import {
@@ -46,10 +46,10 @@ async function isAdmittedFromPrivilegedPort(
   mountPort: number,
   signal: AbortSignal,
 ): Promise<boolean> {
-  const how = { localPort: createLocalPorts('privileged'), dialRounds };
+  const dialOverrides = { localPort: createLocalPorts('privileged'), dialRounds };
   const within = { signal, deadlineMs: probeTimeoutMs };
-  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...how });
-  using rpc = createRpcClient({ ...dial(addresses, port), ...how });
+  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...dialOverrides });
+  using rpc = createRpcClient({ ...dial(addresses, port), ...dialOverrides });
   try {
     const { handle } = await mounting.call(mnt, options.path, within);
     await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);
@@ -151,7 +151,7 @@ async function addressHangsUp(
   try {
     const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
     const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
-    const why = await Promise.race([connection.ended, aborted(limit.signal).then(() => undefined)]);
+    const why = await unlessAborted(connection.ended, limit.signal).catch(() => undefined);
     connection.close();
     return why;
   } catch {

@@ -14,7 +14,7 @@ import {
   removeTree,
   walkTree,
 } from '#wire/nfs3/index.ts';
-import type { Scanned, Unremovable } from '../file-store/files.ts';
+import type { ScanResult, Unremovable } from '../file-store/files.ts';
 import { asSystemError } from './system-error.ts';
 
 const treesAtOnce = 4;
@@ -54,7 +54,7 @@ export async function scanTree(
   top: FileHandle,
   signal: AbortSignal,
   within: { readonly deadlineMs: number },
-): Promise<Scanned> {
+): Promise<ScanResult> {
   const { fsid, used } = await nfs.getattr(top, { ...within, signal });
   const linked = new Set<bigint>();
   let bytes = BigInt(used);

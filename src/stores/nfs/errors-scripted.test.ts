@@ -12,7 +12,7 @@ import { createNfsStoreKind } from './kind.ts';
 describe('errors that only a scripted server gives', () => {
   test.each([
     ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
-    ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /more room/],
+    ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /add space/],
     [
       'STALE',
       'unavailable',

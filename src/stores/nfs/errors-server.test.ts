@@ -108,7 +108,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'denied',
       reason: 'store-permission',
       message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
-      action: /^On the server, give that user the directory \(chown 1000 …\)/,
+      action: /^On the server, make that user the owner of the directory \(chown 1000 …\)/,
     });
     chownSync(at('squashed'), 1000, 1000);
     const store = await open('squashed', options);
@@ -157,8 +157,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       message: new RegExp(
         `^creating volume 'big' in store test failed: no room is left on the server's disk of ${placeOf('small')}$`,
       ),
-      action:
-        /^Delete volumes or files that are no longer needed, or have the server's administrator give it more room\.$/,
+      action: /^Delete volumes or files that are no longer needed, or have the server's administrator add space\.$/,
     });
     expect(readdirSync(at('small'), { recursive: true })).toHaveLength(before);
   });

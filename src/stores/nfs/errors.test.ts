@@ -44,7 +44,8 @@ describe('a server that cannot be reached', () => {
     expectError(error, {
       code: 'unavailable',
       reason: 'nfs-host-unknown',
-      message: /^opening store test \(nowhere\.invalid:\/export\) failed: no address is known for nowhere\.invalid$/,
+      message:
+        /^opening store test \(nowhere\.invalid:\/export\) failed: the host name nowhere\.invalid does not resolve$/,
       action: /the DNS of this host \(getent hosts nowhere\.invalid\); then: stowage store check test/,
     });
   });
@@ -153,7 +154,7 @@ describe('a server without a service', () => {
         `127\\.0\\.0\\.1 speaks NFS, but its MOUNT service did not answer in time on port ${mountport}$`,
       ),
       action:
-        /^Try again\. If it persists, have the firewall in between opened for that port, or give the right one as mountport/,
+        /^Try again\. If it persists, have the firewall in between opened for that port, or set the right one as mountport/,
     });
   });
 });

@@ -42,8 +42,8 @@ export interface ErrorContext {
 
 /** Turns an error into one for users. Network failures are 'unavailable' or 'deadline', missing permissions are 'denied'. */
 export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext): StowageError {
-  const told = stowageErrorIn(thrown);
-  if (told !== undefined) return told;
+  const explained = stowageErrorIn(thrown);
+  if (explained !== undefined) return explained;
   const cause = asSystemError(thrown);
   const found = explain(cause, about);
   if (found === undefined) return stowageError(cause);
@@ -53,7 +53,7 @@ export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext):
 }
 
 /** Explains an error without naming the operation. */
-export function nfsTrouble(
+export function explainNfsError(
   thrown: unknown,
   about: ErrorContext,
 ): Pick<Explanation, 'why' | 'action'> & { readonly reason: string } {

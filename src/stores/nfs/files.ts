@@ -10,13 +10,13 @@ import {
   readFully,
   removeTree,
   type SetAttributes,
-  stability,
 } from '#wire/nfs3/index.ts';
 import { type Entry, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
 import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
-import { isSameMark, isTaken } from './lock-marks.ts';
+import { isProcessMarkTime, isSameMark } from './lock-marks.ts';
 import { asSystemError } from './system-error.ts';
+import { ms, writeDurably } from './write-durably.ts';
 
 /** The file system of a store on an NFS server, with the calls that only this store needs. */
 export interface NfsFiles extends Files {
@@ -46,15 +46,13 @@ export interface NfsFilesParts {
   nextMark(): { readonly seconds: number; readonly nanoseconds: number };
 }
 
-interface Found {
+interface FoundFile {
   readonly handle: FileHandle;
   readonly attributes: Attributes;
 }
 
 /** For listings that are kept in memory: protects against a server whose listing never ends. */
 const maxEntries = 500_000;
-/** Give up on a server that restarts, or says so, at every write. */
-const maxRestarts = 3;
 /** Retries if other hosts replace a record between LOOKUP and READ. */
 const maxReplacements = 8;
 
@@ -64,7 +62,6 @@ const types = new Map<number, FileType>([
   [fileType.link, 'link'],
 ]);
 const typeOf = ({ type }: Attributes): FileType => types.get(type) ?? 'other';
-const ms = (seconds: number, nanoseconds: number): number => seconds * 1000 + Math.floor(nanoseconds / 1e6);
 
 /** Skips names that are not UTF-8. */
 async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonly string[]> {
@@ -79,7 +76,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
   const listing = { ...within, maxEntries };
   const { at } = folders;
 
-  const find = (path: string): Promise<Found | undefined> =>
+  const find = (path: string): Promise<FoundFile | undefined> =>
     at(path, async (folder, name) => {
       try {
         const { handle, attributes } = await nfs.lookup(folder, name, within);
@@ -105,34 +102,13 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       return (await nfs.create(folder, name, how, within)).handle;
     });
 
-  async function fill(path: string, handle: FileHandle, text: string): Promise<number> {
-    const data = Buffer.from(text);
-    let seconds = 0;
-    let restarts = 0;
-    for (let done = 0; done < data.length; ) {
-      const { count, committed, verifier, change } = await nfs
-        .write(handle, done, data.subarray(done), stability.fileSync, within)
-        .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
-      // Short writes are allowed. A count of 0 would loop for ever.
-      if (count === 0) throw new UnsuitableFile(`${path} cannot be written: the server takes nothing`);
-      // If the server restarted in between, it may have lost data. Then write everything again.
-      const isKept = committed === stability.fileSync || (await nfs.commit(handle, 0, 0, within)).verifier === verifier;
-      if (!isKept && ++restarts > maxRestarts)
-        throw new UnsuitableFile(`${path} cannot be written: the server keeps nothing`);
-      done = isKept ? done + count : 0;
-      const after = change?.after;
-      seconds = after === undefined ? seconds : ms(after.mtime, after.mtimeNs);
-    }
-    return seconds;
-  }
-
   /** Removes the new file if writing to it fails. */
   async function fillNew(path: string, handle: FileHandle, text: string): Promise<void> {
     if (text === '') return;
     try {
-      const changedAt = await fill(path, handle, text);
+      const changedAt = await writeDurably(nfs, { path, handle }, text, within);
       // Some servers do not update mtime on a write. A file with content must not keep a mark.
-      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
+      if (changedAt > 0 && isProcessMarkTime({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;
@@ -203,11 +179,11 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
         const entries: Entry[] = [];
         for await (const page of listDirectory(nfs, handle, listing))
           await eachBounded(page, 16, async (entry) => {
-            const about = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
-            if (about === undefined) return;
-            const mark = `${about.fileId} ${about.ctime}.${about.ctimeNs}`;
-            const isEmpty = about.type === fileType.regular && about.size === 0;
-            entries.push({ name: entry.name, type: typeOf(about), mark, isEmpty });
+            const attributes = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
+            if (attributes === undefined) return;
+            const mark = `${attributes.fileId} ${attributes.ctime}.${attributes.ctimeNs}`;
+            const isEmpty = attributes.type === fileType.regular && attributes.size === 0;
+            entries.push({ name: entry.name, type: typeOf(attributes), mark, isEmpty });
           });
         return entries;
       }),
@@ -222,12 +198,18 @@ export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesP
       }
     },
     writeNew: async (path, text) => fillNew(path, await make(path), text),
-    write: async (path, text) => fill(path, (await find(path))?.handle ?? (await make(path)), text),
+    write: async (path, text) =>
+      writeDurably(nfs, { path, handle: (await find(path))?.handle ?? (await make(path)) }, text, within),
     overwrite: async (path, text, limit) => {
       const { handle, attributes } = (await undefinedIfFolderAbsent(find(path))) ?? {};
       if (handle === undefined || attributes?.type !== fileType.regular || attributes.size > limit) return false;
       try {
-        await fill(path, handle, text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))));
+        await writeDurably(
+          nfs,
+          { path, handle },
+          text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))),
+          within,
+        );
         return true;
       } catch (cause) {
         // The file was removed or replaced after LOOKUP.

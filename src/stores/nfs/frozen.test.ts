@@ -25,7 +25,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
-/** A call that nobody answers, and what is done about it. */
+/** A call without an answer, and how the store handles it. */
 const answerTimeoutMs = timeoutMs + 2_000;
 
 const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');

@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { type Hold, type HostLocks, presumedDeadMs } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
-import { isFree } from './lock-marks.ts';
+import { isFreeMark } from './lock-marks.ts';
 import { createStaleFileWatch } from './stale-file-watch.ts';
 import { createVolumeLocks, deadLock, type TakenLock, type VolumeLocksParts } from './volume-locks.ts';
 
@@ -45,8 +45,8 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
   async function lock(id: VolumeId, signal: AbortSignal): Promise<TakenLock & Pick<Hold, 'since'>> {
     const taken = await retryUntilLocked(id, signal, async () => {
       const since = clock.elapsed();
-      const mine = await locks.tryTake(`${folder}/${id}`, signal);
-      return mine && { ...mine, since };
+      const ownLock = await locks.tryTake(`${folder}/${id}`, signal);
+      return ownLock && { ...ownLock, since };
     });
     try {
       if (taken.isSpareUnchecked)
@@ -84,7 +84,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
     holderOf: async (id) => {
       const path = `${folder}/${id}`;
       const found = await files.attributes(path);
-      if (found === undefined || isFree(found) || marks.isOurs(found.mtime)) return 'nobody';
+      if (found === undefined || isFreeMark(found) || marks.isOurs(found.mtime)) return 'nobody';
       return watch.isUnchanged(path, found, deadLock.afterMs) ? 'stale' : 'another';
     },
     usesOf,

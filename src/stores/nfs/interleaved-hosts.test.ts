@@ -17,7 +17,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
 // whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
-// may be gone that nobody deleted, no volume may be there twice, and no record may be wrong.
+// may be lost without a deletion, no volume may exist twice, and no record may be wrong.
 
 interface Outcome {
   readonly volume?: Volume;

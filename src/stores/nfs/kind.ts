@@ -19,7 +19,7 @@ import { nfsFailure } from './failures.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { errorContextOf, type NfsStoreRoot, openNfsStoreRoot, shortDeadlineMs } from './open-store-root.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import type { Within } from './probe.ts';
+import type { ProbeLimits } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
 import { createSharedChecks } from './shared-checks.ts';
@@ -151,7 +151,7 @@ const hangUpMs = 500;
 const graceMs = 250;
 
 /** Fails early if the server closes every connection at once, so that callers with short deadlines can distinguish that from silence. */
-async function ping({ nfs, findHangUp }: Session, within: Within, clock: Clock): Promise<void> {
+async function ping({ nfs, findHangUp }: Session, within: ProbeLimits, clock: Clock): Promise<void> {
   const answered = nfs.null(within);
   if (!(await endsWithin(answered, hangUpMs, clock))) {
     const first = await Promise.race([findHangUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);

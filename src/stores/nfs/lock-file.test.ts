@@ -3,8 +3,8 @@ import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Attributes, type FileHandle, fileType, type SetAttributes, type Time } from '#wire/nfs3/index.ts';
 import { createGuardTicks } from './guard-ticks.ts';
-import { createLockFile, ctimeOf, type Located, type LockFile, type LockIo } from './lock-file.ts';
-import { createMarks, isFree, newProcessMark } from './lock-marks.ts';
+import { createLockFile, ctimeOf, type FoundFile, type LockFile, type LockIo } from './lock-file.ts';
+import { createMarks, isFreeMark, newProcessMark } from './lock-marks.ts';
 
 // The protocol of docs/designs/store-locks.md against a server that is only a model: its clock has coarse ticks, it may
 // compare guards badly, and calls are executed when the test says so, once or twice.
@@ -78,7 +78,7 @@ function createServer({ tick, comparesSeconds, isAtomic }: Kind) {
     },
     /** Outside of any call. */
     look: attributes,
-    found: (): Located => ({ handle, attributes: attributes() }),
+    found: (): FoundFile => ({ handle, attributes: attributes() }),
     get waiting() {
       return waiting.length;
     },
@@ -139,7 +139,7 @@ describe('whatever the order in which a server works', () => {
           const host = hostOn(server, kind.comparesSeconds, {}, own);
           for (let rounds = 0, tries = 0; rounds < 2 && tries < 12; tries++) {
             const found = { handle, attributes: await server.attributes() };
-            const mayTake = isFree(found.attributes) || found.attributes.mtime === own;
+            const mayTake = isFreeMark(found.attributes) || found.attributes.mtime === own;
             const held = mayTake ? await host.take(found, false, signal) : undefined;
             if (held === undefined) continue;
             most = Math.max(most, ++inside);
@@ -158,7 +158,7 @@ describe('whatever the order in which a server works', () => {
           const { which, ns } = order.next().value;
           server.pass(ns);
           if (server.waiting > 0) server.run(which);
-          // A clock that never moved would let nobody in.
+          // With a clock that never advances, no host would get the lock.
           if (ns === 0) server.pass(50_000);
         }
         await all;
@@ -225,7 +225,7 @@ describe.each([
     if (held === undefined) throw new Error('not taken');
     const after = await during(server, hostOn(server, kind.comparesSeconds, { setattr: lost }).release(held));
     expect(after?.attributes.ctime).toBe(server.look().ctime);
-    expect(isFree(server.look())).toBe(true);
+    expect(isFreeMark(server.look())).toBe(true);
   });
 
   test('a lock whose taking was never answered is held, if our mark is on it', async () => {

@@ -6,16 +6,16 @@ import { isSameMark, type Marks } from './lock-marks.ts';
 
 // How one file is a lock: docs/designs/store-locks.md has the protocol, its reasons and what it does not promise.
 
-export interface Located {
+export interface FoundFile {
   readonly handle: FileHandle;
   readonly attributes: Attributes;
 }
 
 /** The calls that a lock needs. Attributes are those after the call. */
 export interface LockIo {
-  find(path: string): Promise<Located | undefined>;
+  find(path: string): Promise<FoundFile | undefined>;
   /** Exclusively (`EEXIST`), empty, with both of its times as given. */
-  create(path: string, mark: Time): Promise<Located>;
+  create(path: string, mark: Time): Promise<FoundFile>;
   /** Undefined: the file is gone. */
   attributes(handle: FileHandle): Promise<Attributes | undefined>;
   /** 'changed': not done, the time of the file's last change is no longer `ifChangedAt`. */
@@ -24,7 +24,7 @@ export interface LockIo {
 }
 
 /** A lock that this process holds. */
-export interface HeldLock extends Located {
+export interface HeldLock extends FoundFile {
   readonly mark: Time;
 }
 
@@ -40,11 +40,11 @@ export interface LockFile {
   create(path: string): Promise<HeldLock>;
   /**
    * Takes a lock that is free or abandoned. Returns undefined if another process took it first.
-   * `isOurs`: nobody has changed the file since our own release.
+   * `isOurs`: no host has changed the file since our own release.
    */
-  take(found: Located, isOurs: boolean, signal: AbortSignal): Promise<HeldLock | undefined>;
+  take(found: FoundFile, isOurs: boolean, signal: AbortSignal): Promise<HeldLock | undefined>;
   /** Returns the file after the release. Undefined: another host took the lock over, and we left it alone. */
-  release(held: HeldLock): Promise<Located | undefined>;
+  release(held: HeldLock): Promise<FoundFile | undefined>;
 }
 
 /** Longer than any timestamp granularity. A server whose ctime has not moved after this time does not maintain ctimes. */
@@ -89,7 +89,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
    * succeed. Returns undefined if another process changed the lock.
    */
   async function announce(
-    { handle, attributes }: Located,
+    { handle, attributes }: FoundFile,
     mark: Time,
     isOurs: boolean,
     signal: AbortSignal,

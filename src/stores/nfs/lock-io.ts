@@ -1,4 +1,4 @@
-import { type Attributes, type FileHandle, isNfsError, type NfsClient, type Time } from '#wire/nfs3/index.ts';
+import { type Attributes, type FileHandle, isGone, isNfsError, type NfsClient, type Time } from '#wire/nfs3/index.ts';
 import type { Folders } from './folders.ts';
 import type { GuardTicksParts } from './guard-ticks.ts';
 import { ctimeOf, type LockIo } from './lock-file.ts';
@@ -14,8 +14,6 @@ export interface LockIoParts {
 
 /** Retries while other hosts change the folder between two calls of ours. */
 const maxProbes = 8;
-
-const isGone = (cause: unknown): boolean => isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE');
 
 export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoParts): LockIo & GuardTicksParts {
   const within = { deadlineMs };
@@ -62,9 +60,12 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
       }),
     create: (path, mark) =>
       folders.at(path, async (folder, name) => {
-        const how = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
-        const made = await nfs.create(folder, name, how, within);
-        return { handle: made.handle, attributes: made.attributes ?? (await nfs.getattr(made.handle, within)) };
+        const exclusive = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
+        const created = await nfs.create(folder, name, exclusive, within);
+        return {
+          handle: created.handle,
+          attributes: created.attributes ?? (await nfs.getattr(created.handle, within)),
+        };
       }),
     remove: (path) =>
       folders.at(path, async (folder, name) => {

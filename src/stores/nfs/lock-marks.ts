@@ -9,7 +9,7 @@ import type { Attributes, Time } from '#wire/nfs3/index.ts';
  */
 const firstMark = 2;
 const marksEnd = 2 ** 29;
-/** The seconds of a lock that nobody holds. Older versions made lock files with a hash here: any other value is "held". */
+/** The seconds of a free lock. Older versions made lock files with a hash here: any other value is "held". */
 const freeSeconds = 1;
 
 /** The middle of a millisecond, so that rounding on the server or in a conversion does not matter. */
@@ -37,9 +37,10 @@ export function createMarks({ own, dead }: ProcessMarks): Marks {
   };
 }
 
-export const isFree = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime === freeSeconds;
+export const isFreeMark = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime === freeSeconds;
 /** For the spare lock, which is not only a lock: it has an ordinary date until it is taken for the first time. */
-export const isTaken = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime >= firstMark && mtime < marksEnd;
+export const isProcessMarkTime = ({ mtime }: Pick<Attributes, 'mtime'>): boolean =>
+  mtime >= firstMark && mtime < marksEnd;
 
 /** Whether this is the time that a server shows after `mark` was set. */
 export function isSameMark(seconds: number, nanoseconds: number, mark: Time): boolean {

@@ -34,7 +34,7 @@ const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'rea
 interface Host {
   readonly store: FileStore;
   readonly clock: ReturnType<typeof shortWaitClock>;
-  /** How often it waited for somebody. */
+  /** How often it waited for another host. */
   waits: number;
   /** What happens to each of its calls. */
   hook: CallInterceptor;
@@ -423,13 +423,13 @@ describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
     await other.delete(volume, scope);
     expect(await one.names(scope)).toEqual([]);
     expect(contentsOf(path).heldLocks()).toEqual([]);
-    // The file that was made while the volume went is of no use to anybody.
+    // The file that was created while the volume was deleted is removed, too.
     await one.housekeeping.sweep(scope);
     expect(contentsOf(path).own('locks')).toEqual([]);
   });
 });
 
-/** No file can be made any more, until it is disposed. */
+/** No file can be created until it is disposed of. */
 function fill(path: string): Disposable {
   const folder = join(path, 'filling');
   mkdirSync(folder);

@@ -27,9 +27,9 @@ const maxAddresses = 64;
 const maxHost = 255;
 const maxText = 1000;
 
-type Fields = Readonly<Record<string, unknown>>;
-const fieldsOf = (message: unknown): Fields =>
-  typeof message === 'object' && message !== null ? (message as Fields) : {};
+type MessageFields = Readonly<Record<string, unknown>>;
+const fieldsOf = (message: unknown): MessageFields =>
+  typeof message === 'object' && message !== null ? (message as MessageFields) : {};
 
 const isNumber = (value: unknown, least: number, most: number): value is number =>
   typeof value === 'number' && Number.isInteger(value) && value >= least && value <= most;

@@ -6,15 +6,15 @@ import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { type Answer, maxQuestions, type Question, readAnswer } from './network-messages.ts';
 
-type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
+type QuestionFields<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
 /** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
   readonly isOver: boolean;
   /** All addresses of that name. Throws the system's error. */
-  lookup(what: Asked<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
+  lookup(what: QuestionFields<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
   /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
-  connect(to: Asked<'connect'>, signal: AbortSignal): Promise<Socket>;
+  connect(to: QuestionFields<'connect'>, signal: AbortSignal): Promise<Socket>;
 }
 
 /** The process ended before it was ready. */
@@ -36,7 +36,7 @@ interface PendingQuestion {
 const startMs = 10_000;
 /** Callers usually give up much earlier. */
 const maxMs = 60_000;
-const saidMost = 2_000;
+const maxStderrChars = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
 const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
@@ -95,9 +95,9 @@ function createRunning(
     waiting.delete(answer.id);
     asker.resolve({ answer, socket });
   });
-  const said = lastStderrLine(child);
+  const lastLine = lastStderrLine(child);
   child.once('error', (cause) => end(cause.message, cause));
-  child.once('close', () => end(said()));
+  child.once('close', () => end(lastLine()));
 
   async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
     using limit = clock.deadline(maxMs, signal);
@@ -156,11 +156,11 @@ function failureOf(answer: Answer): Error {
 
 /** The last line of the child's stderr. */
 function lastStderrLine(child: ChildProcess): () => string {
-  let said = '';
+  let stderrTail = '';
   child.stderr?.on('data', (chunk: Buffer) => {
-    said = (said + chunk.toString()).slice(-saidMost);
+    stderrTail = (stderrTail + chunk.toString()).slice(-maxStderrChars);
   });
-  return () => said.trim().split('\n').at(-1) ?? '';
+  return () => stderrTail.trim().split('\n').at(-1) ?? '';
 }
 
 /** The PATH of daemons often has no sbin folders, where `ip` is. */

@@ -3,7 +3,7 @@ import type { Socket } from 'node:net';
 import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
+import { enterNetwork, type FindNamespace, findNamedNamespace, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
 import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
@@ -18,7 +18,7 @@ export interface Network extends Disposable {
 export type EnterNetwork = (network: string, signal: AbortSignal) => Promise<Network>;
 
 /** Create one for the whole program. Node has no setns(2), so a child process enters the namespace. */
-export function createEnterNetwork(clock: Clock, find: FindNamespace = asItIs): EnterNetwork {
+export function createEnterNetwork(clock: Clock, find: FindNamespace = findNamedNamespace): EnterNetwork {
   const entered = new Map<string, NamespaceAccess & { users: number }>();
   return async (network, signal) => {
     const shared = entered.get(network) ?? { users: 0, ...createNamespaceAccess(network, clock, find) };
@@ -45,9 +45,9 @@ async function connect(
   { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
   signal: AbortSignal,
 ): Promise<Socket> {
-  const there = await reach(signal);
-  const socket = await there.connect({ address: host, port, localPort }, signal);
-  there.track(socket);
+  const namespace = await reach(signal);
+  const socket = await namespace.connect({ address: host, port, localPort }, signal);
+  namespace.track(socket);
   return socket;
 }
 
@@ -191,7 +191,7 @@ const missing = (network: string, namespaceRef: string, cause: unknown): Stowage
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:
-      "Make it (ip netns add), after which stores in it are opened; or correct it in the store's option network, or in --from.",
+      "Create it (ip netns add): Stowage then opens its stores; or correct the name in the store's option network, or in --from.",
     cause,
   });
 

@@ -23,7 +23,7 @@ import { createHostLocks } from './host-locks.ts';
 import { createLockFile } from './lock-file.ts';
 import { createLockIo } from './lock-io.ts';
 import { createMarks } from './lock-marks.ts';
-import { type NfsOptions, shownPlace } from './options.ts';
+import { displayLocation, type NfsOptions } from './options.ts';
 import { createNfsReserve } from './reserve.ts';
 import { createScratchNames } from './scratch-names.ts';
 import { serverTime } from './server-time.ts';
@@ -60,7 +60,7 @@ export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): numbe
 
 export const errorContextOf = (options: NfsOptions, store: string): ErrorContext => ({
   store,
-  location: shownPlace(options),
+  location: displayLocation(options),
   server: options.hosts.join(', '),
   uid: identityOf(options).uid,
   privileged: options.sourcePorts !== undefined,
@@ -82,7 +82,7 @@ export async function openNfsStoreRoot(parts: OpenNfsStoreRoot, scope: Scope): P
     }
   } catch (cause) {
     if (scope.signal.aborted && !(cause instanceof StowageError)) throw scope.signal.reason;
-    throw failure(cause, `opening store ${store} (${shownPlace(options)})`);
+    throw failure(cause, `opening store ${store} (${displayLocation(options)})`);
   }
 }
 
@@ -95,7 +95,7 @@ async function open(
 ): Promise<NfsStoreRoot> {
   const { nfs } = session;
   const explain = createExplain(session, clock);
-  const root = shownPlace(options);
+  const root = displayLocation(options);
   const ownPath = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(process);
   const current = { handle: first, identity: undefined as string | undefined };
@@ -108,12 +108,7 @@ async function open(
     if (!(await isStale(nfs, current.handle, options.timeout))) return;
     const freshHandle = await session.mount(AbortSignal.timeout(options.timeout * 2));
     // Check that it is the same store before doing anything else there.
-    const there = filesIn(
-      foldersAt(
-        () => freshHandle,
-        async () => undefined,
-      ),
-    );
+    const there = filesIn(foldersAt(() => freshHandle, doNotRenew));
     const uuid = (await readIdentity(there, ownPath('store.json')))?.uuid;
     if (uuid !== current.identity)
       throw differentStore(root, store, `it is store ${uuid ?? 'without an id'}; expected ${current.identity}`);
@@ -147,22 +142,10 @@ async function open(
     return { totalBytes, freeBytes: availableBytes };
   };
 
-  const recorded = await readIdentity(files, ownPath('store.json')).catch((cause: unknown) => {
-    // A read-only store needs no records: all directories are volumes. So ignore records that we may not read.
-    if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
-    if (cause instanceof StowageError && cause.reason === 'record-unreadable' && !readOnly) return undefined;
-    throw cause;
-  });
-  await refuseOtherStore(files, root, store, recorded, context.identity);
-  if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, 'directory');
-  if (!readOnly) {
-    await refuseLocked(files, root, ownPath('lock'));
-    await files.makeFolder(ownPath());
-    for (const folder of folders) await files.makeFolder(ownPath(folder));
-    current.identity =
-      recorded?.uuid ??
-      (await createIdentity({ files, path: ownPath('store.json'), scratchPath: scratchPath(), clock, scope }));
-  } else current.identity = recorded?.uuid;
+  current.identity = await establishIdentity(
+    { files, root, ownPath, scratchPath, readOnly, store, context, clock },
+    scope,
+  );
 
   return {
     store,
@@ -182,18 +165,7 @@ async function open(
     callSlots: { short: createSlots(shortCalls), long: createSlots(longCalls) },
     failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
-    replaceRecord: async (path, meta, check) => {
-      const fresh = scratchPath();
-      await files.writeNew(fresh, encodeMeta(meta));
-      try {
-        check?.();
-        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by another program`);
-      } catch (cause) {
-        // If the server did not answer, the rename may have happened.
-        if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
-        throw cause;
-      }
-    },
+    replaceRecord: createReplaceRecord(files, scratchPath),
     room,
     reserve: createNfsReserve({
       files,
@@ -207,6 +179,45 @@ async function open(
   };
 }
 
+const doNotRenew = async (): Promise<void> => undefined;
+
+const createReplaceRecord =
+  (files: NfsFiles, scratchPath: () => string): StoreRoot['replaceRecord'] =>
+  async (path, meta, check) => {
+    const fresh = scratchPath();
+    await files.writeNew(fresh, encodeMeta(meta));
+    try {
+      check?.();
+      if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by another program`);
+    } catch (cause) {
+      // If the server did not answer, the rename may have happened.
+      if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+      throw cause;
+    }
+  };
+
+type EstablishIdentity = Pick<NfsStoreRoot, 'files' | 'root' | 'ownPath' | 'scratchPath'> &
+  Pick<OpenNfsStoreRoot, 'readOnly' | 'store' | 'context' | 'clock'>;
+
+/** Checks whose store it is, and creates what a new store needs. Undefined: a read-only store that has no id. */
+async function establishIdentity(opening: EstablishIdentity, scope: Scope): Promise<string | undefined> {
+  const { files, root, ownPath, scratchPath, readOnly, store, context, clock } = opening;
+  const path = ownPath('store.json');
+  const recorded = await readIdentity(files, path).catch((cause: unknown) => {
+    // A read-only store needs no records: all directories are volumes. So ignore records that we may not read.
+    if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
+    if (cause instanceof StowageError && cause.reason === 'record-unreadable' && !readOnly) return undefined;
+    throw cause;
+  });
+  await refuseOtherStore(files, root, store, recorded, context.identity);
+  if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, 'directory');
+  if (readOnly) return recorded?.uuid;
+  await refuseLocked(files, root, ownPath('lock'));
+  await files.makeFolder(ownPath());
+  for (const folder of folders) await files.makeFolder(ownPath(folder));
+  return recorded?.uuid ?? (await createIdentity({ files, path, scratchPath: scratchPath(), clock, scope }));
+}
+
 /** The locks between hosts on an export do not exclude a host that uses the directory as a local store. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
   if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
@@ -214,7 +225,7 @@ async function refuseLocked(files: NfsFiles, root: string, lock: string): Promis
     code: 'conflict',
     reason: 'store-local-elsewhere',
     action:
-      'Give the NFS store a directory of its own; or only read this one: readOnly=true. If no Stowage has it as a local store any more, remove .stowage/lock there.',
+      'Give the NFS store a directory of its own; or open this one read-only: readOnly=true. Once no Stowage uses it as a local store, remove .stowage/lock there.',
   });
 }
 

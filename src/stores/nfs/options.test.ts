@@ -5,7 +5,7 @@ import { refusalOf } from '#testing/expected-errors.ts';
 import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsStoreKind } from './kind.ts';
-import { optionHelp, parseOptions, shownPlace } from './options.ts';
+import { displayLocation, optionHelp, parseOptions } from './options.ts';
 
 const uri = 'nfs://server/export';
 
@@ -70,8 +70,8 @@ describe('the URI', () => {
   });
 
   test('is shown as server:/export', () => {
-    expect(shownPlace(parseOptions('nfs://a,b:2050/export/', {}))).toBe('a:/export');
-    expect(shownPlace(parseOptions('nfs://[::1]/', {}))).toBe('[::1]:');
+    expect(displayLocation(parseOptions('nfs://a,b:2050/export/', {}))).toBe('a:/export');
+    expect(displayLocation(parseOptions('nfs://[::1]/', {}))).toBe('[::1]:');
   });
 
   test('can have options in its query', () => {

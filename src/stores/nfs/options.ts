@@ -36,7 +36,7 @@ export const optionHelp = {
   gid: "numeric group of a new volume's top directory (default: the same)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
-    'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
+    'none (default): the server sees root as root; root: it sees root as uid and gid; all: it sees every user as uid and gid. If the server maps root to nobody, set root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
   retries:
     'how often a connection is retried before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0; with client=host at least 1)',
@@ -57,7 +57,7 @@ export const optionHelp = {
     'where data go below the export, of {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})',
 } as const;
 
-type Given = Readonly<Record<string, string>>;
+type GivenOptions = Readonly<Record<string, string>>;
 
 function invalid(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'store-option-invalid', action });
@@ -66,14 +66,18 @@ function invalid(message: string, action: string): StowageError {
 const invalidValue = (key: keyof typeof optionHelp, value: string): StowageError =>
   invalid(`${quoted(value)} is not a value for the option ${key}`, `${key}: ${optionHelp[key]}.`);
 
-function integer(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
+function integer(given: GivenOptions, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
   const value = given[key];
   if (value === undefined) return undefined;
   if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw invalidValue(key, value);
   return Number(value);
 }
 
-function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, allowed: readonly T[]): T | undefined {
+function oneOf<T extends string>(
+  given: GivenOptions,
+  key: keyof typeof optionHelp,
+  allowed: readonly T[],
+): T | undefined {
   const value = given[key];
   if (value === undefined) return undefined;
   const found = allowed.find((one) => one === value);
@@ -81,12 +85,12 @@ function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, all
   return found;
 }
 
-function flag(given: Given, key: 'soft' | 'hard' | 'sync'): boolean | undefined {
+function flag(given: GivenOptions, key: 'soft' | 'hard' | 'sync'): boolean | undefined {
   const value = oneOf(given, key, ['', 'true', 'false']);
   return value === undefined ? undefined : value !== 'false';
 }
 
-function mode(given: Given): number {
+function mode(given: GivenOptions): number {
   const value = given['mode'] ?? '0755';
   if (!/^0?[0-7]{3,4}$/.test(value)) throw invalidValue('mode', value);
   return Number.parseInt(value, 8);
@@ -95,7 +99,7 @@ function mode(given: Given): number {
 const maxTransfer = 1024 * 1024;
 const minTransfer = 4096;
 
-function transfer(given: Given, key: 'rsize' | 'wsize'): number {
+function transfer(given: GivenOptions, key: 'rsize' | 'wsize'): number {
   const value = given[key];
   const bytes = value === undefined ? BigInt(maxTransfer) : parseSize(value);
   if (bytes === undefined || bytes < minTransfer || bytes > maxTransfer) throw invalidValue(key, value ?? '');
@@ -104,21 +108,21 @@ function transfer(given: Given, key: 'rsize' | 'wsize'): number {
 
 const maxTimeout = 10 * 60_000;
 
-function timeout(given: Given): number {
+function timeout(given: GivenOptions): number {
   const value = given['timeout'] ?? '10s';
   const ms = parseDuration(value);
   if (ms === undefined || ms < 100 || ms > maxTimeout) throw invalidValue('timeout', value);
   return ms;
 }
 
-function hard(given: Given): boolean {
+function hard(given: GivenOptions): boolean {
   const [isHard, isSoft] = [flag(given, 'hard'), flag(given, 'soft')];
   if (isHard !== undefined && isSoft !== undefined && isHard === isSoft)
     throw invalid('a store is either soft or hard', 'Give one of the two.');
   return isHard ?? (isSoft === undefined || !isSoft);
 }
 
-function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
+function sourcePorts(given: GivenOptions): NfsOptions['sourcePorts'] {
   if (given['sourceport'] === 'privileged') return 'privileged';
   const port = integer(given, 'sourceport', 1, 65_535);
   // One source port allows one connection.
@@ -127,7 +131,7 @@ function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
   return port;
 }
 
-function tls(given: Given): NfsOptions['tls'] {
+function tls(given: GivenOptions): NfsOptions['tls'] {
   const value = given['tls'];
   if (value === undefined || value === 'off' || value === 'false') return undefined;
   if (value === '' || value === 'on' || value === 'true') return { folder: undefined };
@@ -135,7 +139,7 @@ function tls(given: Given): NfsOptions['tls'] {
   return { folder: value };
 }
 
-function network(given: Given): string | undefined {
+function network(given: GivenOptions): string | undefined {
   const value = given['network'];
   if (value === undefined) return undefined;
   if (isAbsolute(value) || /^(?:netns|docker|podman):[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
@@ -145,7 +149,7 @@ function network(given: Given): string | undefined {
 /** Options that the system's NFS client does not support. */
 const builtInOnly = ['tls', 'network', 'squash'] as const;
 
-function client(given: Given): NfsOptions['client'] {
+function client(given: GivenOptions): NfsOptions['client'] {
   const wanted = oneOf(given, 'client', ['built-in', 'host']) ?? 'built-in';
   if (wanted === 'built-in') return wanted;
   const isPlain = (key: string): boolean => [undefined, 'off', 'false', 'none'].includes(given[key]);
@@ -206,17 +210,17 @@ function parseUri(uri: string): ParsedUri {
   };
 }
 
-export function parseOptions(uri: string, given: Given): NfsOptions {
+export function parseOptions(uri: string, given: GivenOptions): NfsOptions {
   const { hosts, port, path } = parseUri(uri);
-  const asked = integer(given, 'port', 1, 65_535);
-  if (asked !== undefined && port !== undefined && asked !== port)
-    throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
+  const givenPort = integer(given, 'port', 1, 65_535);
+  if (givenPort !== undefined && port !== undefined && givenPort !== port)
+    throw invalid(`the URI names port ${port} and the option port ${givenPort}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
   const maxId = 2 ** 32 - 2;
   return {
     hosts,
     path,
-    port: asked ?? port,
+    port: givenPort ?? port,
     mountPort: integer(given, 'mountport', 1, 65_535),
     uid: integer(given, 'uid', 0, maxId),
     gid: integer(given, 'gid', 0, maxId),
@@ -239,7 +243,7 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
 }
 
 /** The directory as people write it: `server:/export`. */
-export function shownPlace({ hosts, path }: Pick<NfsOptions, 'hosts' | 'path'>): string {
+export function displayLocation({ hosts, path }: Pick<NfsOptions, 'hosts' | 'path'>): string {
   const [first] = hosts;
   return `${first.includes(':') ? `[${first}]` : first}:${path === '/' ? '' : path}`;
 }

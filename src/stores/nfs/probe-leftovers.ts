@@ -8,7 +8,7 @@ import {
   type NfsClient,
   readFully,
 } from '#wire/nfs3/index.ts';
-import { isProbeName, probeText, type Within } from './probe.ts';
+import { isProbeName, type ProbeLimits, probeText } from './probe.ts';
 
 /** A directory in which a check has just created and removed a file. */
 export interface CheckedDirectory {
@@ -22,7 +22,12 @@ export interface CheckedDirectory {
  * Removes the files of checks whose process was killed. `about` identifies the directory and the options. Never throws: a later check
  * finds what this one cannot remove.
  */
-export type RemoveLeftovers = (about: string, checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
+export type RemoveLeftovers = (
+  about: string,
+  checked: CheckedDirectory,
+  within: ProbeLimits,
+  log: Log,
+) => Promise<void>;
 
 /**
  * A check takes seconds, so an older file belongs to no running check on any host. Also limits how often the directory, which may be
@@ -62,18 +67,24 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
 async function removeIfOld(
   { nfs, root, now }: CheckedDirectory,
   name: string,
-  within: Within,
+  within: ProbeLimits,
   log: Log,
 ): Promise<void> {
   const found = await nfs.lookup(root, name, within);
-  const about = found.attributes ?? (await nfs.getattr(found.handle, within));
-  if ((now - about.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, about, within))) return;
+  const attributes = found.attributes ?? (await nfs.getattr(found.handle, within));
+  if ((now - attributes.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, attributes, within)))
+    return;
   await nfs.remove(root, name, within);
   log.info('removed a file that an interrupted check had left', { name });
 }
 
 /** Whether a check made the file. A check that was killed before it wrote anything leaves an empty file. */
-async function isProbe(nfs: NfsClient, file: FileHandle, { type, size }: Attributes, within: Within): Promise<boolean> {
+async function isProbe(
+  nfs: NfsClient,
+  file: FileHandle,
+  { type, size }: Attributes,
+  within: ProbeLimits,
+): Promise<boolean> {
   if (type !== fileType.regular || size > probeText.length) return false;
   const text = Buffer.alloc(size);
   await readFully(nfs, file, 0, text, within);

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { type FileHandle, type NfsClient, NfsError, stability } from '#wire/nfs3/index.ts';
 
-export interface Within {
+export interface ProbeLimits {
   readonly signal: AbortSignal;
   readonly deadlineMs: number;
 }
@@ -29,7 +29,7 @@ const pattern = /^\.stowage-check-[0-9a-f]{12}$/;
 export const isProbeName = (name: string): boolean => pattern.test(name);
 
 /** `as`: the user id in our calls. */
-export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: Within): Probe {
+export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: ProbeLimits): Probe {
   const name = `${prefix}${randomBytes(6).toString('hex')}`;
   let writtenAt: number | undefined;
   let file: FileHandle | undefined;
@@ -42,8 +42,8 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
     write: async () => {
       mayBeThere = true;
       try {
-        const made = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
-        file = made.handle;
+        const created = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
+        file = created.handle;
       } catch (cause) {
         // After an error of the server there is no file. Without an answer there may be one.
         mayBeThere = !(cause instanceof NfsError);

@@ -85,7 +85,7 @@ function permission({ location, uid }: ErrorContext): Explanation {
       code: 'denied',
       reason: 'store-permission',
       why: `permission denied in ${location} for user ${uid}`,
-      action: `On the server, give that user the directory (chown ${uid} …), or the user that the server maps everybody to (all_squash); or have another uid in the store's options.`,
+      action: `On the server, make that user the owner of the directory (chown ${uid} …), or the user that the server maps all users to (all_squash); or set another uid in the store's options.`,
     };
   }
   return {
@@ -111,7 +111,7 @@ export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) =>
     code: 'exhausted',
     reason: 'store-full',
     why: `no room is left on the server's disk of ${location}`,
-    action: "Delete volumes or files that are no longer needed, or have the server's administrator give it more room.",
+    action: "Delete volumes or files that are no longer needed, or have the server's administrator add space.",
   }),
   EDQUOT: ({ location }) => ({
     code: 'exhausted',
@@ -153,6 +153,6 @@ export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) =>
     code: 'unsupported',
     reason: 'store-cannot-move',
     why: `the server cannot move data within ${location}: another file system is mounted inside it`,
-    action: 'Have the store on one file system.',
+    action: 'Put the store on one file system.',
   }),
 };

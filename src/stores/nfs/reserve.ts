@@ -31,8 +31,8 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
   }
 
   async function make(): Promise<void> {
-    const there = new Set(await present());
-    const missing = Array.from({ length: pieceCount }, (_, i) => `${i}`).filter((name) => !there.has(name));
+    const existing = new Set(await present());
+    const missing = Array.from({ length: pieceCount }, (_, i) => `${i}`).filter((name) => !existing.has(name));
     if (missing.length === 0 || (await free()) < BigInt(missing.length * pieceBytes * minFreeFactor)) return;
     await files.makeFolder(folder);
     for (const name of missing) {

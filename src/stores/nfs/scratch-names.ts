@@ -26,9 +26,9 @@ const maxSeen = 10_000;
 const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
 
 export function createScratchNames({ instance, marks, clock }: ScratchNamesParts): ScratchNames {
-  const mine = createHash('sha256').update(instance).digest('hex').slice(0, 12);
-  const process = `${mine}-${hex(marks.own)}`;
-  const dead = marks.dead.map((mark) => `${mine}-${hex(mark)}`);
+  const ownPrefix = createHash('sha256').update(instance).digest('hex').slice(0, 12);
+  const process = `${ownPrefix}-${hex(marks.own)}`;
+  const dead = marks.dead.map((mark) => `${ownPrefix}-${hex(mark)}`);
   const run = `${process}${randomBytes(4).toString('hex')}`;
   /** When each file was first seen. Two processes of one instance can run at the same time, while one controller takes over from the other. */
   const seen = new Map<string, number>();
@@ -48,7 +48,7 @@ export function createScratchNames({ instance, marks, clock }: ScratchNamesParts
       if (seen.size >= maxSeen && !seen.has(name)) return false;
       const since = seen.get(name) ?? clock.elapsed();
       seen.set(name, since);
-      return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * presumedDeadMs : otherInstanceMs);
+      return clock.elapsed() - since > (name.startsWith(`${ownPrefix}-`) ? 2 * presumedDeadMs : otherInstanceMs);
     },
   };
 }

@@ -18,11 +18,11 @@ function controlled() {
   const ask = (signal: AbortSignal, store = 'silver'): Promise<StoreCheck> => shared(store, check, signal);
   return { runs, ask };
 }
-const nobody = new AbortController().signal;
+const never = new AbortController().signal;
 
 test('a caller that arrives during a check waits for the next one', async () => {
   const { runs, ask } = controlled();
-  const [first, second, third] = [ask(nobody), ask(nobody), ask(nobody)];
+  const [first, second, third] = [ask(never), ask(never), ask(never)];
   expect(runs).toHaveLength(1);
   runs[0]?.resolve(result(true));
   expect(await first).toEqual(result(true));
@@ -35,17 +35,17 @@ test('a caller that arrives during a check waits for the next one', async () => 
 
 test('checks of different stores do not wait for each other', () => {
   const { runs, ask } = controlled();
-  void ask(nobody, 'silver');
-  void ask(nobody, 'gold');
+  void ask(never, 'silver');
+  void ask(never, 'gold');
   expect(runs).toHaveLength(2);
 });
 
 test('a failed check fails for all its callers, and not for later ones', async () => {
   const { runs, ask } = controlled();
-  const first = ask(nobody);
+  const first = ask(never);
   runs[0]?.reject(new Error('broken'));
   await expect(first).rejects.toThrow('broken');
-  const next = ask(nobody);
+  const next = ask(never);
   runs[1]?.resolve(result(true));
   expect(await next).toEqual(result(true));
 });
@@ -65,9 +65,9 @@ test('a caller that aborts returns at once, and the check ends with its last cal
   last.abort('last left');
   expect(await asked[2]).toBe('last left');
   expect(runs[1]?.signal.aborted).toBe(true);
-  // And it is in nobody's way.
+  // And it delays no other check.
   await turn();
-  const next = ask(nobody);
+  const next = ask(never);
   runs[2]?.resolve(result(true));
   expect(await next).toEqual(result(true));
 });

@@ -21,7 +21,7 @@ export interface StaleFileWatch {
   forget(path: string): void;
 }
 
-interface Watched {
+interface WatchedFile {
   readonly seen: string;
   readonly since: number;
   readonly steadySince: number;
@@ -29,7 +29,7 @@ interface Watched {
 }
 
 export function createStaleFileWatch(clock: Clock): StaleFileWatch {
-  const watched = new Map<string, Watched>();
+  const watched = new Map<string, WatchedFile>();
 
   function poll(path: string, found: Attributes): { readonly unchangedMs: number; readonly steadyMs: number } {
     const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.mtime} ${found.mtimeNs} ${found.size}`;

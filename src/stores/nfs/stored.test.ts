@@ -12,7 +12,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
-import { createMarks, isFree, isProcessMark, isTaken } from './lock-marks.ts';
+import { createMarks, isFreeMark, isProcessMark, isProcessMarkTime } from './lock-marks.ts';
 
 /** The export of a store that 0.1 left. It never changes: a new format needs a new fixture. */
 const fixture = async (): Promise<Tree> =>
@@ -136,8 +136,13 @@ describe('the lock of a volume', () => {
     expect(marks.next().seconds).toBe(1000);
     expect(marks.free().seconds).toBe(1);
     expect([1000, 1001, 1002].map(marks.isOurs)).toEqual([true, true, false]);
-    expect([1, 2, 2 ** 29 - 1, 2 ** 29].map((mtime) => isTaken({ mtime }))).toEqual([false, true, true, false]);
-    expect([0, 1, 2].map((mtime) => isFree({ mtime }))).toEqual([false, true, false]);
+    expect([1, 2, 2 ** 29 - 1, 2 ** 29].map((mtime) => isProcessMarkTime({ mtime }))).toEqual([
+      false,
+      true,
+      true,
+      false,
+    ]);
+    expect([0, 1, 2].map((mtime) => isFreeMark({ mtime }))).toEqual([false, true, false]);
     expect([1, 2, 2 ** 29 - 1, 2 ** 29].map(isProcessMark)).toEqual([false, true, true, false]);
   });
 

@@ -1,25 +1,15 @@
-import { NfsError, type NfsStatusName, RemovalRefused } from '#wire/nfs3/index.ts';
+import { errnoByStatus, NfsError, type NfsStatusName, RemovalRefused } from '#wire/nfs3/index.ts';
 
-/** The errno of an NFS status. All other statuses become EIO. */
 const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
-  PERM: 'EPERM',
-  NOENT: 'ENOENT',
-  ACCES: 'EACCES',
-  EXIST: 'EEXIST',
-  XDEV: 'EXDEV',
-  NOTDIR: 'ENOTDIR',
-  ISDIR: 'EISDIR',
-  INVAL: 'EINVAL',
-  FBIG: 'EFBIG',
-  NOSPC: 'ENOSPC',
-  ROFS: 'EROFS',
-  NAMETOOLONG: 'ENAMETOOLONG',
-  NOTEMPTY: 'ENOTEMPTY',
-  DQUOT: 'EDQUOT',
-  STALE: 'ESTALE',
+  ...errnoByStatus,
   BADHANDLE: 'ESTALE',
   NOTSUPP: 'ENOTSUP',
   JUKEBOX: 'EAGAIN',
+  // These have no explanation of their own (refusal-messages.ts).
+  NXIO: 'EIO',
+  NODEV: 'EIO',
+  MLINK: 'EIO',
+  REMOTE: 'EIO',
 };
 
 /** An error of the server, with the code that a system call would have. */
@@ -34,6 +24,6 @@ class NfsSystemError extends Error {
 
 /** Converts an NfsError. Returns any other error unchanged. */
 export function asSystemError(cause: unknown): unknown {
-  const said = cause instanceof RemovalRefused ? cause.cause : cause;
-  return said instanceof NfsError ? new NfsSystemError(cause as Error, said) : cause;
+  const nfsError = cause instanceof RemovalRefused ? cause.cause : cause;
+  return nfsError instanceof NfsError ? new NfsSystemError(cause as Error, nfsError) : cause;
 }

@@ -96,7 +96,7 @@ async function crashes(next: () => Promise<{ readonly ground: Ground; readonly e
       const { ground, entries } = await next();
       died = await dieAt(ground, at, when);
       const where = `killed ${when} call ${at}`;
-      // Another host in between purges nothing, and waits for nobody.
+      // Another host in between purges nothing, and does not wait.
       const other = await open(ground, 'another');
       await maintain(other);
       await other.close();

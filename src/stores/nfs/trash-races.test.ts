@@ -65,7 +65,7 @@ async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Pro
   }
 }
 
-/** As somebody who tries again while another host has the volume locked. The test times out if that does not end. */
+/** Like a user who retries while another host has the volume locked. The test times out if that does not end. */
 async function untilFree<T>({ clock }: Host, work: () => Promise<T>): Promise<T> {
   for (;;)
     try {
@@ -169,7 +169,7 @@ test('a repeated purge leaves the data of a later deletion that was interrupted 
   for (const only of [{ deletedAt: 1 }, undefined])
     await untilFree(other, () => other.store.trash.purge(volume.id, scope, only));
   await other.store.housekeeping.reclaim(scope);
-  // The deletion is finished when somebody repeats it.
+  // A repeated call finishes the deletion.
   await other.store.trash.put(volume, keptForAWeek(2), scope);
   expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);
   await other.store.trash.restore(volume.id, volume.name, scope);
@@ -183,7 +183,7 @@ test('entries without a date whose locks a dead host left get one, and no round 
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     const { expiry: _expiry, ...before } = readRecord(volume);
     writeFileSync(recordOf(volume), `${JSON.stringify(before)}\n`);
-    // The mark of a process that nobody knows.
+    // The mark of an unknown process.
     utimesSync(own('locks', volume.id), 4711, 4711);
   }
   const isDated = (volume: Volume): boolean => readRecord(volume).expiry?.expiresAt > week;

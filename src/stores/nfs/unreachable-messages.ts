@@ -14,8 +14,8 @@ import { callsDenied } from './refusal-messages.ts';
 export const hostNotFound = ({ host }: HostNotFound, { store, network }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-host-unknown',
-  why: `no address is known for ${host}`,
-  action: `Check the name in the store's URI, and the DNS ${network === undefined ? 'of this host' : `that is reached from ${network}`} (getent hosts ${host}); then: stowage store check ${store}`,
+  why: `the host name ${host} does not resolve`,
+  action: `Check the name in the store's URI, and the DNS ${network === undefined ? 'of this host' : `in the network ${network}`} (getent hosts ${host}); then: stowage store check ${store}`,
 });
 
 /** The system's error code, and the port that it is about. */
@@ -138,14 +138,14 @@ const noMountService = ({ server, store }: ErrorContext, { port, source }: Mount
   code: 'unavailable',
   reason: 'nfs-no-mount-service',
   why: `${server} speaks NFS, but has no MOUNT service on port ${port}`,
-  action: `${source === 'option' ? 'Correct mountport (on the server: rpcinfo -p | grep mountd), or have the service started there' : source === 'portmapper' ? "The server's portmapper names that port: have the MOUNT service started again" : 'No portmapper told where it is: give its port as mountport (on the server: rpcinfo -p | grep mountd), or have the portmapper and the MOUNT service started'}; then: stowage store check ${store}`,
+  action: `${source === 'option' ? 'Correct mountport (on the server: rpcinfo -p | grep mountd), or have the service started there' : source === 'portmapper' ? "The server's portmapper names that port: have the MOUNT service started again" : 'No portmapper reported its port: set mountport (on the server: rpcinfo -p | grep mountd), or have the portmapper and the MOUNT service started'}; then: stowage store check ${store}`,
 });
 
 const mountTimedOut = ({ server, store }: ErrorContext, { port }: MountServiceUnreachable): Explanation => ({
   code: 'deadline',
   reason: 'nfs-mount-timeout',
   why: `${server} speaks NFS, but its MOUNT service did not answer in time on port ${port}`,
-  action: `Try again. If it persists, have the firewall in between opened for that port, or give the right one as mountport (on the server: rpcinfo -p | grep mountd); then: stowage store check ${store}`,
+  action: `Try again. If it persists, have the firewall in between opened for that port, or set the right one as mountport (on the server: rpcinfo -p | grep mountd); then: stowage store check ${store}`,
 });
 
 export function mountServiceUnreachable(cause: MountServiceUnreachable, about: ErrorContext): Explanation {
@@ -187,7 +187,7 @@ function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
       reason: 'nfs-tls-not-offered',
       why: `${server} offers no encrypted connections`,
       action:
-        "Have the server's administrator switch on RPC with TLS (RFC 9289); or leave the option tls out, and everybody on the way can read and change what is sent.",
+        "Have the server's administrator switch on RPC with TLS (RFC 9289); or leave out the option tls: then anyone on the network path can read and change the traffic.",
     };
   }
   if (isAboutCertificate(errnoOf(broken) ?? '')) {

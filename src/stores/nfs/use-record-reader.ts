@@ -45,8 +45,8 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
   async function now(): Promise<number | undefined> {
     const path = scratchPath();
     try {
-      const told = await files.write(path, '.');
-      return told === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : told;
+      const writtenAt = await files.write(path, '.');
+      return writtenAt === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : writtenAt;
     } catch (cause) {
       if (!isFull(cause)) throw cause;
       return undefined;

@@ -1,5 +1,5 @@
+import { isJsonObject, jsonIn } from '#base/json.ts';
 import type { NodeName, Use, User } from '#core/model.ts';
-import { isObject } from '../file-store/meta.ts';
 
 /** The files in `.stowage/users/<volume id>`: one for each host, and `.writer`. */
 
@@ -25,20 +25,12 @@ export function encode({ host, node, users }: Use): string {
 
 /** A host with an unreadable record uses the volume, too: never allow deletion because of it. */
 export function decode(host: string, text: string): Use {
-  const json = parsed(text);
-  if (!isObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
+  const json = jsonIn(text);
+  if (!isJsonObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
     return { host, node: host as NodeName, users: [] };
   const users = json['users'].slice(0, maxUsers).filter(isUser);
   return { host, node: json['node'] as NodeName, users };
 }
 
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
-
 const isUser = (value: unknown): value is Pick<User, 'kind' | 'name'> =>
-  isObject(value) && kinds.includes(String(value['kind'])) && typeof value['name'] === 'string';
+  isJsonObject(value) && kinds.includes(String(value['kind'])) && typeof value['name'] === 'string';

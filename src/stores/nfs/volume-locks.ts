@@ -3,8 +3,8 @@ import type { Log } from '#base/log.ts';
 import { type Attributes, fileType } from '#wire/nfs3/index.ts';
 import { isFull } from '../file-store/files.ts';
 import { presumedDeadMs } from '../file-store/store-root.ts';
-import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
-import { isFree, isTaken, type Marks } from './lock-marks.ts';
+import type { FoundFile, HeldLock, LockFile, LockIo } from './lock-file.ts';
+import { isFreeMark, isProcessMarkTime, type Marks } from './lock-marks.ts';
 import type { StaleFileWatch } from './stale-file-watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
@@ -59,8 +59,8 @@ type UntrackedLock = Omit<TakenLock, 'keys'>;
 export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   const { io, lockFile, marks, watch, spareLock, held, keyOf } = parts;
   /** Lock files as our own release left them. */
-  const recent = new Map<string, Located>();
-  let spareFile: Located | undefined;
+  const recent = new Map<string, FoundFile>();
+  let spareFile: FoundFile | undefined;
 
   const isAbandoned = (path: string, found: Attributes): boolean =>
     marks.isOurs(found.mtime) || watch.isDead(path, found, deadLock);
@@ -80,7 +80,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
         }
       }
       const { attributes } = found;
-      if (attributes.type !== fileType.regular || !(isFree(attributes) || isAbandoned(path, attributes)))
+      if (attributes.type !== fileType.regular || !(isFreeMark(attributes) || isAbandoned(path, attributes)))
         return undefined;
       const lock = await lockFile.take(found, known !== undefined, signal);
       if (lock !== undefined) {
@@ -96,7 +96,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   async function takeSpare(path: string, signal: AbortSignal): Promise<UntrackedLock | undefined> {
     const found = await io.find(spareLock);
     if (found === undefined) throw Object.assign(new Error(`${spareLock} does not exist`), { code: 'ENOENT' });
-    if (isTaken(found.attributes) && !isAbandoned(spareLock, found.attributes)) return undefined;
+    if (isProcessMarkTime(found.attributes) && !isAbandoned(spareLock, found.attributes)) return undefined;
     const lock = await lockFile.take(found, false, signal);
     if (lock === undefined) return undefined;
     watch.forget(spareLock);
@@ -149,7 +149,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
       const now = spareFile && (await io.attributes(spareFile.handle));
       if (now === undefined) spareFile = await io.find(spareLock);
       const attributes = now ?? spareFile?.attributes;
-      return attributes === undefined || !isTaken(attributes) || isAbandoned(spareLock, attributes);
+      return attributes === undefined || !isProcessMarkTime(attributes) || isAbandoned(spareLock, attributes);
     },
   };
 }

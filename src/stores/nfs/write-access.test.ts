@@ -15,7 +15,7 @@ import { createWriteAccessCheck } from './write-access.ts';
 
 const asRoot = process.getuid?.() === 0;
 
-/** A directory with that owner and mode, on a server that squashes root, or nobody. */
+/** A directory with that owner and mode, on a server that squashes root, or no user. */
 async function asked(
   squash: 'root' | 'none',
   about: { readonly uid: number; readonly mode: number },
@@ -53,21 +53,22 @@ async function asked(
   return await createWriteAccessCheck(storeRoot, parsed)(source, scope).catch((thrown: unknown) => thrown);
 }
 
-test.runIf(asRoot)(
-  'what belongs to root, where root is taken for nobody, is refused with what can be done',
-  async () => {
-    expect(await asked('root', { uid: 0, mode: 0o755 })).toMatchObject({
-      code: 'denied',
-      reason: 'volume-root-squashed',
-      message: expect.stringContaining('root_squash'),
-      action: expect.stringContaining('squash=root'),
-    });
-  },
-);
+test.runIf(asRoot)('refuses a directory of root on a server with root_squash, and says what to do', async () => {
+  expect(await asked('root', { uid: 0, mode: 0o755 })).toMatchObject({
+    code: 'denied',
+    reason: 'volume-root-squashed',
+    message: expect.stringContaining('root_squash'),
+    action: expect.stringContaining('squash=root'),
+  });
+});
 
 test.runIf(asRoot).each([
-  [{ uid: 0, mode: 0o755 }, 'root', /^nobody could write to the volume: root is user 7 on its server \(squash=root\)/],
-  [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
+  [
+    { uid: 0, mode: 0o755 },
+    'root',
+    /^no container could write to the volume: root is user 7 on its server \(squash=root\)/,
+  ],
+  [{ uid: 1000, mode: 0o755 }, 'all', /^no container could write to the volume: every user is user 7 on its server/],
 ] as const)('a directory with %o is refused with squash=%s', async (about, squash, message) => {
   expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
     code: 'denied',
@@ -87,11 +88,11 @@ test.runIf(asRoot)('the fake server answers like a real one', async () => {
 
 test.runIf(asRoot).each([
   ['where root is root', 'none', { uid: 0, mode: 0o755 }, {}],
-  ['that everybody may write to', 'root', { uid: 0, mode: 0o777 }, {}],
-  ['that belongs to somebody', 'root', { uid: 1000, mode: 0o755 }, {}],
-  ['that nobody is to write to', 'root', { uid: 0, mode: 0o555 }, {}],
+  ['that all users may write to', 'root', { uid: 0, mode: 0o777 }, {}],
+  ['of an ordinary user', 'root', { uid: 1000, mode: 0o755 }, {}],
+  ['that is read-only for all users', 'root', { uid: 0, mode: 0o555 }, {}],
   ["that is the store's user's", 'root', { uid: 7, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
-  ['of somebody, who is not root', 'root', { uid: 1000, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
+  ['of another ordinary user', 'root', { uid: 1000, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
 ] as const)('a directory %s is not refused', async (_, squash, about, options) => {
   expect(await asked(squash, about, options)).toBeUndefined();
 });

@@ -6,7 +6,7 @@ import type { NfsOptions } from './options.ts';
 
 /**
  * Refuses a directory that no caller could write to; otherwise containers would get EACCES without a reason. Either it belongs to root, and
- * the server or the store's options map root to another user; or squash=all maps everybody to a user who may not write to it. Without
+ * the server or the store's options map root to another user; or squash=all maps every user to one that may not write to it. Without
  * squash=all, a directory that belongs to another user, or that its group or others may write to, is fine.
  */
 export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
@@ -23,7 +23,7 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
         nfs.getattr(handle, within),
       ]);
       const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
-      // The mode makes it read-only for everybody, so that is intended.
+      // The mode makes it read-only for all users, so that is intended.
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
@@ -35,21 +35,21 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
 
 const rootIsNobody = (): StowageError =>
   new StowageError(
-    'nobody could write to the volume: its directory belongs to root, and the server maps root to nobody (root_squash)',
+    'no container could write to the volume: root owns its directory, and the server maps root to nobody (root_squash)',
     {
       code: 'denied',
       reason: 'volume-root-squashed',
       action:
-        "Ask the store's administrator to give the directory to a user on the server (chown), or the store squash=root with the uid and gid that own it; or to export it with no_root_squash.",
+        "Ask the store's administrator to change the owner of the directory on the server (chown), to set squash=root with the uid and gid that own it, or to export it with no_root_squash.",
     },
   );
 
 const noRight = (uid: number, squash: 'root' | 'all'): StowageError =>
   new StowageError(
-    `nobody could write to the volume: ${squash === 'all' ? 'everybody' : 'root'} is user ${uid} on its server (squash=${squash}), and its directory belongs to somebody else`,
+    `no container could write to the volume: ${squash === 'all' ? 'every user' : 'root'} is user ${uid} on its server (squash=${squash}), and another user owns its directory`,
     {
       code: 'denied',
       reason: 'volume-root-squashed',
-      action: `Ask the store's administrator to give the directory to that user on the server (chown ${uid}), or the store the uid and gid that own it; or, where it is only to be read, readOnly=true.`,
+      action: `Ask the store's administrator to make that user the owner of the directory on the server (chown ${uid}), or to set the uid and gid that own it; if the volume is only read, to set readOnly=true.`,
     },
   );

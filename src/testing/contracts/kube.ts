@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { aborted } from '#base/aborted.ts';
 import { systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { createCache, identityOf } from '#controllers/machinery/cache.ts';
@@ -233,11 +234,9 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       const overs = stops.map((stop, i) => {
         const identity = `${prefix}-${i}`;
         const leader = createLeader({ client, clock, namespace: 'default', name: prefix, identity });
-        const work = ({ signal }: Scope): Promise<void> => {
+        const work = async ({ signal }: Scope): Promise<void> => {
           leads.push(identity);
-          return new Promise((resolve) => {
-            for (const one of [signal, stop.signal]) one.addEventListener('abort', () => resolve(), { once: true });
-          });
+          await aborted(AbortSignal.any([signal, stop.signal]));
         };
         return leader.run(work, scope, stop.signal);
       });

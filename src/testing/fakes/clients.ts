@@ -123,7 +123,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
   };
 }
 
-const unwritten = new StowageError('a file has data that the server does not have yet', {
+const unwritten = new StowageError('a file has unwritten data that the server does not accept', {
   code: 'busy',
   reason: 'data-unwritten',
   action: 'Wait until the server answers again.',

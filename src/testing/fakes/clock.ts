@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, deadlineBy } from '#base/clock.ts';
 
 /** A clock that a test advances. */
@@ -28,16 +29,11 @@ export function createFakeClock(start = Date.UTC(2026, 0, 1)): FakeClock {
     now: () => offset + elapsed,
     elapsed: () => elapsed,
     after,
-    sleep: (ms, signal) => {
+    sleep: async (ms, signal) => {
       const { promise, resolve, reject } = Promise.withResolvers<void>();
-      const timer = after(ms, resolve);
-      const stop = (): void => reject(signal.reason);
-      if (signal.aborted) stop();
-      else signal.addEventListener('abort', stop, { once: true });
-      return promise.finally(() => {
-        timer[Symbol.dispose]();
-        signal.removeEventListener('abort', stop);
-      });
+      using _timer = after(ms, resolve);
+      using _stop = onAbort(signal, () => reject(signal.reason));
+      await promise;
     },
     deadline: (ms, parent) => deadlineBy(after, ms, parent),
     jump: (ms) => {

@@ -115,15 +115,15 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
     if (there !== undefined) {
       if (!same(there, shown)) throw occupied(at, there);
       if (there.mountReadOnly && !readOnly)
-        throw conflict('mounted-read-only', `${at} already shows it, read-only`, 'Unmount it first.');
+        throw conflict('mounted-read-only', `the volume is already mounted read-only at ${at}`, 'Unmount it first.');
       if (flags.every((flag) => there.options.includes(flag))) return;
       await unmount(at);
     }
     const source = table().holding(path);
     if (source?.readOnly === true && !readOnly)
-      throw conflict('source-read-only', `${from} is on a read-only file system`, 'Ask for it read-only.');
+      throw conflict('source-read-only', `${from} is on a read-only file system`, 'Mount the volume read-only.');
     if (existing(at, located(at) ?? at) !== at || lstatSync(at).isSymbolicLink())
-      throw conflict('path-moved', `${at} leads somewhere else now`, 'Repeat it.');
+      throw conflict('path-moved', `${at} now leads elsewhere`, 'Repeat it.');
     if (lstatSync(at).isDirectory() !== isFolder)
       throw conflict('target-kind', `${from} cannot be mounted at ${at}`, 'Give a path of the same kind.');
     if (shown === undefined || source === undefined) throw new Error(`nothing is seen at ${from}`);
@@ -156,7 +156,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   }
 
   const targets = createTargets({
-    look: (_at, work) => work(),
+    accessPath: (_at, work) => work(),
     near: () => undefined,
     readTable,
     forbidden,

@@ -6,10 +6,12 @@ import { errnoOf } from '#base/errno.ts';
 import { type Connect, identityOf } from '#stores/nfs/connect.ts';
 import {
   type Attributes,
+  errnoByStatus,
   type FileHandle,
   fileType,
   type NfsClient,
   NfsError,
+  type NfsStatusName,
   nfsStatus,
   type Time,
 } from '#wire/nfs3/index.ts';
@@ -44,16 +46,9 @@ export function connectToDisk(folder: string): Connect {
 }
 
 const statuses: Readonly<Record<string, number>> = {
-  ENOENT: nfsStatus.NOENT,
-  EEXIST: nfsStatus.EXIST,
-  ENOTDIR: nfsStatus.NOTDIR,
-  EISDIR: nfsStatus.ISDIR,
-  ENOTEMPTY: nfsStatus.NOTEMPTY,
-  EACCES: nfsStatus.ACCES,
-  EPERM: nfsStatus.PERM,
-  ENOSPC: nfsStatus.NOSPC,
-  EROFS: nfsStatus.ROFS,
-  ENAMETOOLONG: nfsStatus.NAMETOOLONG,
+  ...Object.fromEntries(
+    Object.entries(errnoByStatus).map(([name, errno]) => [errno, nfsStatus[name as NfsStatusName]]),
+  ),
   NOT_SYNC: nfsStatus.NOT_SYNC,
 };
 
@@ -63,7 +58,7 @@ const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
     return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
   });
 
-const untold = { before: undefined, after: undefined };
+const unknownChange = { before: undefined, after: undefined };
 
 const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
 const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
@@ -192,17 +187,17 @@ function createNfsOnDisk(who: Credentials): NfsClient {
       }),
     symlink: unused,
     mknod: unused,
-    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => untold)),
-    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => untold)),
+    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => unknownChange)),
+    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => unknownChange)),
     rename: (from, to) =>
       answered('RENAME', async () => {
         await rename(within(from.directory, from.name), within(to.directory, to.name));
-        return { from: untold, to: untold };
+        return { from: unknownChange, to: unknownChange };
       }),
     link: (handle, to) =>
       answered('LINK', async () => {
         await link(pathOf(handle), within(to.directory, to.name));
-        return { attributes: undefined, change: untold };
+        return { attributes: undefined, change: unknownChange };
       }),
     readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
     readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),

@@ -1,6 +1,6 @@
 import { chmodSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { accepted, connectTo, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
+import { acceptConnection, connectTo, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
 import { createConnection } from '#keeper/connection.ts';
 import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 
@@ -17,7 +17,9 @@ export async function createSlowSuccessor(socket: string): Promise<Disposable> {
   keeper.handle({ accepts: ['yours'], message: () => resolve(), closed: (why) => reject(new Error(why)) });
   keeper.send({ kind: 'hello', role: 'keeper', pid: process.pid, version: 'test' });
   keeper.send({ kind: 'handover', path: own });
-  const dataPath = all.adopt(createConnection((await accepted(listening)) ?? -1, clock), (line) => line.close());
+  const dataPath = all.adopt(createConnection((await acceptConnection(listening)) ?? -1, clock), (line) =>
+    line.close(),
+  );
   const copies = all.use(createDescriptorCopies());
   dataPath.handle({
     accepts: ['hello', 'everything', 'add', 'holding', 'letGo', 'ready', 'report'],

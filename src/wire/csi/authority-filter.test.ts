@@ -215,7 +215,7 @@ test('the filter passes valid bytes unchanged', () => {
   expect(Buffer.concat(passed).equals(all)).toBe(true);
 });
 
-test("what Node's own HTTP/2 encodes, with its tables and Huffman codes, arrives as it was", async () => {
+test("the filter passes the bytes of Node's own HTTP/2 unchanged, with its tables and Huffman codes", async () => {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const http2 = createHttp2Server();

@@ -27,7 +27,7 @@ const maxFrames = 16;
 const acceptedByNghttp2 = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
 const replacementAuthority = 'localhost';
 
-interface Block {
+interface HeaderBlock {
   readonly stream: number;
   readonly flags: number;
   /** The frames as they were received. */
@@ -42,10 +42,10 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
   let rest: Buffer = Buffer.alloc(0);
   /** The number of bytes to pass through unread. */
   let passThroughBytes = prefaceBytes;
-  let block: Block | undefined;
+  let block: HeaderBlock | undefined;
   let isRewriting = false;
 
-  function finishBlock({ stream, flags, frames, fragments }: Block): readonly Buffer[] {
+  function finishBlock({ stream, flags, frames, fragments }: HeaderBlock): readonly Buffer[] {
     const fields = decoder.decode(Buffer.concat(fragments));
     const isRefused = ([name, value]: HeaderField): boolean =>
       (name === ':authority' || name === 'host') && !acceptedByNghttp2.test(value);

@@ -125,7 +125,7 @@ function huffmanText(bytes: Buffer): string {
       bits++;
       const symbol = symbolOf(code, bits);
       if (symbol === undefined) continue;
-      if (symbol === endOfString) throw new HpackError('the end of a text is in its middle');
+      if (symbol === endOfString) throw new HpackError('a string in the headers contains EOS');
       text.push(symbol);
       code = 0;
       bits = 0;
@@ -139,7 +139,7 @@ function huffmanText(bytes: Buffer): string {
 function symbolOf(code: number, bits: number): number | undefined {
   const codes = huffmanCodes.find((one) => one.bits === bits);
   if (codes !== undefined) return codes.symbols[code - codes.first];
-  if (bits > 30) throw new HpackError('a text in the headers has no meaning');
+  if (bits > 30) throw new HpackError('a string in the headers is not a Huffman code');
   return undefined;
 }
 

@@ -7,8 +7,9 @@ import {
   type ServerHttp2Stream,
 } from 'node:http2';
 import { createServer, type Server, type Socket } from 'node:net';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
-import { patiently } from '#base/wait.ts';
+import { waitWithGrace } from '#base/wait.ts';
 import { withAcceptableAuthority } from './authority-filter.ts';
 import {
   decodeFrame,
@@ -139,9 +140,9 @@ async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: I
     if (shared.inFlight.has(underway)) underway.abort(shared.abortReasons.clientGone());
   });
   try {
-    const wanted = parseTimeout(headerText(headers['grpc-timeout']));
+    const callerTimeoutMs = parseTimeout(headerText(headers['grpc-timeout']));
     using limit = shared.clock.deadline(
-      Math.min(wanted ?? shared.maximums.callMs, shared.maximums.callMs),
+      Math.min(callerTimeoutMs ?? shared.maximums.callMs, shared.maximums.callMs),
       underway.signal,
     );
     const call: GrpcCall = { signal: limit.signal, method };
@@ -170,7 +171,7 @@ async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: 
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
     const message = decodeFrame(await readBody(stream, shared.maximums.messageBytes + 5, call.signal));
-    succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
+    succeed(stream, await waitWithGrace(handle(message, call), call.signal, shared.clock));
     took(grpcCodes.ok);
   } catch (thrown) {
     const status = thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call);
@@ -182,7 +183,7 @@ async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: 
 const headerText = (header: string | readonly string[] | undefined): string | undefined =>
   typeof header === 'string' ? header : header?.[0];
 
-function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+async function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
   const chunks: Buffer[] = [];
   let length = 0;
@@ -193,10 +194,7 @@ function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal):
     else chunks.push(chunk);
   });
   stream.once('end', () => resolve(Buffer.concat(chunks)));
-  const stop = (): void => reject(signal.reason);
-  if (signal.aborted) stop();
-  else signal.addEventListener('abort', stop, { once: true });
-  return promise;
+  return await unlessAborted(promise, signal);
 }
 
 const contentType = 'application/grpc+proto';

@@ -14,7 +14,7 @@ import { fieldsOf } from './fields.ts';
 import { createDockerHttp, type EngineRequest, type EngineResponse, failureOf } from './http.ts';
 import { chooseApiVersion, type Version, versionOf } from './version.ts';
 
-export interface Info {
+export interface EngineInfo {
   readonly id: string;
   readonly name: string;
   readonly root: string;
@@ -54,7 +54,7 @@ export interface EventQuery {
 export interface DockerClient extends Disposable {
   ping(signal: AbortSignal): Promise<void>;
   version(signal: AbortSignal): Promise<Version>;
-  info(signal: AbortSignal): Promise<Info>;
+  info(signal: AbortSignal): Promise<EngineInfo>;
   /** Lists all containers, including stopped ones. */
   containers(signal: AbortSignal): Promise<readonly ListedContainer[]>;
   container(idOrName: string, signal: AbortSignal): Promise<Container>;
@@ -160,8 +160,8 @@ export function createDockerClient(options: { readonly socket: string; readonly 
       nothing(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
     waitContainer: async (name, signal, condition = 'removed') => {
       const path = `/containers/${pathSegment(name)}/wait`;
-      const how = { query: { condition }, ownConnection: true, limitMs: longMs };
-      const { body } = await mutate('POST', path, signal, how);
+      const waitOptions = { query: { condition }, ownConnection: true, limitMs: longMs };
+      const { body } = await mutate('POST', path, signal, waitOptions);
       return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
     removeContainer: (name, signal) =>
@@ -226,7 +226,7 @@ async function* parseEvents(
   }
 }
 
-function infoOf(answer: unknown, call: string): Info {
+function infoOf(answer: unknown, call: string): EngineInfo {
   const fields = fieldsOf(answer, call);
   return {
     id: fields.optionalText('ID'),

@@ -1,3 +1,4 @@
+import { isJsonObject } from '#base/json.ts';
 import { garbled } from './errors.ts';
 
 /** Reads the fields of an object in a reply. A missing field or a wrong type is an error that names the call and the field. */
@@ -21,7 +22,7 @@ export interface Fields {
 }
 
 export function fieldsOf(value: unknown, call: string, path = ''): Fields {
-  if (!isObject(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not an object`);
+  if (!isJsonObject(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not an object`);
   const at = (name: string): string => (path === '' ? name : `${path}.${name}`);
   function field<T>(name: string, kind: string, is: (value: unknown) => value is T, absent?: T): T {
     // Own properties only, not inherited ones.
@@ -38,8 +39,8 @@ export function fieldsOf(value: unknown, call: string, path = ''): Fields {
     optionalFlag: (name) => field(name, 'true or false', isFlag, false),
     texts: (name) => field(name, 'a list of texts', isTexts, []),
     textMap: (name) => field(name, 'a map of texts', isTextMap, {}),
-    object: (name) => fieldsOf(field(name, 'an object', isObject), call, at(name)),
-    optionalObject: (name) => fieldsOf(field(name, 'an object', isObject, {}), call, at(name)),
+    object: (name) => fieldsOf(field(name, 'an object', isJsonObject), call, at(name)),
+    optionalObject: (name) => fieldsOf(field(name, 'an object', isJsonObject, {}), call, at(name)),
     objects: (name) => listOf(field(name, 'a list', Array.isArray, []), call, at(name)),
     entries: () => Object.entries(value).map(([name, one]) => [name, fieldsOf(one, call, at(name))] as const),
   };
@@ -53,8 +54,6 @@ export function listOf(value: unknown, call: string, path = ''): readonly Fields
 const isFlag = (value: unknown): value is boolean => typeof value === 'boolean';
 const isText = (value: unknown): value is string => typeof value === 'string';
 const isCount = (value: unknown): value is number => Number.isSafeInteger(value);
-const isObject = (value: unknown): value is object =>
-  typeof value === 'object' && value !== null && !Array.isArray(value);
 const isTexts = (value: unknown): value is string[] => Array.isArray(value) && value.every(isText);
 const isTextMap = (value: unknown): value is Record<string, string> =>
-  isObject(value) && Object.values(value).every(isText);
+  isJsonObject(value) && Object.values(value).every(isText);

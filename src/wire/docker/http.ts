@@ -1,7 +1,8 @@
 import { Agent, type IncomingMessage } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import { httpFailure, pathWithQuery, readText, send, socketTarget } from '#base/http.ts';
-import { opened } from '#base/open-stream.ts';
+import { asJsonObject, jsonIn } from '#base/json.ts';
+import { openStream } from '#base/open-stream.ts';
 import { DockerError } from './errors.ts';
 
 export interface EngineRequest {
@@ -78,7 +79,7 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
         return answer;
       };
       const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
-      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
+      return openStream({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => {
       keepAliveAgent.destroy();
@@ -101,13 +102,9 @@ function requireSuccess(out: EngineRequest, answer: EngineResponse): EngineRespo
 }
 
 function messageOf(body: string): string {
-  try {
-    const found: unknown = JSON.parse(body);
-    if (typeof found === 'object' && found !== null && 'message' in found) return line(String(found.message));
-  } catch {
-    // Not every error is JSON.
-  }
-  return line(body);
+  // Not every error is JSON.
+  const found = asJsonObject(jsonIn(body));
+  return line(found !== undefined && 'message' in found ? String(found['message']) : body);
 }
 
 const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, shownError);

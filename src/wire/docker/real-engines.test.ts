@@ -26,7 +26,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
     });
     afterAll(() => open.disposeAsync());
 
-    test('its version and what it is', async () => {
+    test('its version and properties', async () => {
       await client.ping(signal);
       expect((await client.version(signal)).components).toContain(component);
       expect((await client.info(signal)).securityOptions).toContain('name=seccomp,profile=default');
@@ -119,7 +119,7 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       for (const name of ['north', 'south']) await client.removeNetwork(name, signal);
     });
 
-    test('events from the moment that was asked for', async () => {
+    test('events from the requested time', async () => {
       const since = Date.now();
       const id = await client.createContainer('', { image: busyboxImage, command: ['true'] }, signal);
       const caller = new AbortController();

@@ -27,7 +27,7 @@ export interface DeviceOptions {
 }
 
 export interface Device extends Disposable {
-  /** Returns false if nobody waits for the reply any more. */
+  /** Returns false if the caller of the request no longer waits. */
   write(bytes: Uint8Array): boolean;
   /** Writes in another thread, for notifications that may wait for one of our own replies. One at a time in this process. */
   writeInThread(bytes: Uint8Array): Promise<boolean>;

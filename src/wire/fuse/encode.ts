@@ -1,6 +1,15 @@
 import { attrSize, entrySize, openSize, outHeaderSize } from './abi.ts';
 import { setU64 } from './message.ts';
-import type { Attr, AttrReply, DirectoryEntryPlus, DirentWriter, Entry, Lock, Opened, Statfs } from './operations.ts';
+import type {
+  Attr,
+  AttrReply,
+  DirectoryEntryPlus,
+  DirentWriter,
+  Entry,
+  Lock,
+  OpenReply,
+  Statfs,
+} from './operations.ts';
 
 /** The memory for a reply, with a view of the same bytes. */
 export interface ReplyBuffer {
@@ -57,7 +66,7 @@ export function putAttrReply(out: ReplyBuffer, at: number, { attr, attrMs }: Att
   return putAttr(out, at + 16, attr);
 }
 
-export function putOpened({ view }: ReplyBuffer, at: number, { fh, flags }: Opened): number {
+export function putOpened({ view }: ReplyBuffer, at: number, { fh, flags }: OpenReply): number {
   setU64(view, at, fh);
   view.setUint32(at + 8, flags, true);
   view.setUint32(at + 12, 0, true);

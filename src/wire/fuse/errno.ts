@@ -41,7 +41,7 @@ export type ErrnoName = keyof typeof errno;
 
 /**
  * Operations throw it to reply with an error. Any other exception is answered with EIO and reported. It has no stack trace:
- * nobody would see it, and capturing one costs more than many requests.
+ * no log shows it, and capturing one costs more than many requests.
  */
 export class Errno extends Error {
   override readonly name = 'Errno';

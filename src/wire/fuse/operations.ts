@@ -35,7 +35,7 @@ export interface AttrReply {
   readonly attrMs: number;
 }
 
-export interface Opened {
+export interface OpenReply {
   /** The file handle: a number that the file system chooses, and that each request for the open file has. */
   readonly fh: number;
   /** A combination of `openFlag`. */
@@ -148,13 +148,13 @@ export interface Operations {
     request: Request,
   ): MaybePromise<void>;
   link(node: number, parent: number, name: Name, request: Request): MaybePromise<Entry>;
-  open(node: number, flags: number, request: Request): MaybePromise<Opened>;
+  open(node: number, flags: number, request: Request): MaybePromise<OpenReply>;
   create(
     parent: number,
     name: Name,
     how: { readonly flags: number; readonly mode: number },
     request: Request,
-  ): MaybePromise<{ readonly entry: Entry; readonly opened: Opened }>;
+  ): MaybePromise<{ readonly entry: Entry; readonly opened: OpenReply }>;
   read(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly size: number },
@@ -175,7 +175,7 @@ export interface Operations {
     request: Request,
   ): MaybePromise<void>;
   fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): MaybePromise<void>;
-  opendir(node: number, flags: number, request: Request): MaybePromise<Opened>;
+  opendir(node: number, flags: number, request: Request): MaybePromise<OpenReply>;
   readdir(
     node: number,
     at: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },

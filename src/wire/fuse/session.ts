@@ -8,16 +8,16 @@ import type { Operations, ReadReply, Request } from './operations.ts';
 
 /** Receives the replies, and owns the memory of the requests. */
 export interface RequestStore {
-  /** The complete reply to the request at that place. Write it before returning, since its memory is reused. */
-  reply(place: number, bytes: Buffer): void;
+  /** The complete reply to the request in that slot. Write it before returning, since its memory is reused. */
+  reply(slot: number, bytes: Buffer): void;
   /**
-   * The request at that place has no reply. Its memory stays unchanged until the next request is read. For FORGET it is called
+   * The request in that slot has no reply. Its memory stays unchanged until the next request is read. For FORGET it is called
    * before the count is reduced: a crash in between leaves a count that is too high, which costs memory, never one that is too
    * low.
    */
-  finished(place: number): void;
-  /** The process that waits for the request at that place was interrupted. The kernel says so once, to one server process. */
-  interrupted?(place: number): void;
+  finished(slot: number): void;
+  /** The process that waits for the request in that slot was interrupted. The kernel says so once, to one server process. */
+  interrupted?(slot: number): void;
 }
 
 export interface SessionOptions {
@@ -37,15 +37,15 @@ export interface InheritedRequest {
 }
 
 export interface Session {
-  /** Executes the request at that place. Never throws. */
-  handle(place: number, message: Message, inherited?: InheritedRequest): void;
+  /** Executes the request in that slot. Never throws. */
+  handle(slot: number, message: Message, inherited?: InheritedRequest): void;
   /** Executes the request when the returned function is called. It counts as pending from now on, so it can be interrupted. */
-  defer(place: number, message: Message, inherited: InheritedRequest): () => void;
+  defer(slot: number, message: Message, inherited: InheritedRequest): () => void;
   /**
    * Replies with an error (EIO, or the code of an `Errno`) without executing the request, if it is of a kind that has a reply.
    */
-  fail(place: number, message: Message, why: Error): void;
-  /** The mount has ended: interrupts all pending requests and returns their places. */
+  fail(slot: number, message: Message, why: Error): void;
+  /** The mount has ended: interrupts all pending requests and returns their slots. */
   end(): readonly number[];
   /** The number of requests without a reply. */
   readonly pending: number;
@@ -57,26 +57,93 @@ interruptedController.abort(new Errno('EINTR'));
 /** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
 const scratch = createReplyBuffer(64 * 1024);
 
-export function createSession({ operations, initOptions, store, onInit, onFault }: SessionOptions): Session {
+/** Writes the reply header with the request's unique number, including the resent bit. */
+function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
+  view.setUint32(0, end, true);
+  view.setInt32(4, -error, true);
+  view.setUint32(8, asked.getUint32(8, true), true);
+  view.setUint32(12, asked.getUint32(12, true), true);
+  return end === buffer.length ? buffer : buffer.subarray(0, end);
+}
+
+interface InitReply {
+  readonly bytes: Buffer;
+  readonly agreement: InitResult;
+  /** False: the kernel sends INIT again, with a version that this library has. */
+  readonly isAgreed: boolean;
+}
+
+/** Undefined: the kernel is too old. */
+function initReply(message: Message, options: InitOptions): InitReply | undefined {
+  const offer = readInitRequest(message);
+  if (!isSupported(offer)) return undefined;
+  const agreement = negotiate(offer, options);
+  const end = putInitReply(scratch, outHeaderSize, offer, agreement, options);
+  return { bytes: writeHeader(scratch, message, end, 0), agreement, isAgreed: offer.major === 7 };
+}
+
+function refuse(store: RequestStore, message: Message, slot: number, code: ErrnoName): void {
+  store.reply(slot, writeHeader(scratch, message, outHeaderSize, errno[code]));
+}
+
+type BuiltInHandler = (slot: number, message: Message) => void;
+
+/** Requests that have no reply, or that the session answers itself. */
+function createBuiltIn(
+  { operations, initOptions, store, onInit }: SessionOptions,
+  pending: ReadonlyMap<number, PendingRequest>,
+): Partial<Record<number, BuiltInHandler>> {
+  function init(slot: number, message: Message): void {
+    const answer = initReply(message, initOptions);
+    if (answer === undefined) {
+      refuse(store, message, slot, 'EPROTO');
+      return;
+    }
+    store.reply(slot, answer.bytes);
+    if (answer.isAgreed) onInit?.(answer.agreement);
+  }
+
+  function batchForget(slot: number, message: Message): void {
+    requireBytes(message, 8);
+    const count = u32(message, 0);
+    requireBytes(message, 8 + count * 16);
+    store.finished(slot);
+    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
+  }
+
+  return {
+    [opcode.init]: init,
+    [opcode.forget]: (slot, message) => {
+      requireBytes(message, 8);
+      const [node, lookups] = [header.node(message), u64(message, 0)];
+      store.finished(slot);
+      operations.forget?.(node, lookups);
+    },
+    [opcode.batchForget]: batchForget,
+    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
+    [opcode.interrupt]: (slot, message) => {
+      requireBytes(message, 8);
+      const waiting = pending.get(key(message.view, 40));
+      waiting?.interrupt();
+      if (waiting !== undefined) store.interrupted?.(waiting.place);
+      store.finished(slot);
+    },
+    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
+    [opcode.destroy]: (slot, message) => {
+      store.reply(slot, writeHeader(scratch, message, outHeaderSize, 0));
+    },
+    [opcode.notifyReply]: (slot) => store.finished(slot),
+  };
+}
+
+export function createSession(options: SessionOptions): Session {
+  const { operations, store, onFault } = options;
   const pending = new Map<number, PendingRequest>();
-
-  /** Writes the reply header with the request's unique number, including the resent bit. */
-  function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
-    view.setUint32(0, end, true);
-    view.setInt32(4, -error, true);
-    view.setUint32(8, asked.getUint32(8, true), true);
-    view.setUint32(12, asked.getUint32(12, true), true);
-    return end === buffer.length ? buffer : buffer.subarray(0, end);
-  }
-
-  function refuse(message: Message, place: number, code: ErrnoName): void {
-    store.reply(place, writeHeader(scratch, message, outHeaderSize, errno[code]));
-  }
 
   function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
-    refuse(message, request.place, cause instanceof Errno ? cause.code : 'EIO');
+    refuse(store, message, request.place, cause instanceof Errno ? cause.code : 'EIO');
   }
 
   function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
@@ -92,8 +159,8 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
     store.reply(request.place, writeHeader(out, message, end, 0));
   }
 
-  function addPending(place: number, message: Message, inherited: InheritedRequest | undefined): PendingRequest {
-    const request = new PendingRequest(place, message, inherited !== undefined);
+  function addPending(slot: number, message: Message, inherited: InheritedRequest | undefined): PendingRequest {
+    const request = new PendingRequest(slot, message, inherited !== undefined);
     if (inherited?.isInterrupted === true) request.interrupt();
     pending.set(request.unique, request);
     return request;
@@ -115,79 +182,34 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
     }
   }
 
-  function init(place: number, message: Message): void {
-    const offer = readInitRequest(message);
-    if (!isSupported(offer)) {
-      refuse(message, place, 'EPROTO');
-      return;
-    }
-    const agreement = negotiate(offer, initOptions);
-    store.reply(
-      place,
-      writeHeader(scratch, message, putInitReply(scratch, outHeaderSize, offer, agreement, initOptions), 0),
-    );
-    if (offer.major === 7) onInit?.(agreement);
-  }
+  const builtIn = createBuiltIn(options, pending);
 
-  function batchForget(place: number, message: Message): void {
-    requireBytes(message, 8);
-    const count = u32(message, 0);
-    requireBytes(message, 8 + count * 16);
-    store.finished(place);
-    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
-  }
-
-  /** Requests that have no reply, or that the session answers itself. */
-  const builtIn: Partial<Record<number, (place: number, message: Message) => void>> = {
-    [opcode.init]: init,
-    [opcode.forget]: (place, message) => {
-      requireBytes(message, 8);
-      const [node, lookups] = [header.node(message), u64(message, 0)];
-      store.finished(place);
-      operations.forget?.(node, lookups);
-    },
-    [opcode.batchForget]: batchForget,
-    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
-    [opcode.interrupt]: (place, message) => {
-      requireBytes(message, 8);
-      const waiting = pending.get(key(message.view, 40));
-      waiting?.interrupt();
-      if (waiting !== undefined) store.interrupted?.(waiting.place);
-      store.finished(place);
-    },
-    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
-    [opcode.destroy]: (place, message) => {
-      store.reply(place, writeHeader(scratch, message, outHeaderSize, 0));
-    },
-    [opcode.notifyReply]: (place) => store.finished(place),
-  };
-
-  function take(place: number, message: Message, inherited?: InheritedRequest): void {
+  function take(slot: number, message: Message, inherited?: InheritedRequest): void {
     const code = header.opcode(message);
     const special = builtIn[code];
     const operation = operationTable[code];
     try {
-      if (special !== undefined) special(place, message);
-      else if (operation !== undefined) run(operation, message, addPending(place, message, inherited));
-      else refuse(message, place, 'ENOSYS');
+      if (special !== undefined) special(slot, message);
+      else if (operation !== undefined) run(operation, message, addPending(slot, message, inherited));
+      else refuse(store, message, slot, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
-      store.finished(place);
+      store.finished(slot);
     }
   }
 
   return {
     handle: take,
-    defer: (place, message, inherited) => {
+    defer: (slot, message, inherited) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return () => take(place, message);
-      const request = addPending(place, message, inherited);
+      if (operation === undefined) return () => take(slot, message);
+      const request = addPending(slot, message, inherited);
       return () => run(operation, message, request);
     },
-    fail: (place, message, why) => {
+    fail: (slot, message, why) => {
       const operation = operationTable[header.opcode(message)];
-      if (operation === undefined) return take(place, message);
-      fail(operation, message, new PendingRequest(place, message, true), why);
+      if (operation === undefined) return take(slot, message);
+      fail(operation, message, new PendingRequest(slot, message, true), why);
     },
     end: () => {
       const all = [...pending.values()];
@@ -224,12 +246,12 @@ class PendingRequest implements Request {
   private controller: AbortController | undefined;
   private isInterrupted = false;
 
-  constructor(place: number, message: Message, isInherited: boolean) {
+  constructor(slot: number, message: Message, isInherited: boolean) {
     const { view } = message;
     this.uid = header.uid(message);
     this.gid = header.gid(message);
     this.pid = header.pid(message);
-    this.place = place;
+    this.place = slot;
     this.unique = key(view, 8);
     this.resent = isInherited || (view.getUint32(12, true) & resentBit) !== 0;
   }

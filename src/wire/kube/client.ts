@@ -6,13 +6,13 @@ import { apiVersionOf, type ObjectPath, pathOf, type Resource } from './resource
 import type { KubeObject } from './types.ts';
 import { type WatchEvent, type WatchQuery, watchWithRetries } from './watch.ts';
 
-export interface Selection {
+export interface ObjectSelection {
   readonly namespace?: string | undefined;
   readonly labelSelector?: string | undefined;
   readonly fieldSelector?: string | undefined;
 }
 
-export interface ListQuery extends Selection {
+export interface ListQuery extends ObjectSelection {
   /** The size of a page; the API server may return fewer, although more follow. */
   readonly limit?: number;
 }

@@ -160,7 +160,7 @@ describe('by a kubeconfig', () => {
       kubeconfig({}, { server: 'https://a', 'certificate-authority': 'x', 'insecure-skip-tls-verify': true }),
       'the cluster “c” of the kubeconfig has both a certificate authority and insecure-skip-tls-verify: remove one of them',
     ],
-    ['somebody else', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
+    ['another user', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
     ['a token that is none', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
   ])('is refused with %s', async (_what, config, message) => {
     expect(await failure(from(config))).toMatchObject({ failure: 'misconfigured', message });
@@ -256,7 +256,7 @@ describe('a credential plugin', () => {
     expect(error.message).toBe('the credential plugin no-such-plugin is not installed. Get it from example.com.');
   });
 
-  test.each(['in time', 'because nobody waits any more'])('that does not exit is killed %s', async (why) => {
+  test.each(['in time', 'because the caller aborted'])('that does not exit is killed %s', async (why) => {
     const script = `trap '' TERM; echo $$ > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; while [ -e ${folder} ]; do :; done`;
     const access = await from(plugin('', {}, script));
     const stop = new AbortController();

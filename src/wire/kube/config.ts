@@ -77,9 +77,9 @@ export async function fromKubeconfig({ config, folder, clock, env, context }: Ku
     server: serverOf(cluster.server),
     namespace,
     identity: reuseIfUnchanged(async (signal, isRefused) => {
-      const made = await plugin?.(signal, isRefused);
+      const issued = await plugin?.(signal, isRefused);
       const [authority, own, ownKey, bearer] = await Promise.all([ca, cert, key, token].map((one) => one?.(isRefused)));
-      return identityOf({ cluster, user, made, authority, own, ownKey, bearer });
+      return identityOf({ cluster, user, issued, authority, own, ownKey, bearer });
     }),
   };
 }
@@ -87,17 +87,17 @@ export async function fromKubeconfig({ config, folder, clock, env, context }: Ku
 interface CredentialSources {
   readonly cluster: ClusterEntry;
   readonly user: UserEntry;
-  readonly made: Credential | undefined;
+  readonly issued: Credential | undefined;
   readonly authority: string | undefined;
   readonly own: string | undefined;
   readonly ownKey: string | undefined;
   readonly bearer: string | undefined;
 }
 
-function identityOf({ cluster, user, made, authority, own, ownKey, bearer }: CredentialSources): Identity {
+function identityOf({ cluster, user, issued, authority, own, ownKey, bearer }: CredentialSources): Identity {
   // Same precedence as kubectl: the kubeconfig before the plugin, a token file before a token.
-  const token = bearer?.trim() ?? user.token ?? made?.token;
-  const [cert, key] = [own ?? made?.cert, ownKey ?? made?.key];
+  const token = bearer?.trim() ?? user.token ?? issued?.token;
+  const [cert, key] = [own ?? issued?.cert, ownKey ?? issued?.key];
   const basic =
     user.username === undefined
       ? undefined

@@ -7,7 +7,7 @@ import { parseJson } from '#base/json.ts';
  */
 export type KubeFailure = HttpFailure | 'refused' | 'misconfigured';
 
-export interface KubeErrorAbout {
+export interface KubeErrorFields {
   readonly failure: KubeFailure;
   readonly status?: number;
   readonly reason?: string;
@@ -31,7 +31,7 @@ export class KubeError extends Error {
   readonly retryAfterMs: number;
   /** Details of the reason, for example `ResourceVersionTooLarge` or `NamespaceTerminating`. */
   readonly causes: readonly string[];
-  constructor(message: string, about: KubeErrorAbout) {
+  constructor(message: string, about: KubeErrorFields) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.status = about.status ?? 0;

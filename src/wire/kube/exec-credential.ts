@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
+import { asJsonObject, type JsonObject, jsonIn } from '#base/json.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
 import type { ReloadableText } from './reloaded-file.ts';
@@ -42,9 +43,9 @@ export function execCredential(
 
   async function run(signal: AbortSignal): Promise<IssuedCredential> {
     using limit = clock.deadline(runMs, signal);
-    const made = madeOf(await output(plugin, limit.signal), plugin);
-    last = made;
-    return made;
+    const issued = madeOf(await output(plugin, limit.signal), plugin);
+    last = issued;
+    return issued;
   }
 
   return async (signal, isRefused) => {
@@ -87,7 +88,7 @@ async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<st
     if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // SIGKILL, since nobody waits for a plugin that ignores signals.
+    // SIGKILL, since this process does not wait for a plugin that ignores signals.
     child.kill('SIGKILL');
     // Processes that it started may still have it open.
     child.stdout.destroy();
@@ -135,10 +136,10 @@ function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSigna
 
 function madeOf(text: string, { command, apiVersion }: CredentialPlugin): IssuedCredential {
   const what = `the credential plugin ${command}`;
-  const answer = objectIn(text);
+  const answer = asJsonObject(jsonIn(text));
   if (answer === undefined || answer['apiVersion'] !== apiVersion || answer['kind'] !== 'ExecCredential')
     throw misconfigured(`${what} did not answer with an ExecCredential of ${apiVersion}`);
-  const status = objectOf(answer['status']) ?? {};
+  const status = asJsonObject(answer['status']) ?? {};
   const credential = {
     token: textIn(status, 'token'),
     cert: textIn(status, 'clientCertificateData'),
@@ -154,18 +155,7 @@ function madeOf(text: string, { command, apiVersion }: CredentialPlugin): Issued
   return { credential, expiresAt };
 }
 
-function objectIn(text: string): Readonly<Record<string, unknown>> | undefined {
-  try {
-    return objectOf(JSON.parse(text));
-  } catch {
-    return undefined;
-  }
-}
-
-const objectOf = (value: unknown): Readonly<Record<string, unknown>> | undefined =>
-  typeof value === 'object' && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : undefined;
-
-function textIn(from: Readonly<Record<string, unknown>>, field: string): string | undefined {
+function textIn(from: JsonObject, field: string): string | undefined {
   const value = from[field];
   return typeof value === 'string' && value !== '' ? value : undefined;
 }

@@ -4,7 +4,7 @@ import { createSecureContext, type SecureContext } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { httpFailure, pathWithQuery, readText, send, targetOf } from '#base/http.ts';
-import { opened } from '#base/open-stream.ts';
+import { openStream } from '#base/open-stream.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import { statusError } from './status.ts';
@@ -57,15 +57,15 @@ interface ResponseHead {
   readonly identity: Identity;
 }
 
-/** The name of a call in messages. Without the query, which may contain what somebody else wrote. */
+/** The name of a call in messages. Without the query, which may contain text of other users. */
 export const callOf = ({ method, path }: Pick<ApiRequest, 'method' | 'path'>): string => `${method} ${path}`;
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   const { access, clock, userAgent, maxSockets = 32, onResponse } = options;
   const target = targetOf(access.server);
   // Keep all connections for a while: in a burst, a new connection for each call costs both sides more than the call.
-  const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
-  const agent = target.isSecure ? new SecureAgent(how) : new PlainAgent(how);
+  const agentOptions = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
+  const agent = target.isSecure ? new SecureAgent(agentOptions) : new PlainAgent(agentOptions);
   const secureContextOf = createSecureContextCache();
 
   async function attempt(
@@ -132,7 +132,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
       };
       const failure = (thrown: unknown, ended: AbortSignal): KubeError =>
         reportFailure('watch', failureOf(callOf(out), thrown, ended));
-      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
+      return openStream({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => agent.destroy(),
   };
@@ -145,9 +145,9 @@ function createSecureContextCache(): (tls: Identity['tls']) => SecureContext {
     const before = known.get(tls);
     if (before !== undefined) return before;
     const { ca, cert, key } = tls;
-    const made = createSecureContext({ ca, cert, key });
-    known.set(tls, made);
-    return made;
+    const secureContext = createSecureContext({ ca, cert, key });
+    known.set(tls, secureContext);
+    return secureContext;
   };
 }
 

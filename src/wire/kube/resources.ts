@@ -95,8 +95,10 @@ export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =
 export function pathOf(resource: Resource<KubeObject>, { namespace, name, subresource }: ObjectPath): string {
   const root = resource.group === '' ? '/api' : '/apis';
   const where = resource.namespaced && namespace !== undefined ? ['namespaces', namespace] : [];
-  const what = [name, subresource].filter((one) => one !== undefined);
-  return [root, ...[...apiVersionOf(resource).split('/'), ...where, resource.plural, ...what].map(segment)].join('/');
+  const segments = [name, subresource].filter((one) => one !== undefined);
+  return [root, ...[...apiVersionOf(resource).split('/'), ...where, resource.plural, ...segments].map(segment)].join(
+    '/',
+  );
 }
 
 function segment(text: string): string {

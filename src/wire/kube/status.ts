@@ -1,3 +1,4 @@
+import { asJsonObject, jsonIn } from '#base/json.ts';
 import { KubeError } from './errors.ts';
 
 const shown = 1_000;
@@ -7,8 +8,8 @@ const shown = 1_000;
  * message is reduced to one short line, and the client's own credential is removed from it, in case the response repeats it.
  */
 export function statusError(call: string, answer: ErrorResponse, secret = ''): KubeError {
-  const found = objectIn(answer.body);
-  const details = asObject(found?.['details']);
+  const found = asJsonObject(jsonIn(answer.body));
+  const details = asJsonObject(found?.['details']);
   const serverMessage = sanitize(textOf(found?.['message']) || (found === undefined ? answer.body : ''), secret);
   const reason = textOf(found?.['reason']);
   const status = answer.status === 0 ? countOf(found?.['code']) : answer.status;
@@ -19,7 +20,7 @@ export function statusError(call: string, answer: ErrorResponse, secret = ''): K
     serverMessage,
     retryAfterMs: 1_000 * (countOf(details?.['retryAfterSeconds']) || countOf(Number(answer.retryAfter ?? ''))),
     causes: listOf(details?.['causes'])
-      .map((one) => textOf(asObject(one)?.['reason']))
+      .map((one) => textOf(asJsonObject(one)?.['reason']))
       .filter((one) => one !== ''),
   });
 }
@@ -37,16 +38,6 @@ function sanitize(text: string, secret: string): string {
   return clean.trim().replaceAll(/\s+/g, ' ').slice(0, shown);
 }
 
-function objectIn(body: string): Readonly<Record<string, unknown>> | undefined {
-  try {
-    return asObject(JSON.parse(body));
-  } catch {
-    return undefined;
-  }
-}
-
-const asObject = (value: unknown): Readonly<Record<string, unknown>> | undefined =>
-  typeof value === 'object' && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : undefined;
 const textOf = (value: unknown): string => (typeof value === 'string' ? value : '');
 const countOf = (value: unknown): number =>
   typeof value === 'number' && Number.isSafeInteger(value) && value > 0 ? value : 0;

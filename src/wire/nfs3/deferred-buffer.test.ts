@@ -27,8 +27,8 @@ function lateBuffer(length: number): DeferredBuffer & { readonly asked: number[]
   };
 }
 
-describe.skipIf(needs('linux'))('memory that is chosen when data come', () => {
-  test.each([10, 100_000, mib])('is asked for once, for what came: %d bytes', async (length) => {
+describe.skipIf(needs('linux'))('a buffer that is taken when data arrive', () => {
+  test.each([10, 100_000, mib])('is taken once, for the bytes that arrived: %d', async (length) => {
     const content = randomBytes(length);
     const { nfs, handle } = await serve(content);
     const into = lateBuffer(mib);
@@ -38,14 +38,14 @@ describe.skipIf(needs('linux'))('memory that is chosen when data come', () => {
     expect(into.asked).toEqual([length]);
   });
 
-  test('is never asked for more than is read at once', async () => {
+  test('is never taken for more than one READ returns', async () => {
     const { nfs, handle } = await serve(Buffer.alloc(3 * mib));
     const into = lateBuffer(3 * mib);
     expect((await nfs.read(handle, 0, into)).count).toBe(mib);
     expect(into.asked).toEqual([mib]);
   });
 
-  test('of many reads under way is the same again and again', async () => {
+  test('is reused by many reads in flight', async () => {
     const content = randomBytes(16 * mib);
     const { nfs, handle } = await serve(content);
     const free: Buffer[] = [];

@@ -64,7 +64,7 @@ function page(): { readonly buffer: Buffer; readonly reader: XdrReader } {
   return { buffer, reader: new XdrReader().reset(buffer, view, 4, buffer.length) };
 }
 
-test('what an entry is asked for is what was in the page, also when its memory has long been used for something else', () => {
+test('an entry returns the contents of its page, also after the memory was reused', () => {
   const { buffer, reader } = page();
   const listed = readDirectoryPagePlus(reader);
   buffer.fill(0xff);
@@ -80,7 +80,7 @@ test('what an entry is asked for is what was in the page, also when its memory h
   expect(seen).toEqual(entries);
 });
 
-test('a page that ends too early, or is not one, is refused when it comes and not when somebody asks', () => {
+test('a truncated or invalid page is rejected when it arrives, not when its entries are read', () => {
   const { buffer, reader } = page();
   for (let end = 4; end < buffer.length; end++) {
     reader.reset(buffer, reader.view, 4, end);

@@ -14,7 +14,7 @@ import { nfsStatus } from './status.ts';
 const { EXIST } = nfsStatus;
 
 describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
-  /** Stands in for it: guarded, with a time that nobody else would give the file. */
+  /** Replaces it: guarded, with an mtime that no other client sets. */
   const marked = (seconds: number) => ({ mode: 'guarded', set: { mtime: { seconds, nanoseconds: 0 } } }) as const;
 
   async function served() {
@@ -35,7 +35,7 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
     };
   }
 
-  test('says so and makes nothing; a guarded one then tells who was first', async () => {
+  test('answers NOTSUPP and creates nothing; a guarded CREATE then shows who was first', async () => {
     const { nfs, root, on } = await served();
     await expect(nfs.create(root, 'file', { mode: 'exclusive', verifier: 7n })).rejects.toMatchObject({
       statusName: 'NOTSUPP',
@@ -47,7 +47,7 @@ describe.skipIf(needs('go-nfs'))('a server without exclusive CREATE', () => {
     for (const one of refused) expect(one).toMatchObject({ reason: { statusName: 'EXIST' } });
   });
 
-  test('the reply is lost: what we made is ours, what somebody else made is not', async () => {
+  test('after a lost reply our own file is recognised, and the file of another client is not', async () => {
     const { nfs, through, root, proxy } = await served();
     proxy.cutReplyTo(create.number);
     const { attributes } = await through.create(root, 'mine', marked(1_000_001));

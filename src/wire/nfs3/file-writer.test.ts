@@ -43,7 +43,7 @@ const handle = new Uint8Array(8);
 const bytes = (length: number): Buffer => Buffer.from(Array.from({ length }, (_, i) => (i * 31 + 7) & 255));
 
 describe('a file writer', () => {
-  test('what it flushed is on the disk, in whatever pieces the server takes it', async () => {
+  test('has its data on the disk after a flush, whatever sizes of WRITE the server accepts', async () => {
     for (const short of [false, true]) {
       const server = forgetful({ short });
       const writer = createFileWriter(server.client, handle, { size: 10 });
@@ -71,7 +71,7 @@ describe('a file writer', () => {
     );
   });
 
-  test('what the server has on stable storage already is not sent again', async () => {
+  test('does not resend data that the server already has on stable storage', async () => {
     const server = forgetful({ stable: true });
     const writer = createFileWriter(server.client, handle, { size: 10 });
     await writer.write(0, bytes(50));
@@ -90,7 +90,7 @@ describe('a file writer', () => {
     await expect(writer.write(10, bytes(10))).rejects.toBe(full);
   });
 
-  test('as a stream', async () => {
+  test('works as a stream', async () => {
     const server = forgetful({ restartAfter: [3] });
     await pipeline(
       Readable.from([bytes(100).subarray(0, 33), bytes(100).subarray(33)]),

@@ -17,10 +17,10 @@ const exclusive = { mode: 'exclusive', verifier: 0x0a0b_0c0d_0e0f_0102n } as con
 const unknown = { name: 'RpcError', failure: 'deadline', maybeDone: true };
 const mib = 1024 * 1024;
 
-describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
+describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
   const it = exportedByGanesha();
 
-  test('MKDIR passes its deadline, its result unknown, and asking again tells what became of it', async () => {
+  test('leaves the outcome of a MKDIR unknown after its deadline, and a repeated call shows it', async () => {
     await it.frozen(() =>
       expect(it.nfs.mkdir(it.directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     expect((await it.nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('late')).ino));
   });
 
-  test('an exclusive CREATE that passed its deadline is ours when it is asked for again, and nobody else can have it', async () => {
+  test('accepts a repeated exclusive CREATE of the same client after the deadline, and of no other client', async () => {
     await it.frozen(() =>
       expect(it.nfs.create(it.directory, 'mine', exclusive, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
@@ -42,7 +42,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     await expect(it.nfs.create(it.directory, 'mine', { ...exclusive, verifier: 1n })).rejects.toThrow('NFS3ERR_EXIST');
   });
 
-  test('replies that come after their deadline are nobody else’s', async () => {
+  test('sends replies after the deadline, which are not taken for replies of other calls', async () => {
     const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
     using rpc = rpcTo(proxy.host, proxy.port, { identity: user(0) });
     const nfs = createNfsClient(rpc, systemClock());
@@ -65,7 +65,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     expect(rpc.pending).toBe(0);
   });
 
-  test('others are served meanwhile', async () => {
+  test('does not delay calls to other servers', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     await it.frozen(async () => {
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     });
   });
 
-  test('what is written to it is held once, and given back at the deadline', async () => {
+  test('has written data held in memory once, until the deadline', async () => {
     const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
     using rpc = rpcTo(it.server.host, it.server.nfsPort, { identity: user(0) });
     const nfs = createNfsClient(rpc, systemClock());
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
   });
 });
 
-describe.skipIf(needs('root', 'ganesha'))('a server that is killed and comes back', () => {
+describe.skipIf(needs('root', 'ganesha'))('a server that is killed and restarts', () => {
   const it = exportedByGanesha();
 
   /** Its verifier is the second it started in. */
@@ -113,7 +113,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and comes bac
     await it.server.restart();
   }
 
-  test('having lost what it had not committed is given all of it again', async () => {
+  test('gets all data again that it lost before a COMMIT', async () => {
     const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
     const data = randomBytes(12 * mib + 5);
     const writer = createFileWriter(it.nfs, handle, { atOnce: 4 });
@@ -128,7 +128,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and comes bac
     expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
   });
 
-  test('as a stream: closed means complete', async () => {
+  test('has all data when a stream is closed', async () => {
     const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
     const data = randomBytes(4 * mib);
     const stream = createWriteStream(it.nfs, handle);
@@ -140,7 +140,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that is killed and comes bac
     expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
   });
 
-  test('answers the calls that the old one took with it', async () => {
+  test('answers the calls that were pending when it was killed', async () => {
     await it.server.freeze();
     const made = it.nfs.mkdir(it.directory, 'sub', { mode: 0o700 });
     const written = it.nfs.setattr(it.directory, { mode: 0o711 });

@@ -7,10 +7,10 @@ import { listDirectory } from './listing.ts';
 
 const count = 100_000;
 
-describe.skipIf(needs('root', 'mount', 'ganesha'))('a directory of 100,000', () => {
+describe.skipIf(needs('root', 'mount', 'ganesha'))('a directory of 100,000 entries', () => {
   const it = exportedByGanesha({ inMemory: true });
 
-  test('is listed with the attributes of each, and few of them in memory', async () => {
+  test('is listed with all attributes, with only a few of them in memory', async () => {
     for (let i = 0; i < count; i++) fs.closeSync(fs.openSync(it.on(`entry-${i}`), 'w'));
     const seen = new Uint8Array(count);
     const before = heldMib();

@@ -4,7 +4,7 @@ export { RpcError, type RpcFailure } from '../rpc/errors.ts';
 export type { Identity } from '../rpc/message.ts';
 export { findPort, portmapPort } from '../rpc/portmap.ts';
 export { createPrivilegedPorts } from '../rpc/privileged-ports.ts';
-export { type Created as New, createNfsClient, type NfsClient } from './client.ts';
+export { type Created, createNfsClient, type NfsClient } from './client.ts';
 export { type CopyOptions, copyTree } from './copy-tree.ts';
 export { createReadStream, type FileReaderOptions, readFile, readFully } from './file-reader.ts';
 export { createFileWriter, createWriteStream, type FileWriter, type FileWriterOptions } from './file-writer.ts';
@@ -13,7 +13,7 @@ export {
   type Export,
   listExports,
   MountError,
-  type MountResult as Mounted,
+  type MountResult,
   type MountStatusName,
   mnt,
   mountProgram,
@@ -21,9 +21,9 @@ export {
   unmnt,
 } from './mount.ts';
 export { NameError } from './names.ts';
-export { accessRight, type DeferredBuffer as LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
+export { accessRight, type DeferredBuffer, type ReadResult, type WriteResult } from './procedures.ts';
 export { emptyDirectory, RemovalRefused, removeTree } from './remove-tree.ts';
-export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
+export { errnoByStatus, isGone, isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 export {
   type Attributes,
   type Entry,

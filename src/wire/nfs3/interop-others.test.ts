@@ -116,7 +116,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     await expect(nfs.remove(directory, 'file')).rejects.toThrow('REMOVE: NFS3ERR_NOENT');
   });
 
-  test('directories: MKDIR, RENAME, RMDIR; the mode is a mode', async () => {
+  test('directories: MKDIR, RENAME, RMDIR; the mode has permission bits only', async () => {
     const { nfs } = tried;
     const { attributes } = await nfs.mkdir(directory, 'sub', { mode: 0o755 });
     expect(attributes?.type).toBe(fileType.directory);
@@ -143,7 +143,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     expect(await names(nfs, directory)).toEqual([]);
   });
 
-  test('a directory of 2,000 is listed in pages of any size, also while it shrinks', async () => {
+  test('a directory of 2,000 entries is listed in pages of any size, also while it shrinks', async () => {
     const { nfs } = tried;
     const wanted = Array.from({ length: 2000 }, (_, i) => `entry-${i}`).toSorted();
     await Promise.all(wanted.map((name) => nfs.create(directory, name, guarded)));
@@ -156,7 +156,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     expect(removed.toSorted()).toEqual(wanted);
   });
 
-  test('errors: what is removed, what never was, what is no directory', async () => {
+  test('errors for a removed file, a missing file, and a file in place of a directory', async () => {
     const { nfs } = tried;
     const { handle } = await nfs.create(directory, 'file', guarded);
     await expect(nfs.lookup(handle, 'x')).rejects.toThrow('LOOKUP: NFS3ERR_NOTDIR');
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     });
   });
 
-  test('a procedure, program or version that is not there leaves the connection usable', async () => {
+  test('a missing procedure, program or version leaves the connection usable', async () => {
     const { nfs, open } = tried;
     const args = { directory, name: 'x' };
     await expect(open.rpc.call({ ...lookup, program: 100_227 }, args)).rejects.toMatchObject({
@@ -220,24 +220,24 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
   });
 });
 
-describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
+describe.skipIf(needs('go-nfs'))('the differences of go-nfs', () => {
   const tried = served(goNfs);
 
-  test('no EXCLUSIVE, and it says so', async () => {
+  test('it answers NOTSUPP to an exclusive CREATE', async () => {
     const { nfs, root } = tried;
     await expect(nfs.create(root, 'file', { mode: 'exclusive', verifier: 1n })).rejects.toThrow(
       'CREATE: NFS3ERR_NOTSUPP',
     );
   });
 
-  test('an unchecked CREATE empties the file that is there', async () => {
+  test('an unchecked CREATE empties an existing file', async () => {
     const { nfs, root, ground } = tried;
     fs.writeFileSync(join(ground.folder, 'full'), 'content');
     await nfs.create(root, 'full', { mode: 'unchecked', set: {} });
     expect(fs.readFileSync(join(ground.folder, 'full'), 'utf8')).toBe('');
   });
 
-  test('RMDIR removes files, and of a directory that is not empty it says IO', async () => {
+  test('RMDIR removes files, and answers IO for a directory that is not empty', async () => {
     const { nfs, root, ground } = tried;
     fs.mkdirSync(join(ground.folder, 'filled/inner'), { recursive: true });
     fs.writeFileSync(join(ground.folder, 'file'), '');
@@ -248,14 +248,14 @@ describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
     expect(fs.existsSync(join(ground.folder, 'filled'))).toBe(false);
   });
 
-  test('a path in place of a name is taken, so ours is the only check', async () => {
+  test('it accepts a path in place of a name, so only our check prevents that', async () => {
     const { nfs, root, open, ground } = tried;
     fs.mkdirSync(join(ground.folder, 'a/b'), { recursive: true });
     expect((await open.rpc.call(lookup, { directory: root, name: 'a/b' })).attributes?.type).toBe(fileType.directory);
     await expect(nfs.lookup(root, 'a/b')).rejects.toMatchObject({ name: 'NameError' });
   });
 
-  test('a handle is a name: after RENAME the old one is STALE', async () => {
+  test('a handle stands for a path: after RENAME the old one is STALE', async () => {
     const { nfs, root } = tried;
     const { handle } = await nfs.create(root, 'old', guarded);
     await nfs.rename({ directory: root, name: 'old' }, { directory: root, name: 'new' });
@@ -263,7 +263,7 @@ describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
     expect((await nfs.lookup(root, 'new')).attributes?.type).toBe(fileType.regular);
   });
 
-  test('it offers 1 GiB at once, wants no user, and does not list its exports', async () => {
+  test('it offers transfers of 1 GiB, ignores the user, and does not list its exports', async () => {
     const { nfs, root, server } = tried;
     expect((await nfs.fsinfo(root)).maxWrite).toBe(2 ** 30);
     using mounting = rpcTo(server.host, server.mountPort);
@@ -271,7 +271,7 @@ describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
     await expect(mounting.call(listExports, undefined)).rejects.toMatchObject({ failure: 'unsupported' });
   });
 
-  test('links: symbolic ones work, hard ones do not', async () => {
+  test('symbolic links work, hard links do not', async () => {
     const { nfs, root, ground } = tried;
     const { handle } = await nfs.symlink(root, 'link', 'a/target', {});
     expect([await nfs.readlink(handle), fs.readlinkSync(join(ground.folder, 'link'))]).toEqual([
@@ -291,10 +291,10 @@ describe.skipIf(needs('go-nfs'))('what go-nfs does otherwise', () => {
   });
 });
 
-describe.skipIf(needs('nfs3-server'))('what nfs3_server does otherwise', () => {
+describe.skipIf(needs('nfs3-server'))('the differences of nfs3_server', () => {
   const tried = served(rustNfs);
 
-  test('MKDIR of a name that is there makes a second one: only CREATE tells who was first', async () => {
+  test('MKDIR of an existing name makes a second entry: only CREATE shows who was first', async () => {
     const { nfs, root } = tried;
     const first = await nfs.mkdir(root, 'twice', {});
     const second = await nfs.mkdir(root, 'twice', {});
@@ -305,13 +305,13 @@ describe.skipIf(needs('nfs3-server'))('what nfs3_server does otherwise', () => {
     await expect(nfs.create(root, 'once', { ...how, verifier: 8n })).rejects.toThrow('CREATE: NFS3ERR_EXIST');
   });
 
-  test('EXIST also for an unchecked CREATE', async () => {
+  test('it answers EXIST also to an unchecked CREATE', async () => {
     const { nfs, root } = tried;
     await nfs.create(root, 'a', guarded);
     await expect(nfs.create(root, 'a', { mode: 'unchecked', set: {} })).rejects.toThrow('CREATE: NFS3ERR_EXIST');
   });
 
-  test('LINK and MKNOD are not there at all, SYMLINK is and says it cannot', async () => {
+  test('LINK and MKNOD are missing, and SYMLINK answers NOTSUPP', async () => {
     const { nfs, root } = tried;
     const { handle } = await nfs.create(root, 'file', guarded);
     const unsupported = { name: 'NfsError', statusName: 'NOTSUPP' };
@@ -321,7 +321,7 @@ describe.skipIf(needs('nfs3-server'))('what nfs3_server does otherwise', () => {
     await expect(nfs.symlink(root, 'x', 'y', {})).rejects.toThrow('SYMLINK: NFS3ERR_NOTSUPP');
   });
 
-  test('BAD_COOKIE for a place in a listing that was removed', async () => {
+  test('it answers BAD_COOKIE for the position of a removed entry', async () => {
     const { nfs, root } = tried;
     const { handle: directory } = await nfs.mkdir(root, 'shrinking', {});
     for (let i = 0; i < 100; i++) await nfs.create(directory, `entry-${i}`, guarded);
@@ -339,7 +339,7 @@ describe.skipIf(needs('nfs3-server'))('what nfs3_server does otherwise', () => {
 });
 
 describe.skipIf(needs('root', 'ganesha', 'rpcbind'))('ganesha with a real rpcbind', () => {
-  test('its ports are found, and an export is mounted through them', async () => {
+  test('is found through it, and mounted', async () => {
     using ground = createScratchFolder();
     const { signal } = ground.scope;
     await using server = await startGaneshaWithRpcbind({ exports: [{ path: ground.folder, tag: 'it' }], signal });

@@ -21,7 +21,7 @@ import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf, sta
 const seconds = (ms: number): number => Math.floor(ms / 1000);
 const text = (bytes: Text): string => Buffer.from(bytes as Uint8Array).toString('latin1');
 /** What an ordinary user, with no rights of his own on the folder, is called here. */
-const somebody = 4321;
+const otherUser = 4321;
 
 async function everything(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
@@ -116,14 +116,14 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
 
     // To ganesha, what is not there is forbidden too: only the list of exports tells which.
-    test('what is not exported is refused', async () => {
+    test('a path that is not exported is refused', async () => {
       using mounting = rpcTo(server.host, server.mountPort, { identity: user(0) });
       await expect(mounting.call(mnt, '/no/such')).rejects.toMatchObject({ name: 'MountError', statusName: 'ACCES' });
     });
   });
 
   describe('the file system', () => {
-    test('NULL, FSSTAT, FSINFO and PATHCONF say what it can do', async () => {
+    test('NULL, FSSTAT, FSINFO and PATHCONF return its properties', async () => {
       await nfs.null();
       const stat = fs.statfsSync(folder);
       const fsstat = await nfs.fsstat(directory);
@@ -135,7 +135,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(await nfs.pathconf(directory)).toMatchObject({ refusesLongNames: true, ignoresCase: false });
     });
 
-    test('GETATTR and LOOKUP tell of every kind of file what the kernel does', async () => {
+    test('GETATTR and LOOKUP return the same as the kernel, for every kind of file', async () => {
       fs.writeFileSync(on('regular'), 'twelve bytes', { mode: 0o640 });
       fs.mkdirSync(on('directory'), { mode: 0o711 });
       fs.symlinkSync('regular', on('link'));
@@ -193,7 +193,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       'with the replacement character itself': Buffer.from('a\ufffdb'),
       'that end a line': Buffer.from('a\n\\b '),
     };
-    test.each(Object.entries(odd))('%s come back as they went', async (_, bytes) => {
+    test.each(Object.entries(odd))('%s are listed as they were created', async (_, bytes) => {
       const handle = await create(bytes);
       expect(fs.readdirSync(folder, { encoding: 'buffer' }).map(text)).toEqual([text(bytes)]);
       const [entry] = await everything(nfs, directory);
@@ -206,7 +206,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
 
     test.each([['a'.repeat(256)], ['語'.repeat(86)], ['a/b'], ['..'], ['.'], [''], ['a\0b']])(
-      '%j is no name, and the server is not asked',
+      '%j is rejected without a call to the server',
       async (name) => {
         await expect(nfs.lookup(directory, name)).rejects.toMatchObject({ name: 'NameError' });
         await expect(nfs.mkdir(directory, name, {})).rejects.toMatchObject({ name: 'NameError' });
@@ -243,7 +243,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(fs.statSync(on('file')).mode & 0o7777).toBe(0o600);
     });
 
-    test('CREATE: unchecked takes what is there, guarded does not', async () => {
+    test('CREATE: unchecked accepts an existing file, guarded does not', async () => {
       const { handle, attributes } = await nfs.create(directory, 'file', {
         mode: 'unchecked',
         set: { mode: 0o640, uid: 12, gid: 34 },
@@ -257,7 +257,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       await expect(create('file')).rejects.toThrow('CREATE: NFS3ERR_EXIST');
     });
 
-    test('CREATE: exclusive again with the same verifier finds the file, with another it does not', async () => {
+    test('CREATE: a repeated exclusive one finds the file with the same verifier, and fails with another', async () => {
       const how = { mode: 'exclusive', verifier: 0x0102_0304_f5f6_f7f8n } as const;
       const { handle } = await nfs.create(directory, 'file', how);
       expect((await nfs.create(directory, 'file', how)).handle).toEqual(handle);
@@ -297,7 +297,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       await expect(nfs.readlink(await create('file'))).rejects.toThrow('READLINK: NFS3ERR_INVAL');
     });
 
-    test('MKNOD makes pipes, sockets and devices', async () => {
+    test('MKNOD creates pipes, sockets and devices', async () => {
       const make = (name: string, type: number, device = {}) =>
         nfs.mknod({ directory, name, type, set: { mode: 0o620 }, ...device });
       await make('fifo', fileType.fifo);
@@ -313,7 +313,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(execFileSync('stat', ['-c', '%t,%T', on('null'), on('loop')], { encoding: 'utf8' })).toBe('1,3\n7,12c\n');
     });
 
-    test('RENAME moves between directories and over files, not over what has something in it', async () => {
+    test('RENAME moves between directories and over files, not over directories with entries', async () => {
       const { handle: sub } = await nfs.mkdir(directory, 'sub', {});
       const handle = await create('a');
       await create('b');
@@ -346,7 +346,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
 
   describe('data', () => {
     const lengths = [0, 1, 3, 4, 4095, 65_537, 1024 * 1024 - 1, 1024 * 1024];
-    test.each(lengths)('%d bytes are written and read as they are, at an odd offset', async (length) => {
+    test.each(lengths)('%d bytes are written and read unchanged, at an odd offset', async (length) => {
       const data = randomBytes(length);
       const handle = await create('file');
       const { verifier, count: written, committed } = await nfs.write(handle, 7, data, stability.unstable);
@@ -365,7 +365,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(into.subarray(length)).toEqual(Buffer.alloc(5, 0xee));
     });
 
-    test('sixteen reads and writes at once keep apart', async () => {
+    test('sixteen concurrent reads and writes do not mix', async () => {
       const handle = await create('file');
       const pieces = Array.from({ length: 16 }, (_, i) => randomBytes(100_000 + i * 4097));
       const starts = pieces.map((_, i) => pieces.slice(0, i).reduce((sum, piece) => sum + piece.length, 0));
@@ -390,44 +390,44 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(await nfs.read(handle, offset + 100, into)).toMatchObject({ count: 0, isEnd: true });
     });
 
-    test('DATA_SYNC is answered by at least that', async () => {
+    test('DATA_SYNC is answered with at least DATA_SYNC', async () => {
       const { committed } = await nfs.write(await create('file'), 0, Buffer.from('x'), stability.dataSync);
       expect(committed).toBeGreaterThanOrEqual(stability.dataSync);
     });
   });
 
-  describe('who may', () => {
+  describe('permissions', () => {
     test('ACCESS differs between root and others', async () => {
       const handle = await create('file', 0o600);
       const all = accessRight.read | accessRight.modify | accessRight.extend;
       expect(await nfs.access(handle, all)).toBe(all);
-      using other = await openExport(server, 'rw', { identity: user(somebody) });
+      using other = await openExport(server, 'rw', { identity: user(otherUser) });
       expect(await other.nfs.access(handle, all)).toBe(0);
       await expect(other.nfs.read(handle, 0, Buffer.alloc(1))).rejects.toThrow('READ: NFS3ERR_ACCES');
       await expect(other.nfs.create(directory, 'mine', { mode: 'guarded', set: {} })).rejects.toThrow(
         'CREATE: NFS3ERR_ACCES',
       );
-      await expect(other.nfs.setattr(handle, { uid: somebody })).rejects.toThrow('SETATTR: NFS3ERR_PERM');
+      await expect(other.nfs.setattr(handle, { uid: otherUser })).rejects.toThrow('SETATTR: NFS3ERR_PERM');
     });
 
-    test('of 17 groups, 16 count, and nothing is refused for the last', async () => {
+    test('of 17 groups the first 16 count, and the last one causes no error', async () => {
       const groups = Array.from({ length: 17 }, (_, i) => 5000 + i);
       for (const group of [5000, 5015, 5016]) {
         const handle = await create(`of-${group}`, 0o040);
         await nfs.setattr(handle, { gid: group });
       }
-      using other = await openExport(server, 'rw', { identity: user(somebody, somebody, groups) });
+      using other = await openExport(server, 'rw', { identity: user(otherUser, otherUser, groups) });
       const mayRead = async (name: string): Promise<number> =>
         await other.nfs.access((await other.nfs.lookup(directory, name)).handle, accessRight.read);
       expect(await Promise.all(['of-5000', 'of-5015', 'of-5016'].map(mayRead))).toEqual([1, 1, 0]);
     });
 
-    test('who says nothing of himself is refused by the server, not by the file', async () => {
-      using nobody = rpcTo(server.host, server.nfsPort, {});
-      await expect(nobody.call(getattr, directory)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
+    test('the server refuses a caller without credentials', async () => {
+      using anonymous = rpcTo(server.host, server.nfsPort, {});
+      await expect(anonymous.call(getattr, directory)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
     });
 
-    test('root squash: root is a stranger', async () => {
+    test('root squash: root has the rights of others', async () => {
       using squashed = await openExport(server, 'squash');
       const { nfs: client, root } = squashed;
       const make = (at: FileHandle) => client.create(at, 'file', { mode: 'guarded', set: {} });
@@ -436,7 +436,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect((await client.getattr(handle)).uid).toBe(4_294_967_294);
     });
 
-    test('a read-only export says ROFS to every change', async () => {
+    test('a read-only export answers ROFS to every change', async () => {
       fs.writeFileSync(join(exported('ro'), 'there'), 'there');
       using readOnly = await openExport(server, 'ro');
       const { nfs: client, root } = readOnly;
@@ -462,7 +462,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
       expect(fs.readdirSync(exported('ro'))).toEqual(['there']);
     });
 
-    test('an export for privileged ports denies others, and takes us from one', async () => {
+    test('an export for privileged ports accepts us from one, and denies other ports', async () => {
       using high = await openExport(server, 'low');
       await expect(high.nfs.getattr(high.root)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
       // One that is taken is no reason to give up: the next attempt is from another.
@@ -472,7 +472,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
   });
 
   describe('handles', () => {
-    test('of something removed are STALE, and no handles at all are BADHANDLE', async () => {
+    test('of removed files are STALE, and invalid handles are BADHANDLE', async () => {
       const handle = await create('file');
       await nfs.remove(directory, 'file');
       await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
@@ -483,7 +483,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
         await expect(nfs.getattr(bogus)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
     });
 
-    test('outlive the server, and writes that were not committed are told by the verifier', async () => {
+    test('outlive the server, and the verifier shows that uncommitted writes may be lost', async () => {
       const handle = await create('file');
       const { verifier } = await nfs.write(handle, 0, Buffer.from('before'), stability.unstable);
       await server.kill();
@@ -505,7 +505,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     });
   });
 
-  test('a frozen server: the deadline passes, and what was asked for is done later', async () => {
+  test('a frozen server: the deadline passes, and the server executes the call later', async () => {
     await server.freeze();
     try {
       await expect(nfs.mkdir(directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject({

@@ -10,7 +10,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 
 const exec = promisify(execFile);
 
-test('the example of the README works where nothing of the repository is but the file it names', async () => {
+test('the example of the README works without the repository, with only the file that it names', async () => {
   const own = await startOwnServer({ path: '/export' });
   const notes = join(own.directory, 'notes.txt');
   writeFileSync(notes, 'to be read\n');

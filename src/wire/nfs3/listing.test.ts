@@ -41,7 +41,7 @@ const directory =
   };
 
 describe('listing a directory', () => {
-  test('gives every page, without . and .., and of what no directory can hold nothing', async () => {
+  test('returns every page, without . and .. and without invalid names', async () => {
     expect(await names(scripted(directory(1000, 17)))).toHaveLength(1000);
     expect(await names(scripted(() => ({ entries: [], isEnd: true, verifier: 0n })))).toEqual([]);
     const odd = ['.', '..', 'a/b', '../../etc', '', 'x\0y', 'n'.repeat(256), 'good'];
@@ -60,7 +60,7 @@ describe('listing a directory', () => {
     expect(await names(client)).toEqual(Array.from({ length: 100 }, (_, i) => `f${i}`));
   });
 
-  test('goes from READDIRPLUS to READDIR, and to the size a server can do', async () => {
+  test('falls back from READDIRPLUS to READDIR, and to a size that the server supports', async () => {
     const asked: number[] = [];
     const client: Pick<NfsClient, 'readdirplus' | 'readdir'> = {
       readdirplus: async () => {
@@ -101,7 +101,7 @@ describe('listing a directory', () => {
     await expect(names(scripted(answer))).rejects.toThrow();
   });
 
-  test('whatever a server does, it ends, and no name comes twice', async () => {
+  test('ends for any behaviour of the server, and returns no name twice', async () => {
     const page = fc.record({
       entries: fc.array(fc.tuple(fc.constantFrom('a', 'b', 'c', 'd', '.', 'x/y'), fc.nat(5)), { maxLength: 4 }),
       isEnd: fc.boolean(),

@@ -33,7 +33,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.connections).toBe(2);
   };
 
-  test('CREATE, guarded: the file that the first call made is given', async () => {
+  test('CREATE, guarded: returns the file that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(create.number);
     const { handle } = await nfs.create(it.directory, 'file', guarded);
@@ -41,18 +41,18 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(await nfs.getattr(handle)).toMatchObject({ fileId: BigInt(fs.statSync(it.on('file')).ino), mode: 0o640 });
   });
 
-  test('CREATE, guarded: a file that holds something already is not the one we made', async () => {
+  test('CREATE, guarded: does not take a file with content for ours', async () => {
     const { nfs, proxy } = await through();
-    fs.writeFileSync(it.on('file'), 'of somebody else');
+    fs.writeFileSync(it.on('file'), 'of another client');
     proxy.cutReplyTo(create.number);
     await expect(nfs.create(it.directory, 'file', guarded)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  /** What stands in for an exclusive one where a server has none: a time that nobody else would give it. */
+  /** Replaces an exclusive CREATE on servers without it: an mtime that no other client sets. */
   const marked = { mode: 'guarded', set: { mode: 0o640, mtime: { seconds: 1_234_567, nanoseconds: 1000 } } } as const;
 
-  test('CREATE, guarded, with a time of its own: the file that the first call made is given', async () => {
+  test('CREATE, guarded, with an mtime: returns the file that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(create.number);
     const { handle } = await nfs.create(it.directory, 'file', marked);
@@ -60,7 +60,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
   });
 
-  test('CREATE, guarded, with a time of its own: the empty file that somebody else was first to make is not ours', async () => {
+  test('CREATE, guarded, with an mtime: does not take an empty file of another client for ours', async () => {
     const { nfs, proxy } = await through();
     await it.nfs.create(it.directory, 'file', guarded);
     proxy.cutReplyTo(create.number);
@@ -71,7 +71,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
   /** As the data path marks what it makes. */
   const accessed = { mode: 0o640, atime: { seconds: 1_234_567, nanoseconds: 1000 } } as const;
 
-  test('CREATE, guarded, with a time of access: the file that the first call made is given', async () => {
+  test('CREATE, guarded, with an atime: returns the file that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(create.number);
     const { handle } = await nfs.create(it.directory, 'file', { mode: 'guarded', set: accessed });
@@ -79,7 +79,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
   });
 
-  test('CREATE, guarded, with a time of access: an empty file of another node is not ours', async () => {
+  test('CREATE, guarded, with an atime: does not take an empty file of another client for ours', async () => {
     const { nfs, proxy } = await through();
     await it.nfs.create(it.directory, 'file', guarded);
     proxy.cutReplyTo(create.number);
@@ -87,14 +87,14 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     await expect(made).rejects.toThrow('CREATE: NFS3ERR_EXIST');
   });
 
-  test('MKDIR with a time of access: a directory of another node is not ours', async () => {
+  test('MKDIR with an atime: does not take a directory of another client for ours', async () => {
     const { nfs, proxy } = await through();
     await it.nfs.mkdir(it.directory, 'sub', {});
     proxy.cutReplyTo(mkdir.number);
     await expect(nfs.mkdir(it.directory, 'sub', accessed)).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
   });
 
-  test('CREATE, exclusive: the server itself knows its own', async () => {
+  test('CREATE, exclusive: the server recognises the file of the first call', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(create.number);
     const { handle } = await nfs.create(it.directory, 'file', exclusive);
@@ -102,7 +102,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
   });
 
-  test('CREATE, exclusive: what somebody else was first to make is never taken for ours', async () => {
+  test('CREATE, exclusive: never takes the file of another client for ours', async () => {
     const { nfs, proxy } = await through();
     await it.nfs.create(it.directory, 'file', { ...exclusive, verifier: 1n });
     proxy.cutReplyTo(create.number);
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  test('MKDIR: the directory that the first call made is given', async () => {
+  test('MKDIR: returns the directory that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(mkdir.number);
     const { handle, attributes } = await nfs.mkdir(it.directory, 'sub', { mode: 0o711 });
@@ -119,7 +119,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('sub')).ino));
   });
 
-  test('MKDIR: a file of that name is in the way, and it says so', async () => {
+  test('MKDIR: reports an existing file of that name', async () => {
     const { nfs, proxy } = await through();
     fs.writeFileSync(it.on('sub'), '');
     proxy.cutReplyTo(mkdir.number);
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  test('SYMLINK: the link that the first call made is given', async () => {
+  test('SYMLINK: returns the link that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(symlink.number);
     const { handle } = await nfs.symlink(it.directory, 'link', 'some/where', {});
@@ -135,7 +135,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(await nfs.readlink(handle)).toBe('some/where');
   });
 
-  test('SYMLINK: one that leads elsewhere is not ours', async () => {
+  test('SYMLINK: does not take a link with another target for ours', async () => {
     const { nfs, proxy } = await through();
     fs.symlinkSync('elsewhere', it.on('link'));
     proxy.cutReplyTo(symlink.number);
@@ -143,7 +143,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  test('MKNOD: the pipe that the first call made is given', async () => {
+  test('MKNOD: returns the pipe that the first call created', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(mknod.number);
     const { handle } = await nfs.mknod({ directory: it.directory, name: 'pipe', type: fileType.fifo, set: {} });
@@ -151,7 +151,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('pipe')).ino));
   });
 
-  test('REMOVE: gone is gone', async () => {
+  test('REMOVE: succeeds if the first call removed the file', async () => {
     const { nfs, proxy } = await through();
     fs.writeFileSync(it.on('file'), '');
     proxy.cutReplyTo(remove.number);
@@ -160,7 +160,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.readdirSync(it.folder)).toEqual([]);
   });
 
-  test('RMDIR: gone is gone', async () => {
+  test('RMDIR: succeeds if the first call removed the directory', async () => {
     const { nfs, proxy } = await through();
     fs.mkdirSync(it.on('sub'));
     proxy.cutReplyTo(rmdir.number);
@@ -172,7 +172,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
   const move = (nfs: NfsClient): Promise<unknown> =>
     nfs.rename({ directory: it.directory, name: 'from' }, { directory: it.directory, name: 'to' });
 
-  test('RENAME: it was moved by the first call', async () => {
+  test('RENAME: succeeds if the first call moved the file', async () => {
     const { nfs, proxy } = await through();
     fs.writeFileSync(it.on('from'), 'moved');
     proxy.cutReplyTo(rename.number);
@@ -181,14 +181,14 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.readFileSync(it.on('to'), 'utf8')).toBe('moved');
   });
 
-  test('RENAME: what was never there cannot have been moved', async () => {
+  test('RENAME: fails if the file never existed', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(rename.number);
     await expect(move(nfs)).rejects.toThrow('RENAME: NFS3ERR_NOENT');
     expect(proxy.statuses).toEqual([NOENT, NOENT]);
   });
 
-  test('LINK: the second name that the first call gave is the same file', async () => {
+  test('LINK: succeeds if the new name is the same file', async () => {
     const { nfs, proxy } = await through();
     const { handle } = await nfs.create(it.directory, 'one', guarded);
     proxy.cutReplyTo(link.number);
@@ -197,7 +197,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.statSync(it.on('two')).ino).toBe(fs.statSync(it.on('one')).ino);
   });
 
-  test('LINK: another file of that name is in the way, and it says so', async () => {
+  test('LINK: reports another file of that name', async () => {
     const { nfs, proxy } = await through();
     const { handle } = await nfs.create(it.directory, 'one', guarded);
     fs.writeFileSync(it.on('two'), '');
@@ -206,7 +206,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
-  test('SETATTR with a guard: the change that made the guard fail was our own', async () => {
+  test('SETATTR with a guard: succeeds if the first call made the change that fails the guard', async () => {
     const { nfs, proxy } = await through();
     const { handle } = await nfs.create(it.directory, 'file', guarded);
     const { ctime: seconds, ctimeNs: nanoseconds } = await nfs.getattr(handle);
@@ -217,7 +217,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.statSync(it.on('file'))).toMatchObject({ uid: 77, size: 5 });
   });
 
-  test('SETATTR with a guard: a change by another client is reported', async () => {
+  test('SETATTR with a guard: reports a change by another client', async () => {
     const { nfs, proxy } = await through();
     const { handle } = await nfs.create(it.directory, 'file', guarded);
     const { ctime: seconds, ctimeNs: nanoseconds } = await nfs.getattr(handle);

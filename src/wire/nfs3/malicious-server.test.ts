@@ -77,13 +77,13 @@ async function drained(pages: AsyncIterable<readonly unknown[]>): Promise<number
   return count;
 }
 
-describe('a directory without end', () => {
+describe('an endless directory', () => {
   const endless = listing(
     (from) => page(from, 250, (i) => ({ name: `${i}`.padStart(200, 'x') })),
     () => false,
   );
 
-  test('is not listed without end, and its names do not fill the memory', async () => {
+  test('is listed up to a limit, and its names do not fill the memory', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: endless });
     const before = heldMib();
     let held = 0;
@@ -100,7 +100,7 @@ describe('a directory without end', () => {
     expect(held).toBeLessThan(70);
   });
 
-  test('ends with its caller', async () => {
+  test('stops when the caller aborts', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: endless });
     const mine = new AbortController();
     setTimeout(() => mine.abort(), 50);
@@ -144,7 +144,7 @@ describe('a directory without end', () => {
   });
 });
 
-describe('a tree without end', () => {
+describe('an endless tree', () => {
   /** Every name is a directory; only the root has any. */
   const wide = listing(
     (from, handle) =>
@@ -154,14 +154,14 @@ describe('a tree without end', () => {
     (handle) => handle !== 'root',
   );
 
-  test('is not walked without end', async () => {
+  test('is walked up to a limit', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: wide });
     const before = heldMib();
     await expect(walkTree(nfs, root, () => undefined)).rejects.toThrow('too many directories to walk it');
     expect(heldMib() - before).toBeLessThan(150);
   });
 
-  test('is removed a part at a time, until its caller has had enough', async () => {
+  test('is removed in parts, until the caller aborts', async () => {
     const mine = new AbortController();
     const before = heldMib();
     let removed = 0;
@@ -185,7 +185,7 @@ describe('a tree without end', () => {
     expect(most).toBeLessThan(20);
   });
 
-  test('one that contains itself is no way to be kept busy for ever', async () => {
+  test('that contains itself does not keep the client busy for ever', async () => {
     const self = listing(
       (from) => page(from, 1, () => ({ name: 'self', handle: root, attributes: directory })),
       () => true,

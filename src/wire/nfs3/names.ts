@@ -41,3 +41,13 @@ export function isValidName(name: Text): boolean {
   const wrong = typeof name === 'string' ? textProblem(name) : bytesProblem(name);
   return wrong === undefined;
 }
+
+/** Rejects with the NameError instead of throwing it, like every other failure. */
+export function withValidName<R>({ name }: { readonly name: Text }, work: () => Promise<R>): Promise<R> {
+  try {
+    checkName(name);
+  } catch (cause) {
+    return Promise.reject(cause);
+  }
+  return work();
+}

@@ -23,7 +23,7 @@ async function thrownBy(work: Promise<unknown>): Promise<unknown> {
   }
 }
 
-describe.skipIf(needs('root', 'ganesha'))('of a tree that belongs to somebody', () => {
+describe.skipIf(needs('root', 'ganesha'))('removing a tree of another user', () => {
   const it = exportedByGanesha();
   const at = (path: string): string => it.on(`tree/${path}`);
   const left = (): string[] => fs.readdirSync(it.on('tree'), { recursive: true, encoding: 'utf8' }).sort();
@@ -45,7 +45,7 @@ describe.skipIf(needs('root', 'ganesha'))('of a tree that belongs to somebody', 
     fs.chownSync(it.folder, 1000, 1000);
   }
 
-  test('one directory whose files may not be removed, and one that may not be listed: all the rest goes', async () => {
+  test('removes everything except a directory whose files may not be removed, and one that may not be listed', async () => {
     plant();
     const thrown = await removed();
     const ofRoot = ['deep/of-root', 'deep/of-root/inner', 'deep/of-root/one', 'deep/of-root/two'];
@@ -57,7 +57,7 @@ describe.skipIf(needs('root', 'ganesha'))('of a tree that belongs to somebody', 
     );
   });
 
-  test('goes when it may be removed after all', async () => {
+  test('removes the rest once that is allowed', async () => {
     plant();
     expect(await removed()).toBeInstanceOf(RemovalRefused);
     // Through the server, which may remember for a while whose it was.
@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'ganesha'))('of a tree that belongs to somebody', 
   });
 });
 
-test('a directory full of directories that may not be removed is gone through once', async () => {
+test('a directory full of directories that may not be removed is visited once', async () => {
   const attributes = { type: fileType.directory, fsid: 1n } as Attributes;
   const handleOf = (name: string): Buffer => Buffer.from(name);
   const directories = Array.from({ length: 10_500 }, (_, i): EntryPlus => {

@@ -1,12 +1,11 @@
 import { createLimiter } from '#base/limiter.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
-import { isNfsError } from './status.ts';
+import { isGone, isNfsError } from './status.ts';
 import { type EntryPlus, type FileHandle, fileType, nameOf } from './structures.ts';
 import {
   defaultAtOnce,
   forEachEntry,
-  isGone,
   pathOf,
   type ResolvedEntry,
   type TreeOptions,

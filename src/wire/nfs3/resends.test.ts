@@ -45,7 +45,7 @@ async function proxyTo(
 
 /** What every server that remembers its answers has to be used for. */
 function recognised(nodesOf: () => Promise<ResendNodes>): void {
-  test.each(mutations)('$name: the reply is lost, and node B goes on before it is resent', async (mutation) => {
+  test.each(mutations)('$name: the reply is lost, and node B makes a change before the resend', async (mutation) => {
     await loseReply(await nodesOf(), mutation);
   });
 
@@ -53,7 +53,7 @@ function recognised(nodesOf: () => Promise<ResendNodes>): void {
     await delayFirstCopy(await nodesOf(), mutation);
   });
 
-  test('the question whether the server restarted changes nothing, and is no COMMIT', async () => {
+  test('the query whether the server restarted changes nothing, and is not a COMMIT', async () => {
     const [removal] = removingMutations as readonly [Mutation];
     await restartProbeHasNoEffect(await nodesOf(), removal);
   });
@@ -79,7 +79,7 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
   recognised(nodesOf);
 
   test.each(mutations)(
-    '$name: the reply is lost, and nobody knows whether the server restarted: it did not',
+    '$name: the reply is lost, and a restart of the server is not excluded: it did not restart',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
       await loseReplyOfUnknown(nodes, mutation);
@@ -89,7 +89,7 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
   );
 
   test.each(removingMutations)(
-    '$name: the reply is lost, and nobody knows whether the server restarted: it did, and node B goes on',
+    '$name: the reply is lost, and a restart of the server is not excluded: it restarted, and node B makes a change',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
       await loseReplyOfUnknown(nodes, mutation, () => own.restart());
@@ -98,27 +98,27 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
   );
 
   test.each(removingMutations)(
-    '$name: the reply is lost on a connection on which nothing was written: another one knows the verifier',
+    '$name: the reply is lost on a connection without writes: another connection knows the verifier',
     async (mutation) => {
       await loseReplyOfSecondLane(await nodesOf({ connections: 2 }), mutation);
     },
   );
 
   test.each(removingMutations)(
-    '$name: the server restarts and forgets it, and node B goes on before it is resent',
+    '$name: the server restarts and forgets the call, and node B makes a change before the resend',
     async (mutation) => {
       await restartAfter(await nodesOf(), mutation, () => own.restart());
     },
   );
 
   test.each(removingMutations)(
-    '$name: the server restarts before it was done: it is done afterwards',
+    '$name: the server restarts before it executes the call: it executes the call afterwards',
     async (mutation) => {
       await restartBefore(await nodesOf(), mutation, () => own.restart());
     },
   );
 
-  test('REMOVE: the port is taken meanwhile: what the name means decides', async () => {
+  test('REMOVE: another program takes the source port: a lookup of the name decides', async () => {
     const [removal] = removingMutations as readonly [Mutation];
     await takePort(await nodesOf({ stallMs: 500 }), removal);
   });
@@ -134,7 +134,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('nfs-ganesha', () => {
 });
 
 describe('a server with two addresses', () => {
-  test.each(removingMutations)('$name: node B goes on before node A has failed over', async (mutation) => {
+  test.each(removingMutations)('$name: node B makes a change before node A has failed over', async (mutation) => {
     const own = await startOwnServer({ replaysByPort: true });
     const { nfs: b, root } = await own.mount();
     const proxy = await proxyTo(own.server);

@@ -77,14 +77,14 @@ async function ended<R>(call: Promise<R>): Promise<R> {
 
 const removed = () => ended(nfs.remove(directory, 'f', { ...hard, expected }));
 
-describe('a REMOVE that the server would not recognise', () => {
-  test('is done if the name refers to nothing', async () => {
+describe('a lost REMOVE that the server would not recognise', () => {
+  test('succeeds if the name does not exist', async () => {
     answers = { REMOVE: [lost()], LOOKUP: [refused('NOENT')] };
     await removed();
     expect(asked).toEqual(['REMOVE', 'LOOKUP']);
   });
 
-  test('is done if the name refers to another file', async () => {
+  test('succeeds if the name refers to another file', async () => {
     const stats = [() => attributes(1n), () => attributes(2n)];
     answers = { REMOVE: [lost()], LOOKUP: [found(another)], GETATTR: stats };
     await removed();
@@ -99,20 +99,20 @@ describe('a REMOVE that the server would not recognise', () => {
     expect(asked.filter((name) => name === 'REMOVE')).toHaveLength(2);
   });
 
-  test('is looked for again when it is lost a second time', async () => {
+  test('is looked up again when it is lost a second time', async () => {
     answers = { REMOVE: [lost(), lost()], LOOKUP: [found(expected), refused('NOENT')] };
     await removed();
     expect(asked).toEqual(['REMOVE', 'LOOKUP', 'REMOVE', 'LOOKUP']);
   });
 
-  test('waits until the first copy is not expected to run any more', async () => {
+  test('waits until the first copy is no longer expected to run', async () => {
     answers = { REMOVE: [lost(20_000)], LOOKUP: [refused('NOENT')] };
     await removed();
     expect(clock.elapsed()).toBeGreaterThanOrEqual(20_000);
   });
 
   test.each([failing('unreachable'), failing('lost', { maybeDone: false }), refused('JUKEBOX')])(
-    'is looked for until the server tells (%#)',
+    'is looked up until the server answers (%#)',
     async (failure) => {
       // JUKEBOX is asked for again by the look itself, until that gives up.
       answers = { REMOVE: [lost()], LOOKUP: [...Array<Answer>(9).fill(failure), refused('NOENT')] };
@@ -130,18 +130,18 @@ describe('a REMOVE that the server would not recognise', () => {
     await expect(removed()).rejects.toMatchObject({ name: 'RpcError', maybeDone: true });
   });
 
-  test('stays one that may have been done if nobody said what it was about', async () => {
+  test('keeps an unknown outcome if the caller did not name the expected file', async () => {
     answers = { REMOVE: [lost()], LOOKUP: [found(another)] };
     await expect(ended(nfs.remove(directory, 'f', hard))).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
   });
 
-  test('stays one that may have been done if there is no time to outcomeCheck', async () => {
+  test('keeps an unknown outcome if no time is left for the check', async () => {
     answers = { REMOVE: [lost(20_000, 10_000)] };
     await expect(removed()).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
     expect(asked).toEqual(['REMOVE']);
   });
 
-  test('ends when nobody waits for it any more', async () => {
+  test('ends when the caller aborts', async () => {
     const mine = new AbortController();
     answers = { REMOVE: [lost(20_000)] };
     const call = nfs.remove(directory, 'f', { ...hard, expected, signal: mine.signal });
@@ -150,8 +150,8 @@ describe('a REMOVE that the server would not recognise', () => {
   });
 });
 
-describe('a MKDIR that the server would not recognise', () => {
-  test("is not taken for somebody else's when it is sent again after the server was away", async () => {
+describe('a lost MKDIR that the server would not recognise', () => {
+  test('is recognised as our own when it is resent after an outage of the server', async () => {
     const made = { handle: expected, attributes: { type: 2 } };
     answers = {
       MKDIR: [lost(), failing('unreachable'), refused('EXIST', 'MKDIR')],

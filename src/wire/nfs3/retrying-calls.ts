@@ -55,7 +55,7 @@ export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock):
   }
 
   /**
-   * Waits until the first copy is not expected to run any more, asks the server whether it ran, and repeats the call if it did not. Errors
+   * Waits until the first copy is no longer expected to run, asks the server whether it ran, and repeats the call if it did not. Errors
    * on the way leave the outcome unknown: the first copy may have run, whatever a later attempt returns.
    */
   async function resolveOutcome<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {

@@ -43,8 +43,8 @@ const got: Reply = (writer) => {
   return undefined;
 };
 
-describe('JUKEBOX, "ask me later"', () => {
-  test('is asked again, after a while', async () => {
+describe('a JUKEBOX reply (try later)', () => {
+  test('makes the client retry after a pause', async () => {
     const asked: number[] = [];
     const { nfs } = await startFakeNfs({
       [getattr.number]: () => (asked.push(performance.now()) < 3 ? refused(nfsStatus.JUKEBOX) : got),
@@ -55,7 +55,7 @@ describe('JUKEBOX, "ask me later"', () => {
     expect(second - first).toBeGreaterThan(50);
   });
 
-  test('is not waited for beyond the deadline', async () => {
+  test('does not extend the deadline', async () => {
     let asked = 0;
     const { nfs } = await startFakeNfs({
       [getattr.number]: () => {
@@ -82,7 +82,7 @@ describe('JUKEBOX, "ask me later"', () => {
     expect(asked).toBe(2);
   });
 
-  test('between two that were both done does not hide that the first was', async () => {
+  test('between two executed copies does not hide that the first was executed', async () => {
     const answers = [0, nfsStatus.JUKEBOX, nfsStatus.EXIST];
     const { port } = await startFakeNfs({
       [mkdir.number]: () => refused(answers.shift() ?? 0),
@@ -102,7 +102,7 @@ describe('JUKEBOX, "ask me later"', () => {
   });
 });
 
-describe('how much at once', () => {
+describe('the size of transfers', () => {
   /** Keeps what is written, and takes at most so much of each call. */
   async function keeping(most: number): Promise<{ nfs: NfsClient; content: Buffer; sizes: number[] }> {
     const content = Buffer.alloc(3 * 1024 * 1024);
@@ -141,7 +141,7 @@ describe('how much at once', () => {
   const data = Buffer.from(Array.from({ length: 3 * 1024 * 1024 }, (_, i) => (i * 31 + (i >> 8)) & 255));
 
   test.each([1000, 65_537])(
-    'a server that takes and gives at most %d bytes gets and gives all of them',
+    'all data are transferred if the server accepts and returns at most %d bytes',
     async (most) => {
       const { nfs, content, sizes } = await keeping(most);
       const part = data.subarray(0, most * 30);
@@ -156,7 +156,7 @@ describe('how much at once', () => {
     },
   );
 
-  test('a server that would take a gigabyte is given a megabyte', async () => {
+  test('a server that accepts a gigabyte gets a megabyte', async () => {
     const { nfs, content, sizes } = await keeping(Number.POSITIVE_INFINITY);
     const writer = createFileWriter(nfs, handle);
     await writer.write(0, data);
@@ -167,7 +167,7 @@ describe('how much at once', () => {
   });
 });
 
-describe('names that no server shall see', () => {
+describe('invalid names that the client never sends', () => {
   test.each([['n'.repeat(256)], [Buffer.alloc(256, 0xfe)], ['a/b'], ['..'], ['.'], [''], ['a\0b']])(
     '%j',
     async (name) => {

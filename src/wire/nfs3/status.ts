@@ -32,6 +32,30 @@ export const nfsStatus = {
 
 export type NfsStatusName = keyof typeof nfsStatus;
 
+/** The errno that a status is named for. The numbers differ. */
+export const errnoByStatus = {
+  PERM: 'EPERM',
+  NOENT: 'ENOENT',
+  IO: 'EIO',
+  NXIO: 'ENXIO',
+  ACCES: 'EACCES',
+  EXIST: 'EEXIST',
+  XDEV: 'EXDEV',
+  NODEV: 'ENODEV',
+  NOTDIR: 'ENOTDIR',
+  ISDIR: 'EISDIR',
+  INVAL: 'EINVAL',
+  FBIG: 'EFBIG',
+  NOSPC: 'ENOSPC',
+  ROFS: 'EROFS',
+  MLINK: 'EMLINK',
+  NAMETOOLONG: 'ENAMETOOLONG',
+  NOTEMPTY: 'ENOTEMPTY',
+  DQUOT: 'EDQUOT',
+  STALE: 'ESTALE',
+  REMOTE: 'EREMOTE',
+} as const satisfies Partial<Record<NfsStatusName, string>>;
+
 /** Maps statuses to names. */
 export const namesByStatus = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
   new Map(Object.entries<number>(statuses).map(([name, status]) => [status, name as N]));
@@ -65,3 +89,6 @@ export class NfsError extends Error {
 
 export const isNfsError = (thrown: unknown, ...which: readonly NfsStatusName[]): thrown is NfsError =>
   thrown instanceof NfsError && thrown.statusName !== undefined && which.includes(thrown.statusName);
+
+/** The entry or its directory no longer exists: another client removed it. */
+export const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');

@@ -67,8 +67,8 @@ const written = (write: (writer: XdrWriter) => void): XdrReader => {
   return reading(writer.written);
 };
 
-describe('what is laid out is read', () => {
-  test('attributes, before, after and in between', () => {
+describe('decoding returns the encoded values', () => {
+  test('of attributes before and after a change', () => {
     fc.assert(
       fc.property(optional(attributes), (given) => {
         expect(readPostAttributes(written((w) => writePostAttributes(w, given)))).toEqual(given);
@@ -77,7 +77,7 @@ describe('what is laid out is read', () => {
     );
   });
 
-  test('what is to be set', () => {
+  test('of attributes to set', () => {
     fc.assert(
       fc.property(set, (given) => {
         expect(readSetAttributes(written((w) => writeSetAttributes(w, given)))).toEqual(given);
@@ -85,7 +85,7 @@ describe('what is laid out is read', () => {
     );
   });
 
-  test('handles up to their length', () => {
+  test('of handles up to their maximum length', () => {
     fc.assert(
       fc.property(optional(fc.uint8Array({ maxLength: maxHandle })), (given) => {
         const read = readPostHandle(written((w) => writePostHandle(w, given)));
@@ -96,7 +96,7 @@ describe('what is laid out is read', () => {
     expect(() => readPostHandle(written((w) => writePostHandle(w, long)))).toThrow(XdrError);
   });
 
-  test("a mode is permissions only, whatever a server's own bits are", () => {
+  test("of a mode, without the server's own bits", () => {
     const [given] = fc.sample(attributes, 1) as [Attributes];
     const reader = written((w) => writeAttributes(w, { ...given, mode: 0x8000_01ed }));
     expect(
@@ -110,7 +110,7 @@ describe('what is laid out is read', () => {
   });
 });
 
-describe('no reply, however strange, gives anything but a result or an error that says so', () => {
+describe('decoding any reply returns a result or throws a decoding error', () => {
   const calls: [Procedure<never, unknown>, unknown][] = [
     [procedures.getattr, new Uint8Array(8)],
     [procedures.setattr, {}],

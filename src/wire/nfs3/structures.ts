@@ -190,7 +190,7 @@ function readSetTime(reader: XdrReader): Time | 'now' | undefined {
   if (how === 0) return undefined;
   if (how === 1) return 'now';
   if (how === 2) return { seconds: reader.u32(), nanoseconds: reader.u32() };
-  throw new XdrError(`${how} is no way to set a time`);
+  throw new XdrError(`${how} is not a time_how`);
 }
 
 export function writeSetAttributes(writer: XdrWriter, set: SetAttributes): void {

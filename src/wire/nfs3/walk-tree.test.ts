@@ -16,7 +16,7 @@ interface Meddled {
   readonly refusals: Set<string>;
 }
 
-/** The client as it is, but somebody else does something between a page of a listing and what is made of it. */
+/** The client, but another client makes a change between a page of a listing and its processing. */
 function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], directory: FileHandle) => unknown): Meddled {
   const refusals = new Set<string>();
   const noting =
@@ -55,12 +55,12 @@ function plant(at: string, width: number, depth: number, files: number): void {
 
 const namesIn = (entries: readonly EntryPlus[]): readonly string[] => entries.map(({ name }) => name);
 
-describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
+describe.skipIf(needs('root', 'ganesha'))('removing a tree works', () => {
   const it = exportedByGanesha();
   const remove = (client: NfsClient = it.nfs): Promise<void> => removeTree(client, it.directory, 'tree');
   const isGone = (): boolean => !fs.existsSync(it.on('tree'));
 
-  test('while somebody else removes directories of it that we are about to enter: they are STALE, and that is fine', async () => {
+  test('while another client removes directories that the walk is about to enter: STALE is no error', async () => {
     plant(it.on('tree'), 6, 1, 5);
     using other = await openExport(it.server, 'it');
     let done = false;
@@ -75,7 +75,7 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
     expect([...refusals]).toContain('RMDIR: NFS3ERR_NOENT');
   });
 
-  test('while somebody else removes the directory whose files we are removing', async () => {
+  test('while another client removes the directory whose files are being removed', async () => {
     plant(it.on('tree'), 2, 1, 40);
     using other = await openExport(it.server, 'it');
     let done = false;
@@ -90,7 +90,7 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
     expect([...refusals]).toContain('REMOVE: NFS3ERR_STALE');
   });
 
-  test('by four at once', async () => {
+  test('by four clients concurrently', async () => {
     plant(it.on('tree'), 5, 2, 12);
     const others = await Promise.all([1, 2, 3].map(() => openExport(it.server, 'it')));
     await Promise.all([it, ...others].map(({ nfs }) => remove(nfs)));
@@ -98,7 +98,7 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
     for (const other of others) other[Symbol.dispose]();
   });
 
-  test('with what somebody adds meanwhile', async () => {
+  test('with files that another client adds meanwhile', async () => {
     plant(it.on('tree'), 2, 1, 3);
     const { handle: tree } = await it.nfs.lookup(it.directory, 'tree');
     let added = 0;
@@ -112,7 +112,7 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
     expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTEMPTY');
   });
 
-  test('again, after it was stopped in the middle', async () => {
+  test('again, after it was stopped half-way', async () => {
     plant(it.on('tree'), 4, 2, 10);
     const mine = new AbortController();
     const onProgress = (done: number): void => {
@@ -127,14 +127,14 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
     await remove();
   });
 
-  describe('and links in it are links', () => {
+  describe('without following symbolic links', () => {
     const outside = (): string => {
       plant(it.on('outside'), 2, 1, 3);
       return it.on('outside');
     };
     const intact = (): void => expect(fs.readdirSync(it.on('outside'), { recursive: true })).toHaveLength(11);
 
-    test('to directories, files, upwards, to nothing and to themselves: all removed, none followed', async () => {
+    test('to directories, files, parents, missing files and themselves', async () => {
       plant(it.on('tree'), 2, 1, 2);
       const targets = [outside(), '../outside', '..', '.', '/', 'nothing', 'link-7'];
       targets.push(it.on('outside/file-0'));
@@ -148,14 +148,14 @@ describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
       intact();
     });
 
-    test('the tree itself is one: it goes, and what it leads to stays', async () => {
+    test('in place of the tree itself: its target stays', async () => {
       fs.symlinkSync(outside(), it.on('tree'));
       await remove();
       expect(isGone()).toBe(true);
       intact();
     });
 
-    test('a directory that becomes one while we are at it', async () => {
+    test('in place of a directory that was replaced during the walk', async () => {
       plant(it.on('tree'), 2, 1, 3);
       const to = outside();
       let done = false;

@@ -3,7 +3,7 @@ import type { CallOptions } from '../rpc/client.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
 import { listDirectory } from './listing.ts';
-import { isNfsError } from './status.ts';
+import { isGone } from './status.ts';
 import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf } from './structures.ts';
 
 export interface TreeOptions extends CallOptions {
@@ -107,8 +107,6 @@ export function pathOf(folder: WalkedDirectory, ...below: readonly Text[]): stri
 
 const toDisplayName = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());
 
-export const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');
-
 export interface ResolvedEntry {
   readonly handle: FileHandle;
   readonly attributes: Attributes;
@@ -161,8 +159,8 @@ export async function forEachEntry(
       await Promise.all(
         page.map(async (entry) => {
           try {
-            const about = await limit.run(() => resolveEntry(client, directory, entry, options));
-            if (about !== undefined) await work(entry, about);
+            const resolved = await limit.run(() => resolveEntry(client, directory, entry, options));
+            if (resolved !== undefined) await work(entry, resolved);
           } catch (cause) {
             failed(cause, entry);
           }
@@ -195,9 +193,9 @@ export async function walkTree(
   let done = 0;
   const visit: Visit = (folder, into) =>
     forEachEntry(client, folder.handle, limit, options, async (entry, about) => {
-      const wanted = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
+      const descends = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
       options.onProgress?.(++done);
-      if (wanted !== false && about.attributes.type === fileType.directory)
+      if (descends !== false && about.attributes.type === fileType.directory)
         into({ handle: about.handle, name: nameOf(entry) });
     });
 

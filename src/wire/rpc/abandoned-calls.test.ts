@@ -32,7 +32,7 @@ interface Held {
 
 interface Path {
   readonly port: number;
-  /** Bytes are not taken any more, as by a machine that is frozen. */
+  /** The peer reads no more bytes, like a frozen machine. */
   freeze(): void;
   /** Bytes of the client that are here already, and those that its own kernel still has. */
   held(): Held;
@@ -122,7 +122,7 @@ async function listening(tls?: RpcServerOptions['tls']): Promise<{ readonly port
   return { port: (server.address() as AddressInfo).port, done };
 }
 
-/** As many as fill what the kernels keep for a connection that nobody reads from. */
+/** Enough calls to fill the kernel buffers of a connection that the peer does not read. */
 const many = 1_000;
 
 async function giveUpMany(path: Path, options: Partial<RpcClientOptions>, end: 'stall' | 'close'): Promise<Held> {
@@ -145,7 +145,7 @@ async function giveUpMany(path: Path, options: Partial<RpcClientOptions>, end: '
   return held;
 }
 
-describe.skipIf(needs('linux', 'openssl'))('calls that were given up while nobody took them', () => {
+describe.skipIf(needs('linux', 'openssl'))('calls that were abandoned while the server did not read', () => {
   test.each([
     ['with the connection that stalled', false, 'stall'],
     ['with the connection that stalled, encrypted', true, 'stall'],

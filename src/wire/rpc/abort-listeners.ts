@@ -24,9 +24,9 @@ export function createAbortListeners(onAbort: (signal: AbortSignal) => void): Ab
       onAbort(signal);
     };
     signal.addEventListener('abort', stop, { once: true });
-    const made = { pendingCalls: 0, stop };
-    bySignal.set(signal, made);
-    return made;
+    const listener = { pendingCalls: 0, stop };
+    bySignal.set(signal, listener);
+    return listener;
   }
 
   return {

@@ -296,8 +296,8 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
     using limit = clock.deadline(dialMs, closing);
     const { signal } = limit;
     try {
-      const about = { address, maxRecord, tls, localPort: port, connect, onOpened, readSocket, signal };
-      return await dial({ ...about, ...handlers });
+      const dialOptions = { address, maxRecord, tls, localPort: port, connect, onOpened, readSocket, signal };
+      return await dial({ ...dialOptions, ...handlers });
     } catch (cause) {
       // Only this attempt timed out, not the caller's deadline.
       if (!signal.aborted || closing.aborted) throw cause;

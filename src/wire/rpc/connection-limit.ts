@@ -8,7 +8,7 @@ export interface AdmittedConnection {
 
 /**
  * Limits the number of connections. When the limit is reached, a new connection evicts the least recently used connection of the
- * address that has the most. Clients reconnect by themselves when they have something to send, so nobody can lock out others with
+ * address that has the most. Clients reconnect by themselves when they have something to send, so a client cannot lock out others with
  * idle connections.
  */
 export interface ConnectionLimit {

@@ -27,7 +27,7 @@ export type RpcFailure =
 /** When to ask the server whether it executed the call, in the clock's elapsed time. */
 export interface OutcomeCheck {
   /**
-   * From then on, the first copy of the call is not expected to run any more. 0: it cannot run, since the server has restarted.
+   * From then on, the first copy of the call is no longer expected to run. 0: it cannot run, since the server has restarted.
    */
   readonly after: number;
   /** The call's deadline. */

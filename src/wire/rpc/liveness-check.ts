@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import type { Connection, RecordHandlers } from './connection.ts';
@@ -47,8 +48,7 @@ export function createLivenessCheck({ clock, credential, connect, closing }: Liv
     const other = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
     if (other === undefined) return false;
     using limit = clock.deadline(waitMs, closing);
-    limit.signal.addEventListener('abort', () => resolve(false), { once: true });
-    if (limit.signal.aborted) resolve(false);
+    using _ = onAbort(limit.signal, () => resolve(false));
     void other.ended.then(() => resolve(false));
     sendNull(other, asked);
     try {

@@ -12,7 +12,7 @@ import { createRpcServer, type RpcServerOptions } from './server.ts';
 
 const program = 200_000;
 const mib = 1024 * 1024;
-/** NULL, by nobody. */
+/** NULL without credentials. */
 const whole = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
 /** The TLS probe. */
 const forTls = uint32s(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);

@@ -177,9 +177,9 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     },
     push: (chunk) => {
       for (let from = 0; from < chunk.length; ) {
-        const taken = chunk.copy(receiver.buffer(), 0, from);
-        from += taken;
-        receiver.received(taken);
+        const copiedBytes = chunk.copy(receiver.buffer(), 0, from);
+        from += copiedBytes;
+        receiver.received(copiedBytes);
       }
     },
     get heldBytes() {

@@ -84,8 +84,8 @@ const askPauseMs = 100;
 /** Failures without an answer. An error reply is an answer. */
 const noAnswer: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
 
-export function createResending(parts: ResendingOptions): Resending {
-  const { clock, pending, verifiers, send, fail, ask, isNotExecuted, isBacklogged, lateCallMs, closing } = parts;
+export function createResending(options: ResendingOptions): Resending {
+  const { clock, pending, verifiers, send, fail, ask, isNotExecuted, isBacklogged, lateCallMs, closing } = options;
   let connection: ConnectionState | undefined;
   let known: KnownVerifier = { verifier: undefined };
   let currentSentOn: SentOn | undefined;

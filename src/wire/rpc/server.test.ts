@@ -211,7 +211,7 @@ describe('an RPC server', () => {
     });
   });
 
-  test('answers NULL for everybody, and other procedures only for allowed callers', async () => {
+  test('answers NULL for all callers, and other procedures only for allowed callers', async () => {
     const { procedures } = served();
     const withNull = new Map([...procedures, [0, { name: 'NULL', handle: () => () => undefined }]]);
     const { port } = await listening({

@@ -52,7 +52,7 @@ export interface RpcServerOptions {
   /** Recognise a resent call only from the port it first came from, as Linux does. Default: from any port of its address. */
   readonly replaysByPort?: boolean | undefined;
   readonly programs: readonly ServedProgram[];
-  /** Decides by address whether a client may connect. Default: everybody may. */
+  /** Decides by address whether a client may connect. Default: all clients may. */
   readonly mayConnect?: (address: string, socket: Socket) => boolean;
   /** Callers for which it returns false get AUTH_TOOWEAK. NULL, with which clients probe the server, is always answered. */
   readonly isAllowed?: (caller: Caller) => boolean;
@@ -70,19 +70,19 @@ export interface RpcServerOptions {
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** Calls of one connection that are worked on at once, and their bytes; then it is not read from. */
+/** The calls of one connection that are executed at once, and their bytes. Beyond either, the server stops reading from the connection. */
 const maxInFlight = 128;
 const maxInFlightBytes = 4 * 1024 * 1024;
-/** Bytes a client has not taken yet; then it is not read from either. */
+/** Reply bytes that a client has not read yet. Beyond this, the server stops reading from the connection, too. */
 const maxQueued = 4 * 1024 * 1024;
-/** The same for all connections together: then those that hold something wait. */
+/** The same for all connections together. Beyond this, the server stops reading from those that hold memory. */
 const maxHeld = 256 * 1024 * 1024;
-/** Who takes nothing of what is waiting for it for so long is gone. */
+/** The server drops a client that reads nothing of its replies for this long. */
 const stuckMs = 60_000;
 
-/** A call must be whole in this time, which is long for the slowest of lines. */
+/** The time for receiving one whole call: enough for very slow links. */
 const wholeWithinMs = 60_000;
-/** What all connections may hold of calls that are not: as many as a hundred clients that write 1 MiB at once. */
+/** The memory for incomplete calls of all connections: as much as a hundred clients that write 1 MiB at once. */
 const maxHalfBytes = 128 * 1024 * 1024;
 
 /** State shared by all connections of one server. */
@@ -109,14 +109,14 @@ export function createRpcServer(options: RpcServerOptions): Server {
     connectionLimit: createConnectionLimit(maxConnections),
     partialCalls: createPartialCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.partialCalls }),
   };
-  const how = {
+  const socketOptions = {
     noDelay: true,
     keepAlive: true,
     keepAliveInitialDelay: 30_000,
     pauseOnConnect: true,
     allowHalfOpen: true,
   };
-  return createServer(how, (socket) => {
+  return createServer(socketOptions, (socket) => {
     if (!mayConnect(normalizeAddress(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
   });

@@ -8,7 +8,7 @@ export type TlsUpgrade = (socket: Socket, then: (secured: TLSSocket) => void) =>
 /** The common name of the peer's certificate. */
 export function commonNameOf(secured: TLSSocket): string | undefined {
   const name = secured.authorized ? secured.getPeerCertificate().subject?.CN : undefined;
-  // A certificate with several common names identifies nobody.
+  // A certificate with several common names does not identify a client.
   return typeof name === 'string' ? name : undefined;
 }
 

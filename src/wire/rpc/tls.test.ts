@@ -110,7 +110,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
   });
 
   test.each([
-    ['with a certificate that nobody vouches for', 'self-signed certificate', { tls: certificate('other') }],
+    ['with a self-signed certificate', 'self-signed certificate', { tls: certificate('other') }],
     ['without TLS', 'the server does not offer TLS', {}],
   ])('and comes back %s: told at once, also of what was sent', async (_how, why, options) => {
     const { door, asked, rpc } = await serve({ tls: own });

@@ -9,6 +9,7 @@ import type { Procedure } from './procedure.ts';
 import { createReplyHandlers } from './reply-handlers.ts';
 import { createResending, isSentMutation, type ResendingOptions, type SentOn } from './resending.ts';
 import type { Encode } from './sender.ts';
+import { createSilenceWatch } from './silence-watch.ts';
 import type { Verifiers } from './verifiers.ts';
 
 /** A call from when the caller made it until its reply. */
@@ -89,8 +90,6 @@ export interface Transport {
 
 const firstBackOffMs = 50;
 const maxBackOffMs = 5_000;
-/** If a server answers NULL but none of the calls, each further check waits twice as long, up to this factor. */
-const maxSilenceFactor = 16;
 /**
  * Not every server says why it closes a TLS connection: Linux does not when it rejects a client's certificate. A server that is
  * starting up does so too, but not for half a minute, which this many attempts take with their pauses.
@@ -113,11 +112,6 @@ export function createTransport(options: TransportOptions): Transport {
   const pending = createPendingCalls();
   let connection: Connection | undefined;
   let isDialing = false;
-  let silentSince: number | undefined;
-  /** The number of bytes received at the last check. */
-  let received = 0;
-  let isChecking = false;
-  let silenceFactor = 1;
   /** The call whose data are being received straight into the caller's buffer. */
   let receiving: Call | undefined;
   /** The number of pending calls that read into the caller's buffer. */
@@ -186,7 +180,7 @@ export function createTransport(options: TransportOptions): Transport {
     answered: () => {
       isUnanswered = false;
       closedUnanswered = 0;
-      silenceFactor = 1;
+      silence.answered();
     },
     decoded: (call, result) => resending.answered(call, result),
     receiving: (call) => {
@@ -195,7 +189,13 @@ export function createTransport(options: TransportOptions): Transport {
     expectsHead: () => readsInFlight > 0,
   });
 
-  const livenessCheck = createLivenessCheck(options);
+  const silence = createSilenceWatch({
+    clock,
+    closing,
+    pending,
+    livenessCheck: createLivenessCheck(options),
+    connection: () => connection,
+  });
   const resending = createResending({
     clock,
     pending,
@@ -250,8 +250,7 @@ export function createTransport(options: TransportOptions): Transport {
     if (connection === undefined) return;
     isUnanswered = true;
     hasAbandonedCall = false;
-    silentSince = undefined;
-    received = 0;
+    silence.connected();
     connectedAt = clock.elapsed();
     const current = connection;
     wasDown &&= current.address === previous?.address;
@@ -283,27 +282,6 @@ export function createTransport(options: TransportOptions): Transport {
     if (pending.size > 0) void keepConnected();
   }
 
-  /** How long nothing was received while calls were pending. */
-  function silentMsAt(now: number): number {
-    if (connection === undefined) return 0;
-    if (connection.receivedBytes !== received) silentSince = undefined;
-    received = connection.receivedBytes;
-    if (pending.size > 0) silentSince ??= now;
-    return now - (silentSince ?? now);
-  }
-
-  async function checkConnection(silentMs: number): Promise<void> {
-    const [current, [any]] = [connection, pending.values()];
-    if (isChecking || current === undefined || any === undefined) return;
-    isChecking = true;
-    if (await livenessCheck.isDead(current, any.procedure, silentMs)) {
-      silenceFactor = Math.min(silenceFactor * 2, maxSilenceFactor);
-      if (connection === current) current.reset();
-    } else if (silentMsAt(clock.elapsed()) > silentMs)
-      await clock.sleep(Math.min(silentMs, maxBackOffMs), closing).catch(() => undefined);
-    isChecking = false;
-  }
-
   return {
     pending,
     start: (call) => {
@@ -312,11 +290,9 @@ export function createTransport(options: TransportOptions): Transport {
       send(call);
     },
     abandon,
-    silentMs: silentMsAt,
+    silentMs: silence.silentMs,
     repeat: resending.repeat,
-    checkLiveness: (silentMs) => {
-      if (silentMsAt(clock.elapsed()) > silentMs * silenceFactor) void checkConnection(silentMs);
-    },
+    checkLiveness: silence.check,
     get address() {
       return connection?.address;
     },

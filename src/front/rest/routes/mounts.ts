@@ -9,7 +9,7 @@ import * as schemas from '../schemas.ts';
 import { params, resolvePermitted } from './volume-refs.ts';
 
 const tag = 'mounts';
-const podsMount = 'Pods mount volumes, by their claims.';
+const podsMount = 'In a cluster pods mount volumes, by their claims.';
 
 const afterNode = Type.Optional(
   Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the page before' }),
@@ -62,7 +62,7 @@ export const mountRoutes: readonly Route[] = [
     access: { instead: podsMount },
     params,
     body: bodies.unmounting,
-    success: { status: 204, description: 'It is unmounted' },
+    success: { status: 204, description: 'The volume is unmounted' },
     handle: async ({ core, principal, params: p, body, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call).catch((thrown: unknown) => {
         // The volume may be off record because its store has moved. Its remaining mounts can still be unmounted.

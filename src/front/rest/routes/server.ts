@@ -243,7 +243,7 @@ const tokenRoutes: readonly Route[] = [
     effect: 'changes the server',
     access: { instead: kubernetesRbac },
     params: idParams,
-    success: { status: 204, description: 'It is revoked' },
+    success: { status: 204, description: 'The token is revoked' },
     handle: ({ core, params }) => {
       core.tokens.revoke(params.id);
       return nothing;

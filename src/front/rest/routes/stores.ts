@@ -14,7 +14,7 @@ import * as schemas from '../schemas.ts';
 import { storeEnforcesSize } from './volume-refs.ts';
 
 const tag = 'stores';
-const storesAreObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
+const storesAreObjects = 'In a cluster stores are Store objects: kubectl get stores.stowage.dev';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
 const trashParams = Type.Object(
   { volume: Type.String({ minLength: 1, maxLength: 64, description: 'Volume id' }) },
@@ -109,7 +109,7 @@ export const storeRoutes: readonly Route[] = [
     effect: 'changes the server',
     access: { instead: storesAreObjects },
     params,
-    success: { status: 204, description: 'It is removed' },
+    success: { status: 204, description: 'The store is removed' },
     handle: async ({ core, params: p, call }) => {
       await core.stores.remove(p.store, call);
       return nothing;
@@ -120,7 +120,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/default',
     id: 'setDefaultStore',
     tag,
-    summary: 'Make it the default store',
+    summary: 'Make a store the default store',
     role: 'admin',
     scope: 'server',
     effect: 'changes the server',
@@ -134,7 +134,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/check',
     id: 'checkStore',
     tag,
-    summary: 'Check that it is reachable and writable, and how much space is free',
+    summary: 'Check that a store is reachable and writable, and how much space is free',
     role: 'user',
     scope: 'store',
     effect: 'reads',
@@ -184,7 +184,7 @@ export const storeRoutes: readonly Route[] = [
     params,
     body: bodies.adopting,
     bodyOptional: true,
-    success: { status: 200, description: 'What was adopted, and what was skipped', schema: schemas.adoption },
+    success: { status: 200, description: 'The adopted volumes, and the skipped names', schema: schemas.adoption },
     handle: async ({ core, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
       const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
@@ -270,7 +270,7 @@ export const storeRoutes: readonly Route[] = [
     effect: 'destroys data',
     access: { resource: 'trash', verb: 'delete' },
     params: trashParams,
-    success: { status: 204, description: 'It is gone' },
+    success: { status: 204, description: 'The volume is gone' },
     handle: async ({ core, principal, params: p, call }) => {
       await core.deletions.purge(p.volume, (store) => maySee(principal, store), call);
       return nothing;

@@ -209,7 +209,7 @@ export const volumeRoutes: readonly Route[] = [
     access: { resource: 'volumes', verb: 'delete' },
     onNodes: true,
     params,
-    success: { status: 204, description: 'It is gone' },
+    success: { status: 204, description: 'The volume is gone' },
     handle: async ({ core, principal, params: p, call }) => {
       const { id } = await resolvePermitted(core, principal, p.volume, call);
       await core.deletions.delete(id, undefined, call, { discard: true });

@@ -32,7 +32,7 @@ const refusal = (run: () => void): number | undefined => {
   }
 };
 
-describe('the mode of a file', () => {
+describe('the permission checks by mode', () => {
   test.each([
     ['the owner', 0o400, user(1), permission.read, true],
     ['the owner, whose bits are the only that count', 0o077, user(1), permission.read, false],
@@ -43,20 +43,20 @@ describe('the mode of a file', () => {
     ['others, to write', 0o004, user(3), permission.write, false],
     ['two at once', 0o006, user(3), permission.read | permission.write, true],
     ['root', 0o000, root, permission.read | permission.write, true],
-    ['root, to run what nobody may', 0o666, root, permission.execute, false],
-    ['root, to run what somebody may', 0o001, root, permission.execute, true],
+    ['root, to execute a file without any execute bit', 0o666, root, permission.execute, false],
+    ['root, to execute a file with an execute bit', 0o001, root, permission.execute, true],
   ])('%s', (_, mode, who, want, expected) => {
     expect(hasPermission(file(mode, 1, 2), who, want)).toBe(expected);
   });
 
-  test('data: the owner always, and who may run it may read it', () => {
+  test('allow the owner to access the data always, and users with execute permission to read them', () => {
     expect(refusal(() => requireDataPermission(file(0, 1, 2), user(1), permission.write))).toBeUndefined();
     expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.read))).toBeUndefined();
     expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.write))).toBe(13);
     expect(refusal(() => requireDataPermission(file(0o440, 1, 2), user(3), permission.read))).toBe(13);
   });
 
-  test('a sticky directory: only who owns it, or what is taken away', () => {
+  test('in a sticky directory allow removal only to the owner of the directory or of the entry', () => {
     const directory = file(0o1777, 1, 1, true);
     expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(5)))).toBeUndefined();
     expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(1)))).toBeUndefined();
@@ -64,7 +64,7 @@ describe('the mode of a file', () => {
     expect(refusal(() => requireRemoval(file(0o777, 1, 1, true), file(0o666, 5, 5), user(6)))).toBeUndefined();
   });
 
-  test('ACCESS says what the checks will say', () => {
+  test('agree with the rights that ACCESS reports', () => {
     const { read, lookup, modify, extend, delete: remove, execute } = accessRight;
     const all = 63;
     expect(grantedAccess(file(0o751, 1, 2), user(1), all, false)).toBe(read | modify | extend | execute);
@@ -76,12 +76,12 @@ describe('the mode of a file', () => {
   });
 });
 
-describe('who may set what', () => {
+describe('the permission checks for SETATTR', () => {
   const own = file(0o600, 1, 2);
   test.each([
     ['the owner the mode', { mode: 0o777 }, user(1), undefined],
     ['another the mode', { mode: 0o777 }, user(3), 1],
-    ['nobody but root the owner', { uid: 3 }, user(1), 1],
+    ['no user but root sets the owner', { uid: 3 }, user(1), 1],
     ['the owner, to what it is', { uid: 1 }, user(1), undefined],
     ['root the owner', { uid: 3, gid: 3 }, root, undefined],
     ['the owner a group of his', { gid: 7 }, user(1, 7), undefined],
@@ -95,11 +95,11 @@ describe('who may set what', () => {
     expect(refusal(() => requireSetattr(own, set, who))).toBe(expected);
   });
 
-  test('who may write may say "now"', () => {
+  test('allow every user with write permission to set the times to the current time', () => {
     expect(refusal(() => requireSetattr(file(0o666, 1, 2), { mtime: 'now', atime: 'now' }, user(3)))).toBeUndefined();
   });
 
-  test('a program that runs as its owner does not when others write to it', () => {
+  test('clear the set-id bits when another user writes to the file', () => {
     expect(modeAfterWrite(file(0o4755, 1, 2), user(3))).toBe(0o755);
     expect(modeAfterWrite(file(0o2755, 1, 2), user(3))).toBe(0o755);
     // Without execution it means something else: locks that must be kept.
@@ -108,7 +108,7 @@ describe('who may set what', () => {
     expect(modeAfterWrite(file(0o755, 1, 2), user(3))).toBeUndefined();
   });
 
-  test('nobody lends a group that he is not in', () => {
+  test('keep the set-group-id bit only for members of the group, and for root', () => {
     expect(allowedMode(0o2755, 9, false, user(1))).toBe(0o755);
     expect(allowedMode(0o2755, 9, false, user(1, 9))).toBe(0o2755);
     expect(allowedMode(0o102755, 9, false, root)).toBe(0o2755);

@@ -83,8 +83,8 @@ export function requireSetattr(stats: BigIntStats, set: SetAttributes, who: Cred
 
 /** The mode that a caller may set: a caller outside the file's group cannot set the set-group-id bit. */
 export function allowedMode(mode: number, gid: number, isDirectory: boolean, who: Credentials): number {
-  const wanted = mode & 0o7777;
-  return who.isRoot || isDirectory || isInGroup(who, gid) ? wanted : wanted & ~setGid;
+  const requestedMode = mode & 0o7777;
+  return who.isRoot || isDirectory || isInGroup(who, gid) ? requestedMode : requestedMode & ~setGid;
 }
 
 /**

@@ -7,8 +7,8 @@ import { statNewFile } from './stat-new-file.ts';
  * create a file there, as on a read-only file system.
  */
 export function requireBirthTimes(directory: string): void {
-  const made = statNewFile(directory);
-  if (made === undefined || made.birthtimeNs !== 0n) return;
+  const stats = statNewFile(directory);
+  if (stats === undefined || stats.birthtimeNs !== 0n) return;
   throw new Error(
     `${directory} is on a file system without birth times, so the handle of a deleted file could open a file of another volume, and callers cannot be confined (--tls-confine): export a directory on ext4, XFS or Btrfs, or leave --tls-confine out`,
   );

@@ -61,7 +61,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     };
   }
 
-  test('uses the volume and the ledger that it was given the handles of', async () => {
+  test('can use the volume and the ledger whose handles it has', async () => {
     const { own, confined, find } = await ground();
     const volume = await find('a');
     const { handle: file } = await confined.lookup(volume, 'file');
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     expect((await confined.fsstat(volume)).totalBytes).toBeGreaterThan(0n);
   });
 
-  test('reaches no other part of .stowage, by whatever handle', async () => {
+  test('cannot reach any other part of .stowage by any handle', async () => {
     const { confined, find } = await ground();
     const inside = [[], ['store.json'], ['trash'], ['trash', 'id-b'], ['locks'], ['quota']];
     for (const names of inside) {
@@ -90,7 +90,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     await expect(confined.link(await find('.stowage', 'store.json'), to)).rejects.toMatchObject(refused);
   });
 
-  test('reaches neither the exported directory nor any directory above its volume', async () => {
+  test('cannot reach the exported directory or any directory above its volume', async () => {
     const { confined, keeperRpc, root, find } = await ground();
     await expect(confined.getattr(root)).rejects.toMatchObject(refused);
     await expect(confined.lookup(root, 'a')).rejects.toMatchObject(refused);
@@ -101,7 +101,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
       await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(refused);
   });
 
-  test('gets no handle of the directory above, also when another caller listed the directory before', async () => {
+  test('gets no handle of the parent directory, also after another caller has listed the directory', async () => {
     const { control, confined, find } = await ground();
     const volume = await find('group', 'b');
     const above = async (nfs: NfsClient): Promise<unknown> => {
@@ -119,7 +119,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
       await expect(keeperRpc.call(mnt, path), path).rejects.toMatchObject(refused);
   });
 
-  test('keeps what it has over a restart of the server, and gets no more', async () => {
+  test('keeps its rights across a restart of the server, and gets no others', async () => {
     const { own, confined, keeperRpc, find } = await ground();
     const [volume, file, hidden] = [await find('a'), await find('a', 'file'), await find('.stowage', 'store.json')];
     await own.restart();
@@ -128,7 +128,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(refused);
   });
 
-  test('loses a volume that is moved to the trash', async () => {
+  test('loses access to a volume that is moved to the trash', async () => {
     const { control, root, confined, find } = await ground();
     const [volume, file] = [await find('a'), await find('a', 'file')];
     await confined.getattr(file);

@@ -85,10 +85,10 @@ interface ExclusiveCreate {
 }
 
 function readCreateMode(exported: Export, reader: XdrReader): CreateMode {
-  const how = reader.u32();
-  if (how === 2) return { mode: 'exclusive', times: [reader.u32() & 0x7fff_ffff, reader.u32() & 0x7fff_ffff] };
-  if (how > 2) throw new XdrError(`${how} is not a createmode3`);
-  return { mode: how === 1 ? 'guarded' : 'unchecked', set: localAttributes(exported, readSetAttributes(reader)) };
+  const mode = reader.u32();
+  if (mode === 2) return { mode: 'exclusive', times: [reader.u32() & 0x7fff_ffff, reader.u32() & 0x7fff_ffff] };
+  if (mode > 2) throw new XdrError(`${mode} is not a createmode3`);
+  return { mode: mode === 1 ? 'guarded' : 'unchecked', set: localAttributes(exported, readSetAttributes(reader)) };
 }
 
 const create: ProcedureHandler = (exported, reader, who) => {
@@ -134,7 +134,7 @@ function createNew(site: CreationTarget, how: CreateMode): ReturnType<ProcedureH
   try {
     [stats, isDressed] = applyAttributes(fd, how, mode, gid, who);
   } catch (cause) {
-    // This call created the file, so nobody else uses it.
+    // This call created the file, so no other call uses it.
     closeSync(fd);
     unlinkSync(path);
     throw cause;
@@ -213,7 +213,7 @@ const tickMs = 1_000;
 
 /**
  * Changes the owner of a new object to the caller. The object has to be reopened by name, so this checks that it was just
- * created, and that nobody replaced it by another object in order to become its owner.
+ * created, and that no other user replaced it by another object in order to become its owner.
  */
 function chownNew(
   site: CreationTarget,

@@ -69,11 +69,11 @@ function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
   return (exported, reader, who) => {
     const node = readNode(exported, reader);
     const offset = reader.size();
-    const wanted = Math.min(reader.u32(), maxTransfer);
+    const requestedBytes = Math.min(reader.u32(), maxTransfer);
     const [held, stats] = openDataFor(exported, node, false);
     requireDataPermission(stats, who, permission.read);
     const size = Number(stats.size);
-    const count = Math.max(0, Math.min(wanted, size - offset));
+    const count = Math.max(0, Math.min(requestedBytes, size - offset));
     const attributes = exported.toAttributes(stats);
     if (threadReadsLeft === 0 || running >= maxThreadReads)
       return readReply(attributes, readSynchronously(held, offset, count), offset, size);
@@ -100,7 +100,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
   const offset = reader.size();
   const count = reader.u32();
   const stable = reader.u32();
-  if (stable > stability.fileSync) throw new XdrError(`${stable} is no degree of stability`);
+  if (stable > stability.fileSync) throw new XdrError(`${stable} is not a stable_how`);
   const data = reader.window(reader.left);
   requireWritable(exported);
   const [held, before] = openDataFor(exported, node, true);
@@ -125,10 +125,10 @@ function writeAll(fd: number, data: Buffer, offset: number): number {
   let written = 0;
   while (written < data.length) {
     try {
-      const taken = writeSync(fd, data, written, data.length - written, offset + written);
+      const writtenNow = writeSync(fd, data, written, data.length - written, offset + written);
       // POSIX allows a write of zero bytes. The reply is then a short count, as for a full disk.
-      if (taken === 0) break;
-      written += taken;
+      if (writtenNow === 0) break;
+      written += writtenNow;
     } catch (cause) {
       if (written === 0) throw cause;
       break;

@@ -24,8 +24,8 @@ function keeping(limit: number) {
   return { descriptors, closed, keep };
 }
 
-describe.skipIf(needs('linux'))('descriptors that are kept', () => {
-  test('are closed when there are too many, those first that were not used lately', () => {
+describe.skipIf(needs('linux'))('kept descriptors', () => {
+  test('beyond the limit are closed, the least recently used first', () => {
     const { descriptors, closed, keep } = keeping(3);
     const [a, b, c] = [keep(), keep(), keep()];
     descriptors.startTurn();
@@ -38,7 +38,7 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
     expect(descriptors.size).toBe(0);
   });
 
-  test('are not closed in the turn that uses them, however many', () => {
+  test('are not closed in the turn of the event loop that uses them, even beyond the limit', () => {
     const { descriptors, closed, keep } = keeping(1);
     const all = [keep(), keep(), keep()];
     expect(closed).toEqual([]);
@@ -49,7 +49,7 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
     descriptors.closeAll();
   });
 
-  test('are not closed under those who wait for them', () => {
+  test('are not closed while a call waits for them', () => {
     const { descriptors, closed, keep } = keeping(1);
     const used = keep();
     used.users++;
@@ -64,7 +64,7 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
     closeSync(openSync('/dev/null', 'r'));
   });
 
-  test('a server that may keep only one does everything right, and keeps no more', async () => {
+  test('a server with a limit of one descriptor passes all operations and keeps only one', async () => {
     const own = await startOwnServer({ limits: { descriptors: 1 } });
     const { nfs, root } = await own.mount();
     let [from, to] = [root, root];

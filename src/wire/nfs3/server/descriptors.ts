@@ -93,7 +93,7 @@ export function createDescriptors(limit: number): Descriptors {
   };
 }
 
-/** Write errors are reported by sync calls; nobody waits for a close. */
+/** Sync calls report write errors; no call waits for a close. */
 function close(fd: number): void {
   try {
     closeSync(fd);

@@ -16,11 +16,11 @@ import { createNode, createNodes } from './nodes.ts';
 import { readerOf, servedProcedure } from './procedure.ts';
 import { createReadMemory } from './read-memory.ts';
 
-describe('those who wait for the same file', () => {
+describe('callers that sync the same file', () => {
   const node = createNode(1n, 1n, undefined, '');
   const other = createNode(2n, 1n, undefined, '');
 
-  test('share a run that begins after all of them asked', async () => {
+  test('share one fsync that starts after all of their calls', async () => {
     const share = createSyncCoalescer();
     const runs: PromiseWithResolvers<void>[] = [];
     const run = (): Promise<void> => {
@@ -49,7 +49,7 @@ describe('those who wait for the same file', () => {
     expect(done).toEqual(['first', 'second', 'third', 'fourth']);
   });
 
-  test('are told when it fails; those after them are not', async () => {
+  test('get the error when it fails; later callers do not', async () => {
     const share = createSyncCoalescer();
     let runs = 0;
     const run = async (): Promise<void> => {
@@ -62,7 +62,7 @@ describe('those who wait for the same file', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a disk that fails', () => {
+describe.skipIf(needs('linux'))('a failing disk', () => {
   test('is reported to the writer, and the verifier changes for all other clients', async () => {
     const directory = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-disk-'));
     onTestFinished(() => fs.rmSync(directory, { recursive: true }));

@@ -27,7 +27,7 @@ export class FileMoved extends Error {
 
 /**
  * The exported directory. Each step goes from an open directory to one name in it and never follows a link, so nothing that
- * anybody creates, moves or swaps can lead outside. Calls are synchronous: a call takes a few microseconds, through Node's
+ * a client creates, moves or swaps can lead outside. Calls are synchronous: a call takes a few microseconds, through Node's
  * threads ten times as long, and the server has a process of its own.
  */
 export interface ExportedTree {

@@ -33,30 +33,25 @@ export interface FileSearch {
   find(origin: HandleContents): Promise<Node | undefined>;
 }
 
-interface Found {
+interface FoundEntry {
   readonly directory: Node;
   readonly name: ByteString;
   readonly stats: BigIntStats;
 }
 
-type Visit = (found: Found) => boolean;
+type Visit = (found: FoundEntry) => boolean;
 
 interface WantedFile {
   readonly origin: HandleContents;
-  found: Found | undefined;
+  found: FoundEntry | undefined;
 }
 
-export function createFileSearch(
-  tree: ExportedTree,
-  clock: Clock,
-  closing: AbortSignal,
-  limits: SearchLimits,
-): FileSearch {
-  const { elapsed } = clock;
+/** Visits the entries of a directory until `visit` returns true. */
+type Scan = (directory: Node, visit: Visit) => Promise<boolean>;
+
+/** Lets other calls run every few milliseconds. */
+function createScan(tree: ExportedTree, { elapsed }: Clock, closing: AbortSignal): Scan {
   let slice = elapsed();
-  let gathering: { readonly wanted: Map<bigint, WantedFile>; readonly walked: Promise<void> } | undefined;
-  let isWalking = false;
-  let restUntil = 0;
 
   async function yieldIfDue(): Promise<void> {
     if (elapsed() - slice < sliceMs) return;
@@ -64,8 +59,7 @@ export function createFileSearch(
     slice = elapsed();
   }
 
-  /** Visits the entries of a directory until `visit` returns true. */
-  async function scan(directory: Node, visit: Visit): Promise<boolean> {
+  return async (directory, visit) => {
     try {
       const { prefix } = tree.directory(directory);
       const names = opendirSync(prefix, { encoding: 'latin1', bufferSize: 256 });
@@ -85,68 +79,86 @@ export function createFileSearch(
       if (!(cause instanceof FileMoved || cause instanceof Refusal || errnoOf(cause) !== undefined)) throw cause;
     }
     return false;
-  }
+  };
+}
 
-  const nodeFor = ({ directory, name, stats }: Found): Node =>
-    createNode(stats.ino, stats.birthtimeNs, directory, name);
+const nodeFor = ({ directory, name, stats }: FoundEntry): Node =>
+  createNode(stats.ino, stats.birthtimeNs, directory, name);
 
-  async function followParentHashes(origin: HandleContents): Promise<Found | undefined> {
-    let found: Found | undefined;
-    let level = [tree.root];
-    for (let depth = 0; depth <= origin.parentHashes.length && found === undefined; depth++) {
-      const next: Node[] = [];
-      for (const directory of level) {
-        const isFound = await scan(directory, (here) => {
-          if (isSameFile(here.stats, origin)) found = here;
-          else if (
-            next.length < maxCandidates &&
-            here.stats.isDirectory() &&
-            parentHash(here.stats.ino) === origin.parentHashes[depth]
-          )
-            next.push(nodeFor(here));
-          return found !== undefined;
-        });
-        if (isFound) break;
-      }
-      level = next;
-    }
-    return found;
-  }
-
-  /** Searches for all wanted files in one walk. */
-  async function searchWholeTree(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
-    const started = elapsed();
-    let visits = 0;
-    let missing = wanted.size;
-    const todo = [tree.root];
-    for (let directory = todo.pop(); directory !== undefined; directory = todo.pop()) {
-      const isDone = await scan(directory, (here) => {
-        const one = wanted.get(here.stats.ino);
-        if (one !== undefined && one.found === undefined && isSameFile(here.stats, one.origin)) {
-          one.found = here;
-          missing--;
-        }
-        if (here.stats.isDirectory()) todo.push(nodeFor(here));
-        return missing === 0 || ++visits > limits.maxVisits;
+async function followParentHashes(scan: Scan, root: Node, origin: HandleContents): Promise<FoundEntry | undefined> {
+  let found: FoundEntry | undefined;
+  let level = [root];
+  for (let depth = 0; depth <= origin.parentHashes.length && found === undefined; depth++) {
+    const next: Node[] = [];
+    for (const directory of level) {
+      const isFound = await scan(directory, (here) => {
+        if (isSameFile(here.stats, origin)) found = here;
+        else if (
+          next.length < maxCandidates &&
+          here.stats.isDirectory() &&
+          parentHash(here.stats.ino) === origin.parentHashes[depth]
+        )
+          next.push(nodeFor(here));
+        return found !== undefined;
       });
-      if (isDone) break;
+      if (isFound) break;
     }
-    const ended = elapsed();
-    restUntil = ended + (ended - started) * restFactor;
+    level = next;
   }
+  return found;
+}
+
+/** Searches for all wanted files in one walk. */
+async function searchWholeTree(
+  scan: Scan,
+  root: Node,
+  wanted: ReadonlyMap<bigint, WantedFile>,
+  { maxVisits }: SearchLimits,
+): Promise<void> {
+  let visits = 0;
+  let missing = wanted.size;
+  const todo = [root];
+  for (let directory = todo.pop(); directory !== undefined; directory = todo.pop()) {
+    const isDone = await scan(directory, (here) => {
+      const one = wanted.get(here.stats.ino);
+      if (one !== undefined && one.found === undefined && isSameFile(here.stats, one.origin)) {
+        one.found = here;
+        missing--;
+      }
+      if (here.stats.isDirectory()) todo.push(nodeFor(here));
+      return missing === 0 || ++visits > maxVisits;
+    });
+    if (isDone) return;
+  }
+}
+
+export function createFileSearch(
+  tree: ExportedTree,
+  clock: Clock,
+  closing: AbortSignal,
+  limits: SearchLimits,
+): FileSearch {
+  const { elapsed } = clock;
+  const scan = createScan(tree, clock, closing);
+  let gathering: { readonly wanted: Map<bigint, WantedFile>; readonly walked: Promise<void> } | undefined;
+  let isWalking = false;
+  let restUntil = 0;
 
   async function gatherAndSearch(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
     await clock.sleep(gatherMs, closing);
     gathering = undefined;
     isWalking = true;
+    const started = elapsed();
     try {
-      await searchWholeTree(wanted);
+      await searchWholeTree(scan, tree.root, wanted, limits);
+      const ended = elapsed();
+      restUntil = ended + (ended - started) * restFactor;
     } finally {
       isWalking = false;
     }
   }
 
-  async function joinTreeSearch(origin: HandleContents): Promise<Found | undefined> {
+  async function joinTreeSearch(origin: HandleContents): Promise<FoundEntry | undefined> {
     if (gathering === undefined) {
       if (isWalking || elapsed() < restUntil) refuse('JUKEBOX');
       const wanted = new Map<bigint, WantedFile>();
@@ -164,7 +176,8 @@ export function createFileSearch(
   return {
     find: async (origin) => {
       const isDeep = origin.parentHashes.length >= maxParentHashes;
-      const found = (isDeep ? undefined : await followParentHashes(origin)) ?? (await joinTreeSearch(origin));
+      const found =
+        (isDeep ? undefined : await followParentHashes(scan, tree.root, origin)) ?? (await joinTreeSearch(origin));
       return found && tree.nodeFor(found.directory, found.name, found.stats);
     },
   };

@@ -19,7 +19,7 @@ const origin = fc.record({
 });
 
 describe('a file handle', () => {
-  test('says what it was made of, in at most 64 bytes', () => {
+  test('holds its contents in at most 64 bytes', () => {
     const handles = createHandles(key);
     fc.assert(
       fc.property(origin, (made) => {
@@ -34,7 +34,7 @@ describe('a file handle', () => {
     );
   });
 
-  test('with one bit changed, cut off or made longer is none of ours', () => {
+  test('is rejected if a bit is changed, or if it is truncated or extended', () => {
     const handles = createHandles(key);
     fc.assert(
       fc.property(origin, fc.nat(), (made, place) => {
@@ -49,12 +49,12 @@ describe('a file handle', () => {
     );
   });
 
-  test('of another key is none of ours', () => {
+  test('is rejected if it was made with another key', () => {
     const made = { ino: 5n, birth: 6n, parentHashes: new Uint8Array([1, 2]) };
     expect(createHandles(randomBytes(32)).open(make(createHandles(key), made))).toBeUndefined();
   });
 
-  test('whatever bytes come, nothing is thrown', () => {
+  test('is checked without exceptions, for any bytes', () => {
     const handles = createHandles(key);
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 64 }), (bytes) => {
@@ -64,7 +64,7 @@ describe('a file handle', () => {
   });
 });
 
-test('the code is HMAC-SHA-256', () => {
+test('the authentication code is HMAC-SHA-256', () => {
   const code = createHmacSha256(key);
   fc.assert(
     fc.property(fc.uint8Array({ maxLength: 200 }), (message) => {
@@ -73,7 +73,7 @@ test('the code is HMAC-SHA-256', () => {
   );
 });
 
-test('neighbouring directories rarely have the same byte', () => {
+test('the parent hashes of neighbouring directories rarely collide', () => {
   const bytes = new Set(Array.from({ length: 64 }, (_, i) => parentHash(1_000_000n + BigInt(i))));
   expect(bytes.size).toBeGreaterThan(48);
 });

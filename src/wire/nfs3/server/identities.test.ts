@@ -8,8 +8,8 @@ import { createIdentities } from './identities.ts';
 
 const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
-describe.skipIf(needs('root'))('who calls', () => {
-  test('owns what he makes, in his group or that of the directory', async () => {
+describe.skipIf(needs('root'))('the user of a call', () => {
+  test('owns the files it creates, with its own group or that of the directory', async () => {
     const own = await startOwnServer();
     const on = (name: string) => fs.lstatSync(join(own.directory, name));
     fs.chmodSync(own.directory, 0o777);
@@ -27,7 +27,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     expect(on('d/file')).toMatchObject({ uid: 1001, gid: 50 });
   });
 
-  test('may do what the mode says, and no more', async () => {
+  test('has exactly the rights of the mode', async () => {
     const own = await startOwnServer();
     const at = (name: string): string => join(own.directory, name);
     fs.chmodSync(own.directory, 0o755);
@@ -60,7 +60,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     expect(fs.readFileSync(at('secret'), 'latin1')).toBe('secret');
   });
 
-  test('and owns a file may read and write it, whatever its mode has become', async () => {
+  test('may read and write its own file after any change of the mode', async () => {
     const own = await startOwnServer();
     fs.chmodSync(own.directory, 0o777);
     const { nfs, root } = await own.mount(runAs(1001));
@@ -71,7 +71,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     await expect(other.nfs.read(handle, 0, Buffer.alloc(9))).rejects.toMatchObject({ statusName: 'ACCES' });
   });
 
-  test('writes to a program that runs as its owner, which then no longer does', async () => {
+  test('clears the set-id bits of a file by writing to it', async () => {
     const own = await startOwnServer();
     const path = join(own.directory, 'p');
     for (const change of ['write', 'truncate'] as const) {
@@ -85,7 +85,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     }
   });
 
-  test('in a sticky directory takes away only what is his own', async () => {
+  test('may remove only its own files from a sticky directory', async () => {
     const own = await startOwnServer();
     fs.chmodSync(own.directory, 0o1777);
     const [one, other] = [await own.mount(runAs(1001)), await own.mount(runAs(1002))];
@@ -98,7 +98,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     await one.nfs.remove(one.root, 'f');
   });
 
-  test('root is squashed unless told otherwise, everybody where asked for, and so is who does not say', async () => {
+  test('is squashed if it is root (by default), if the option says so for all users, or if it sends no credentials', async () => {
     const own = await startOwnServer({ squash: 'root' });
     fs.chmodSync(own.directory, 0o777);
     const owner = (name: string) => fs.statSync(join(own.directory, name)).uid;
@@ -122,7 +122,7 @@ describe.skipIf(needs('root'))('who calls', () => {
     expect(await made('f', runAs(0))).toBe(0);
   });
 
-  test('is somebody else here, where the administrator says so, in both directions', async () => {
+  test('is mapped to another user in both directions if the administrator configured that', async () => {
     const own = await startOwnServer({ users: [{ client: 500, here: 1500 }], groups: [{ client: 500, here: 1600 }] });
     fs.chmodSync(own.directory, 0o777);
     const { nfs, root, rpc } = await own.mount(runAs(500));
@@ -135,7 +135,7 @@ describe.skipIf(needs('root'))('who calls', () => {
   });
 });
 
-describe('a server that is an ordinary user', () => {
+describe('a server that runs as an ordinary user', () => {
   const only = { uid: 1000, gid: 1000, groups: [27], isRoot: false };
   const identities = createIdentities({
     squash: 'none',
@@ -144,7 +144,7 @@ describe('a server that is an ordinary user', () => {
     groups: [],
     serverUser: only,
   });
-  test.each([0, 1000, 4242])('does everything as that one, also for %d', (uid) => {
+  test.each([0, 1000, 4242])('does everything as this user, also for calls of user %d', (uid) => {
     const caller = { address: '::1', port: 1, isEncrypted: false, ...runAs(uid) };
     expect(identities.credentialsOf(caller)).toEqual(only);
   });

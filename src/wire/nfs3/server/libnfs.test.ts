@@ -11,12 +11,12 @@ import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 const run = promisify(execFile);
 const limits = { timeout: 20_000, maxBuffer: 32 * 1024 * 1024 };
 
-describe.skipIf(needs('linux', 'libnfs'))("libnfs's own programs", () => {
+describe.skipIf(needs('linux', 'libnfs'))('the programs of libnfs', () => {
   const exported = (): Promise<OwnServer> => startOwnServer({ path: '/export' });
   const urlOf = ({ server }: OwnServer, path: string): string =>
     `nfs://${server.host}/export${path}?nfsport=${server.port}&mountport=${server.port}`;
 
-  test('nfs-ls lists a directory, its parts, and links', async () => {
+  test('nfs-ls lists a directory, its entries, and links', async () => {
     const own = await exported();
     fs.mkdirSync(join(own.directory, 'sub/deeper'), { recursive: true });
     fs.writeFileSync(join(own.directory, 'file'), 'x'.repeat(1234), { mode: 0o640 });
@@ -32,7 +32,7 @@ describe.skipIf(needs('linux', 'libnfs'))("libnfs's own programs", () => {
     expect(own.errors).toEqual([]);
   });
 
-  test('nfs-cp copies to it and from it, nfs-cat shows what is there', async () => {
+  test('nfs-cp copies files in both directions, and nfs-cat prints a file', async () => {
     const own = await exported();
     const data = randomBytes(5 * 1024 * 1024 + 77);
     const [from, back] = [join(own.outside, 'from'), join(own.outside, 'back')];
@@ -46,7 +46,7 @@ describe.skipIf(needs('linux', 'libnfs'))("libnfs's own programs", () => {
     expect(own.errors).toEqual([]);
   });
 
-  test('what is not there, or not exported, is an error to them', async () => {
+  test('report an error for a path that is absent or not exported', async () => {
     const own = await exported();
     await expect(run('nfs-cat', [urlOf(own, '/missing')], limits)).rejects.toMatchObject({
       stderr: expect.stringContaining('NFS3ERR_NOENT'),

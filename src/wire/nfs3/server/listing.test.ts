@@ -29,8 +29,8 @@ async function list(
   }
 }
 
-describe.skipIf(needs('linux'))('a directory is listed', () => {
-  test.each([2048, 8192, 65_536, 1_000_000])('whole and once, by pages of %d bytes', async (bytes) => {
+describe.skipIf(needs('linux'))('listing a directory', () => {
+  test.each([2048, 8192, 65_536, 1_000_000])('returns every entry once, in pages of %d bytes', async (bytes) => {
     const own = await startOwnServer();
     fill(own, 700);
     const names = await list(await own.mount(), bytes);
@@ -38,25 +38,22 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
     expect(names.slice(2).sort()).toEqual(fs.readdirSync(own.directory).sort());
   });
 
-  test.each([false, true])(
-    'with attributes and handles that are good; a process of its own: %s',
-    async (ownsProcess) => {
-      const before = process.cwd();
-      onTestFinished(() => process.chdir(before));
-      const own = await startOwnServer({ ownsProcess });
-      fill(own, 3);
-      fs.symlinkSync('x', join(own.directory, 'link'));
-      const { nfs, root } = await own.mount();
-      const { entries } = await nfs.readdirplus({ directory: root, cookie: 0n, verifier: 0n, bytes: 8192 });
-      expect(entries).toHaveLength(6);
-      for (const { handle, attributes, fileId } of entries) {
-        expect(await nfs.getattr(handle ?? Buffer.alloc(0))).toEqual(attributes);
-        expect(fileId).toBe(attributes?.fileId);
-      }
-    },
-  );
+  test.each([false, true])('returns valid attributes and handles; a process of its own: %s', async (ownsProcess) => {
+    const before = process.cwd();
+    onTestFinished(() => process.chdir(before));
+    const own = await startOwnServer({ ownsProcess });
+    fill(own, 3);
+    fs.symlinkSync('x', join(own.directory, 'link'));
+    const { nfs, root } = await own.mount();
+    const { entries } = await nfs.readdirplus({ directory: root, cookie: 0n, verifier: 0n, bytes: 8192 });
+    expect(entries).toHaveLength(6);
+    for (const { handle, attributes, fileId } of entries) {
+      expect(await nfs.getattr(handle ?? Buffer.alloc(0))).toEqual(attributes);
+      expect(fileId).toBe(attributes?.fileId);
+    }
+  });
 
-  test('whatever comes and goes in between: what stays is there once, of the rest nothing twice', async () => {
+  test('while other clients create and remove files returns every remaining entry once, and none twice', async () => {
     const own = await startOwnServer({ limits: { namesOfOneDirectory: 300, names: 300 } });
     fill(own, 1000, 'stays');
     fill(own, 1000, 'goes');
@@ -73,7 +70,7 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
     expect(names.filter((name) => name.startsWith('stays'))).toHaveLength(1000);
   });
 
-  test('of which everything that was remembered is gone comes to an end', async () => {
+  test('ends even if all remembered entries were removed', async () => {
     const own = await startOwnServer({ limits: { namesOfOneDirectory: 100, names: 100 } });
     fill(own, 1000);
     const names = await list(await own.mount(), 4096, (page) => {
@@ -83,7 +80,7 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
     expect(names.length).toBeLessThan(200);
   });
 
-  test('of 100,000 names, with few of them in memory', async () => {
+  test('with 100,000 names holds only a few of them in memory', async () => {
     const own = await startOwnServer({ limits: { namesOfOneDirectory: 20_000, names: 20_000, nodes: 5_000 } });
     fill(own, 100_000);
     const mounted = await own.mount();
@@ -92,7 +89,7 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
     expect(new Set(names).size).toBe(100_002);
   });
 
-  test('refusals: too small, another cookie verifier, an impossible cookie, not a directory', async () => {
+  test('is refused with too small a size, another cookie verifier, an invalid cookie, or a handle of a file', async () => {
     const own = await startOwnServer();
     fill(own, 3);
     const { rpc, root, nfs } = await own.mount();
@@ -114,7 +111,7 @@ describe.skipIf(needs('linux'))('a directory is listed', () => {
   });
 });
 
-test('cookies differ, and depend on the secret', () => {
+test('the cookies of names differ, and depend on the secret', () => {
   const names = Array.from({ length: 50_000 }, (_, i) => `name-${i}`);
   const one = cookieSecret(Buffer.from('0123456789abcdef', 'hex'));
   const other = cookieSecret(Buffer.from('fedcba9876543210', 'hex'));

@@ -199,7 +199,7 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
 
 const sorted = (found: ReadonlyMap<number, ByteString>): Float64Array => Float64Array.from(found.keys()).sort();
 
-/** Two secret odd numbers, so that nobody can create many names whose cookies collide. */
+/** Two secret odd numbers, so that a client cannot create many names whose cookies collide. */
 export type CookieSecret = readonly [number, number];
 
 export const cookieSecret = (bytes: Buffer): CookieSecret => [bytes.readUInt32BE(0) | 1, bytes.readUInt32BE(4) | 1];

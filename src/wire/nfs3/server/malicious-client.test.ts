@@ -55,7 +55,7 @@ async function pour(socket: Socket, chunk: Buffer, bytes: number): Promise<void>
   }
 }
 
-describe.skipIf(needs('linux'))('a client that means harm', () => {
+describe.skipIf(needs('linux'))('a malicious client', () => {
   test.each([
     ['a record of 2 GiB', uint32s(0xffff_ffff)],
     ['a record of just too much', uint32s(0x8000_0000 | (mib + 64 * 1024 + 1))],
@@ -69,7 +69,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     await works(await own.mount(), 'file');
   });
 
-  test('fragments without end, full or empty, take no memory, and others are served meanwhile', async () => {
+  test('that sends endless fragments, full or empty, takes no memory, and the server serves other clients meanwhile', async () => {
     const own = await startOwnServer({ durable: false });
     const mounted = await own.mount();
     const before = heldMib();
@@ -86,12 +86,12 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     expect(most).toBeLessThan(16);
   });
 
-  test('a thousand connections that say nothing keep nobody out', async () => {
+  test('that opens a thousand idle connections does not lock out other clients', async () => {
     const own = await startOwnServer({ durable: false });
     const early = await own.mount();
     const before = heldMib();
     const idle = await crowd(own, 1000);
-    // Somebody who was there, and somebody who comes now.
+    // A client that was connected before, and a new one.
     await works(early, 'early');
     await works(await own.mount(), 'late');
     await expect
@@ -101,7 +101,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     await expect.poll(() => heldMib() - before).toBeLessThan(256 * 0.6);
   });
 
-  test('calls of which only a part comes hold what they sent, and keep nobody out', async () => {
+  test('that sends only parts of calls takes only the memory of the sent bytes, and does not lock out other clients', async () => {
     const places = 64;
     const own = await startOwnServer({ maxConnections: places, durable: false });
     const before = heldMib();
@@ -113,7 +113,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     expect(heldMib() - before).toBeLessThan(places * 1.7);
   });
 
-  test('counts beyond all measure give what one answer may hold', async () => {
+  test('that asks for huge counts gets no more than the maximum of one reply', async () => {
     const own = await startOwnServer({ durable: false });
     const { nfs, rpc, root } = await own.mount();
     fs.writeFileSync(join(own.directory, 'large'), Buffer.alloc(3 * mib, 7));
@@ -146,7 +146,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     }
   });
 
-  test('handles that are forged, cut short or made longer are refused, every one', async () => {
+  test('that sends forged, truncated or extended handles is refused every time', async () => {
     const own = await startOwnServer({ durable: false });
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'file', { mode: 'guarded', set: {} });
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     expect((await nfs.getattr(handle)).size).toBe(0);
   });
 
-  test('serves well-behaved clients during all attacks at once, for a while', async () => {
+  test('cannot keep the server from serving well-behaved clients, even with all attacks at the same time', async () => {
     const places = 64;
     const own = await startOwnServer({ maxConnections: places, durable: false });
     const mounted = await own.mount();

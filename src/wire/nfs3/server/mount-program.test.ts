@@ -32,7 +32,7 @@ const unmountAll: Procedure<undefined, undefined> = {
 };
 
 describe.skipIf(needs('linux'))('MOUNT', () => {
-  test('gives the export and directories in it by the name that clients know', async () => {
+  test('returns the export and directories in it by the path that clients use', async () => {
     const own = await startOwnServer({ path: '/export/data', networks: ['127.0.0.0/8', '::1'] });
     fs.mkdirSync(join(own.directory, 'a', 'bä'), { recursive: true });
     fs.writeFileSync(join(own.directory, 'f'), '');
@@ -66,7 +66,7 @@ describe.skipIf(needs('linux'))('MOUNT', () => {
     expect(await rpc.call(dump, undefined)).toEqual([]);
   });
 
-  test('remembers only so many', async () => {
+  test('remembers a limited number of mounts', async () => {
     const own = await startOwnServer();
     const rpc = own.rpc();
     await Promise.all(Array.from({ length: 1500 }, (_, i) => rpc.call(mnt, '/'.repeat(i + 1))));
@@ -75,7 +75,7 @@ describe.skipIf(needs('linux'))('MOUNT', () => {
 });
 
 describe.skipIf(needs('linux'))('the portmapper', () => {
-  test('says where the programs are, in all three versions', async () => {
+  test('returns the ports of the programs, in all three versions', async () => {
     const own = await startOwnServer({ portmap: { port: 0 } });
     const { port, portmapPort = 0 } = own.server;
     const rpc = createRpcClient({ clock: systemClock(), addresses: [{ host: '127.0.0.1', port: portmapPort }] });
@@ -109,7 +109,7 @@ describe.skipIf(needs('linux'))('the portmapper', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('who may call', () => {
+describe.skipIf(needs('linux'))('the server accepts calls', () => {
   async function refused(own: OwnServer): Promise<boolean> {
     const socket = connect(own.server.port, '127.0.0.1');
     return await new Promise((resolve) => {
@@ -122,7 +122,7 @@ describe.skipIf(needs('linux'))('who may call', () => {
     });
   }
 
-  test('only from the networks that are named', async () => {
+  test('only from the configured networks', async () => {
     expect(await refused(await startOwnServer({ networks: ['10.0.0.0/8'] }))).toBe(true);
     expect(await refused(await startOwnServer({ networks: ['127.0.0.0/8'] }))).toBe(false);
     await expect(startOwnServer({ networks: ['nonsense'] })).rejects.toThrow('"nonsense" is not a network');
@@ -134,7 +134,7 @@ describe.skipIf(needs('linux'))('who may call', () => {
     expect((await nfs.getattr(root)).type).toBe(2);
   });
 
-  test('only with encryption, where that is required', async () => {
+  test('only with encryption, if that is required', async () => {
     const own = await startOwnServer({ tls: { options: {}, required: true } });
     const rpc = own.rpc();
     await createNfsClient(rpc, systemClock()).null();
@@ -146,8 +146,8 @@ describe.skipIf(needs('linux'))('who may call', () => {
   });
 });
 
-describe.skipIf(needs('root'))('privileged ports', () => {
-  test('are required where asked for', async () => {
+describe.skipIf(needs('root'))('privileged source ports', () => {
+  test('are required if the option says so', async () => {
     const own = await startOwnServer({ privilegedPorts: true });
     const rpc = own.rpc();
     await createNfsClient(rpc, systemClock()).null();
@@ -158,8 +158,8 @@ describe.skipIf(needs('root'))('privileged ports', () => {
   });
 });
 
-describe.skipIf(needs('openssl'))('with TLS', () => {
-  test('everything works, and large files too', async () => {
+describe.skipIf(needs('openssl'))('an NFS server with TLS', () => {
+  test('serves all operations, also on large files', async () => {
     const folder = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-tls-'));
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));
     const [key, cert] = [join(folder, 'key'), join(folder, 'cert')];

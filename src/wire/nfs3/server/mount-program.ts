@@ -37,10 +37,10 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   }
 
   const mnt: ServedProcedure['handle'] = (reader, caller) => {
-    const wanted = readBytes(reader, maxPath);
-    const node = options.isConfined(caller) ? mountStatus.ACCES : walk(exported, path, wanted);
+    const requestedPath = readBytes(reader, maxPath);
+    const node = options.isConfined(caller) ? mountStatus.ACCES : walk(exported, path, requestedPath);
     if (typeof node === 'number') return (writer) => void writer.u32(node) as undefined;
-    remember(caller, wanted);
+    remember(caller, requestedPath);
     const handle = exported.nodes.handleOf(node);
     return (writer) => {
       writer.u32(0).latin1(handle).u32(1).u32(authSys);

@@ -19,7 +19,7 @@ describe('networks', () => {
   });
 
   test.each(['10.0.0.0/33', '10.0.0/8', 'example.org', '10.0.0.0/', '::/129', '10.0.0.0/8/8', ''])(
-    '%j is none',
+    '%j is rejected as a network',
     (text) => {
       expect(() => createMayConnect([text])).toThrow(
         `${JSON.stringify(text)} is not a network: write it as 10.0.0.0/8, fd00::/8 or 192.168.1.7`,

@@ -25,14 +25,14 @@ describe.skipIf(needs('mount'))('a directory to export', () => {
     mount('-t', 'overlay', '-o', layers, 'stowage-test', join(folder, 'seen'));
   };
 
-  test('on an overlay of several file systems is refused, and left as it was', () => {
+  test('on an overlay of several file systems is refused, and not changed', () => {
     mount('-t', 'tmpfs', '-o', 'size=1m', 'stowage-test', join(folder, 'upper'));
     overlay();
     expect(() => requireOneDevice(join(folder, 'seen'))).toThrow('overlay of several file systems');
     expect(readdirSync(join(folder, 'seen'))).toEqual([]);
   });
 
-  test('on an overlay of one is not, nor one that is on none', () => {
+  test('on an overlay of one file system, or on no overlay, is accepted', () => {
     overlay();
     requireOneDevice(join(folder, 'seen'));
     requireOneDevice(join(folder, 'lower'));

@@ -11,9 +11,9 @@ const overlayfs = 0x794c7630;
  */
 export function requireOneDevice(directory: string): void {
   if (statfsSync(directory).type !== overlayfs) return;
-  const made = statNewFile(directory);
+  const stats = statNewFile(directory);
   // Undefined: no file can be created there at all.
-  if (made === undefined || made.dev === statSync(directory, { bigint: true }).dev) return;
+  if (stats === undefined || stats.dev === statSync(directory, { bigint: true }).dev) return;
   throw new Error(
     `${directory} is on an overlay of several file systems, whose files cannot be told apart: export a directory of one file system, such as a volume or a disk of its own`,
   );

@@ -10,7 +10,7 @@ import { createRpcClient } from '../../rpc/client.ts';
 import { createNfsClient } from '../client.ts';
 import { mnt } from '../mount.ts';
 
-/** The server in a process of its own, as somebody who is not root. */
+/** The server in a separate process of an ordinary user. */
 async function serving(directory: string, state: string): Promise<number> {
   const program = `
     import { systemClock } from '#base/clock.ts';
@@ -29,7 +29,7 @@ async function serving(directory: string, state: string): Promise<number> {
 }
 
 describe.skipIf(needs('linux', 'ordinary-user'))('a server that is not root', () => {
-  test('serves what is its own, to everybody as itself, and nothing else', async () => {
+  test('serves its own files, to all callers as its own user, and no other files', async () => {
     const folder = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-user-'));
     onTestFinished(() => fs.rmSync(folder, { recursive: true }));
     const directory = join(folder, 'exported');

@@ -5,7 +5,7 @@ import type { XdrReader } from '../../xdr/reader.ts';
 const maxText = 256;
 
 /** A registered program and its port. */
-export interface Registered {
+export interface RegisteredProgram {
   readonly program: number;
   readonly version: number;
   readonly port: number;
@@ -14,10 +14,10 @@ export interface Registered {
 const nothing: Reply = () => undefined;
 
 /**
- * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: nobody can register
- * a program.
+ * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: no client can
+ * register a program.
  */
-export function createPortmapPrograms(registered: () => readonly Registered[]): readonly ServedProgram[] {
+export function createPortmapPrograms(registered: () => readonly RegisteredProgram[]): readonly ServedProgram[] {
   const portOf = (program: number, version: number): number => {
     const candidates = registered().filter((one) => one.program === program);
     return (candidates.find((one) => one.version === version) ?? candidates[0])?.port ?? 0;

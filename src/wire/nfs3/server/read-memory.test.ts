@@ -3,7 +3,7 @@ import { createReadMemory } from './read-memory.ts';
 
 const mib = 1024 * 1024;
 
-test('memory is used again, and let go when nobody needed it for a while', () => {
+test('reuses memory, and frees it when no read has needed it for a while', () => {
   const memory = createReadMemory();
   const [one, two] = [memory.take(mib), memory.take(mib)];
   memory.giveBack(one);
@@ -19,7 +19,7 @@ test('memory is used again, and let go when nobody needed it for a while', () =>
   expect(fourth.buffer).not.toBe(one.buffer);
 });
 
-test('what is not its own it does not take', () => {
+test('does not take back memory that it did not lend', () => {
   const memory = createReadMemory();
   const foreign = Buffer.alloc(mib);
   memory.giveBack(foreign);

@@ -43,7 +43,7 @@ async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyM
 const handleOf = (listed: ReadonlyMap<string, EntryPlus>, name: string): FileHandle =>
   listed.get(name)?.handle ?? Buffer.alloc(0);
 
-describe.skipIf(needs('linux'))('a listing that is given again', () => {
+describe.skipIf(needs('linux'))('a cached listing', () => {
   test.each<[string, (mounted: Mounted, f: FileHandle, d: FileHandle) => Promise<unknown>]>([
     ['WRITE', ({ nfs }, f) => nfs.write(f, 0, Buffer.from('text'), 0)],
     [
@@ -88,7 +88,7 @@ describe.skipIf(needs('linux'))('a listing that is given again', () => {
     expect(after.get('f')?.attributes).toEqual(await mounted.nfs.getattr(handleOf(after, 'f')));
   });
 
-  test('shows a second later what others changed about a file, and at once what they did to names', async () => {
+  test('shows attributes that other programs changed after a second, and changed names immediately', async () => {
     const { mounted, own, pass } = await serve();
     const before = await list(mounted);
     fs.chmodSync(join(own.directory, 'f'), 0o611);
@@ -101,12 +101,12 @@ describe.skipIf(needs('linux'))('a listing that is given again', () => {
   });
 });
 
-describe('pages', () => {
+describe('cached pages', () => {
   const stats = { mtimeNs: 1n, ctimeNs: 1n } as fs.BigIntStats;
   const directory: Node = createNode(1n, 1n, undefined, '');
   const page = (length: number): Page => ({ bytes: Buffer.alloc(length), nodes: [] });
 
-  test('are let go when they take too much room, the oldest first', () => {
+  test('are evicted when they take too much memory, the oldest first', () => {
     const pages = createReaddirCache({ changeCount: 0 }, () => 0);
     for (let i = 0; i < 100; i++) pages.keep(directory, `${i}`, stats, page(100_000));
     const kept = Array.from({ length: 100 }, (_, i) => pages.find(directory, `${i}`, stats) !== undefined);
@@ -114,7 +114,7 @@ describe('pages', () => {
     expect(kept.lastIndexOf(false)).toBe(kept.indexOf(true) - 1);
   });
 
-  test('of another state of the directory are not found', () => {
+  test('of an earlier state of the directory are not used', () => {
     const pages = createReaddirCache({ changeCount: 0 }, () => 0);
     pages.keep(directory, 'q', stats, page(4));
     expect(pages.find(directory, 'q', stats)).toBeDefined();

@@ -1,5 +1,5 @@
 import { errnoOf } from '#base/errno.ts';
-import { nfsStatus } from '../status.ts';
+import { errnoByStatus, type NfsStatusName, nfsStatus } from '../status.ts';
 
 /** An NFS error reply. There is one object for each status, since an error with a stack costs more than most calls. */
 export class Refusal extends Error {
@@ -13,32 +13,14 @@ export class Refusal extends Error {
 
 const known = new Map<number, Refusal>(Object.values(nfsStatus).map((status) => [status, new Refusal(status)]));
 
-export function refuse(status: keyof typeof nfsStatus): never {
+export function refuse(status: NfsStatusName): never {
   throw known.get(nfsStatus[status]) as Refusal;
 }
 
 /** Maps system errors to the statuses of RFC 1813, section 2.6. */
-const byErrno: Readonly<Record<string, keyof typeof nfsStatus>> = {
-  EPERM: 'PERM',
-  ENOENT: 'NOENT',
-  EIO: 'IO',
-  ENXIO: 'NXIO',
-  EACCES: 'ACCES',
-  EEXIST: 'EXIST',
-  EXDEV: 'XDEV',
-  ENODEV: 'NODEV',
-  ENOTDIR: 'NOTDIR',
-  EISDIR: 'ISDIR',
-  EINVAL: 'INVAL',
+const byErrno: Readonly<Record<string, NfsStatusName>> = {
+  ...Object.fromEntries(Object.entries(errnoByStatus).map(([status, errno]) => [errno, status as NfsStatusName])),
   ELOOP: 'INVAL',
-  EFBIG: 'FBIG',
-  ENOSPC: 'NOSPC',
-  EROFS: 'ROFS',
-  EMLINK: 'MLINK',
-  ENAMETOOLONG: 'NAMETOOLONG',
-  ENOTEMPTY: 'NOTEMPTY',
-  EDQUOT: 'DQUOT',
-  ESTALE: 'STALE',
   EBUSY: 'ACCES',
   ETXTBSY: 'ACCES',
   ENOTSUP: 'NOTSUPP',

@@ -7,7 +7,7 @@ import { getattr, write } from '../procedures.ts';
 import { stability } from '../structures.ts';
 
 describe.skipIf(needs('linux'))('after a restart', () => {
-  test('handles stay good, at every depth, also of what was moved by others meanwhile', async () => {
+  test('handles remain valid at every depth, also of files that other programs have moved', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const handles = [root];
@@ -33,7 +33,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     expect(own.errors).toEqual([]);
   });
 
-  test('what is gone is stale, and a new file with its inode number is another', async () => {
+  test('the handle of a removed file is stale, also if a new file has its inode number', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: {} });
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
-  test('the write verifier is another, and clients are told so', async () => {
+  test('the write verifier is another one, and clients see the change', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: {} });
@@ -64,7 +64,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     expect(fs.readFileSync(join(own.directory, 'f'), 'latin1')).toBe('xy');
   });
 
-  test('a listing goes on where it was', async () => {
+  test('a listing continues where it was', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     for (let i = 0; i < 500; i++) fs.writeFileSync(join(own.directory, `f${i}`), '');
@@ -81,7 +81,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     expect(new Set(names).size).toBe(502);
   }, 120_000);
 
-  test('with another secret, all handles are none of its own', async () => {
+  test('the server rejects all handles if the secret has changed', async () => {
     const own = await startOwnServer();
     const { rpc, root } = await own.mount();
     await own.restart({ state: join(own.outside, 'other') });
@@ -89,8 +89,8 @@ describe.skipIf(needs('linux'))('after a restart', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a handle that a client made up', () => {
-  test('is refused for every call, whatever it is', async () => {
+describe.skipIf(needs('linux'))('a forged handle', () => {
+  test('is refused by every procedure', async () => {
     const own = await startOwnServer();
     const { rpc, root } = await own.mount();
     const { ino } = fs.statSync(own.outside);
@@ -105,8 +105,8 @@ describe.skipIf(needs('linux'))('a handle that a client made up', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('what is planted and swapped', () => {
-  test('a directory replaced by a link leads nowhere', async () => {
+describe.skipIf(needs('linux'))('objects that another program plants or swaps', () => {
+  test('a directory that was replaced by a link is not followed', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     fs.mkdirSync(join(own.directory, 'd'));
@@ -124,7 +124,7 @@ describe.skipIf(needs('linux'))('what is planted and swapped', () => {
     expect(fs.readFileSync(join(own.outside, 'f'), 'latin1')).toBe('outside');
   });
 
-  test('while links and directories change places all the time, nothing outside is ever seen or changed', async () => {
+  test('links and directories that are swapped all the time never expose or change anything outside the export', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const at = (name: string): string => join(own.directory, name);
@@ -162,7 +162,7 @@ describe.skipIf(needs('linux'))('what is planted and swapped', () => {
     expect(fs.statSync(join(own.outside, 'f')).mode & 0o777).not.toBe(0o600);
   });
 
-  test('a FIFO, a socket or a device is seen, and never opened', async () => {
+  test('a FIFO, a socket or a device is listed, and never opened', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
     const { createServer } = await import('node:net');
@@ -178,7 +178,7 @@ describe.skipIf(needs('linux'))('what is planted and swapped', () => {
 });
 
 describe.skipIf(needs('mount'))('other file systems below the export', () => {
-  test('are not part of it', async () => {
+  test('are not part of the export', async () => {
     const { execFileSync } = await import('node:child_process');
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();

@@ -38,7 +38,7 @@ async function names(nfs: NfsClient, directory: FileHandle, bytes?: number): Pro
 }
 
 describe.skipIf(needs('linux'))('files', () => {
-  test('are made, written, read and removed on the disk', async () => {
+  test('are created, written, read and removed on the disk', async () => {
     const { nfs, root, on, own } = await mounted();
     const { handle, attributes } = await nfs.create(root, 'a', file);
     expect(attributes).toMatchObject({ type: fileType.regular, mode: 0o644, size: 0 });
@@ -59,7 +59,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect(own.errors).toEqual([]);
   });
 
-  test('large ones come and go whole, in however many pieces', async () => {
+  test('large ones are written and read completely, in chunks of any size', async () => {
     const { nfs, root, on } = await mounted();
     const { handle } = await nfs.create(root, 'large', file);
     const data = Buffer.alloc(5 * 1024 * 1024 + 77, 'abcdefghijklm');
@@ -72,7 +72,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect(Buffer.concat(pieces).equals(data)).toBe(true);
   });
 
-  test('are read aside where the disk is slow, and closed only after that', async () => {
+  test('are read in another thread if the disk is slow, and closed only after that', async () => {
     const { nfs, root, own, on } = await mounted({ limits: { slowReadMs: -1e9, descriptors: 1 } });
     const size = 100_000;
     for (let i = 0; i < 40; i++) writeFileSync(on(`f${i}`), Buffer.alloc(size, i));
@@ -84,7 +84,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect(own.errors).toEqual([]);
   });
 
-  test('what others do to them is seen at once', async () => {
+  test('show changes by other programs immediately', async () => {
     const { nfs, root, on } = await mounted();
     writeFileSync(on('b'), 'one');
     const { handle } = await nfs.lookup(root, 'b');
@@ -98,7 +98,7 @@ describe.skipIf(needs('linux'))('files', () => {
     await expect(nfs.read(handle, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'STALE' });
   });
 
-  test('a handle means its file, also when another has its name', async () => {
+  test('a handle refers to its file, also when another file has its name', async () => {
     const { nfs, root, on } = await mounted();
     writeFileSync(on('a'), 'first');
     const { handle } = await nfs.lookup(root, 'a');
@@ -112,7 +112,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect([readFileSync(on('a'), 'latin1'), readFileSync(on('b'), 'latin1')]).toEqual(['f', 'the second']);
   });
 
-  test('attributes are set, exact to a microsecond, and guarded', async () => {
+  test('SETATTR sets attributes, with times exact to a microsecond, and respects the guard', async () => {
     const { nfs, root, on } = await mounted();
     const { handle } = await nfs.create(root, 'f', file);
     await nfs.write(handle, 0, Buffer.from('0123456789'), stability.unstable);
@@ -133,7 +133,7 @@ describe.skipIf(needs('linux'))('files', () => {
     await expect(nfs.setattr(root, { size: 0 })).rejects.toMatchObject({ statusName: 'ISDIR' });
   });
 
-  test('ways to create: guarded, unchecked, exclusive', async () => {
+  test('CREATE supports the modes guarded, unchecked and exclusive', async () => {
     const { nfs, root, on } = await mounted();
     writeFileSync(on('there'), 'content');
     await expect(nfs.create(root, 'there', file)).rejects.toMatchObject({ statusName: 'EXIST' });
@@ -156,7 +156,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect(statSync(on('open')).mode & 0o7777).toBe(0o666);
   });
 
-  test('what is in the way of a size, a place, a kind', async () => {
+  test('an invalid size, offset or kind of file is refused', async () => {
     const { nfs, root, on } = await mounted();
     mkdirSync(on('d'));
     const { handle: directory } = await nfs.lookup(root, 'd');
@@ -176,7 +176,7 @@ describe.skipIf(needs('linux'))('files', () => {
 });
 
 describe.skipIf(needs('linux'))('names', () => {
-  test('directories, links and renaming', async () => {
+  test('name directories and links, and can be renamed', async () => {
     const { nfs, root, on, own } = await mounted();
     const { handle: d } = await nfs.mkdir(root, 'd', { mode: 0o777 });
     expect(statSync(on('d')).mode & 0o7777).toBe(0o777);
@@ -203,7 +203,7 @@ describe.skipIf(needs('linux'))('names', () => {
     await expect(nfs.link(root, { directory: root, name: 'no' })).rejects.toMatchObject({ statusName: 'ISDIR' });
   });
 
-  test('a file that replaces another: the other is gone', async () => {
+  test('a renamed file replaces another one, which is then stale', async () => {
     const { nfs, root } = await mounted();
     const [a, b] = [await nfs.create(root, 'a', file), await nfs.create(root, 'b', file)];
     await nfs.rename({ directory: root, name: 'a' }, { directory: root, name: 'b' });
@@ -211,7 +211,7 @@ describe.skipIf(needs('linux'))('names', () => {
     expect((await nfs.lookup(root, 'b')).handle).toEqual(a.handle);
   });
 
-  test('are bytes, up to 255 of them', async () => {
+  test('are any bytes, up to 255', async () => {
     const { nfs, root, own } = await mounted();
     const odd = Buffer.from([0xff, 0x20, 0xc3, 0x28, 0x0a]);
     const long = Buffer.alloc(255, 0xe4);
@@ -226,7 +226,7 @@ describe.skipIf(needs('linux'))('names', () => {
     expect(readdirSync(own.directory)).toContain('ä');
   });
 
-  test('that cannot be are refused, each in its way', async () => {
+  test('that are invalid are refused, each with its own status', async () => {
     const { rpc, root } = await mounted();
     const asked = (name: string) => rpc.call(lookup, { directory: root, name });
     await expect(asked('x'.repeat(256))).rejects.toMatchObject({ statusName: 'NAMETOOLONG' });
@@ -242,7 +242,7 @@ describe.skipIf(needs('linux'))('names', () => {
     ).rejects.toMatchObject({ statusName: 'INVAL' });
   });
 
-  test('"." and "..", which end at the export', async () => {
+  test('"." and ".." are resolved within the export', async () => {
     const { rpc, nfs, root } = await mounted();
     const { handle: d } = await nfs.mkdir(root, 'd', {});
     expect((await rpc.call(lookup, { directory: d, name: '.' })).handle).toEqual(d);
@@ -250,7 +250,7 @@ describe.skipIf(needs('linux'))('names', () => {
     expect((await rpc.call(lookup, { directory: root, name: '..' })).handle).toEqual(root);
   });
 
-  test('symbolic links are told, never followed', async () => {
+  test('symbolic links are returned, never followed', async () => {
     const { nfs, root, on, own } = await mounted();
     writeFileSync(join(own.outside, 'secret'), 'secret');
     const { attributes } = await nfs.symlink(root, 'l', own.outside, {});
@@ -271,8 +271,8 @@ describe.skipIf(needs('linux'))('names', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('what the server says about itself', () => {
-  test('sizes, limits and rights', async () => {
+describe.skipIf(needs('linux'))('the properties of the server', () => {
+  test('include sizes, limits and rights', async () => {
     const { nfs, root, own } = await mounted();
     const [info, conf, stat] = [await nfs.fsinfo(root), await nfs.pathconf(root), await nfs.fsstat(root)];
     expect(info).toMatchObject({ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, properties: 0x1b });
@@ -283,7 +283,7 @@ describe.skipIf(needs('linux'))('what the server says about itself', () => {
     expect(await nfs.access(root, 63)).toBe(63 & ~accessRight.execute);
   });
 
-  test('an export that is read-only refuses every change', async () => {
+  test('a read-only export refuses every change', async () => {
     const { nfs, root, on, own } = await mounted({ readOnly: true });
     writeFileSync(on('f'), 'x');
     const { handle } = await nfs.lookup(root, 'f');
@@ -305,7 +305,7 @@ describe.skipIf(needs('linux'))('what the server says about itself', () => {
     expect(readdirSync(own.directory)).toEqual(['f']);
   });
 
-  test('a state folder inside of the export, or one that is broken, is refused', async () => {
+  test('a state folder that is inside the export, or damaged, is refused', async () => {
     const own = await startOwnServer();
     const about = { clock: systemClock(), directory: own.directory, port: 0 };
     await expect(createNfsServer({ ...about, state: join(own.directory, 'state') })).rejects.toThrow(
@@ -323,7 +323,7 @@ describe.skipIf(needs('linux'))('what the server says about itself', () => {
     }
   });
 
-  test('a port that is taken is an error, and nothing is left open', async () => {
+  test('a port in use is an error, and no descriptor is left open', async () => {
     const own = await startOwnServer();
     const descriptors = (): number => readdirSync('/proc/self/fd').length;
     const before = descriptors();
@@ -333,8 +333,8 @@ describe.skipIf(needs('linux'))('what the server says about itself', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('a call that comes twice', () => {
-  test('under the same xid is done once, also after the connection broke', async () => {
+describe.skipIf(needs('linux'))('a call that arrives twice', () => {
+  test('under the same xid is executed once, also after the connection broke', async () => {
     const { root, own, on } = await mounted();
     const { connect } = await import('node:net');
     const { XdrWriter } = await import('../../xdr/writer.ts');
@@ -366,7 +366,7 @@ describe.skipIf(needs('linux'))('a call that comes twice', () => {
     expect(fs.existsSync(on('once'))).toBe(false);
   });
 
-  test('at 200 at once, all of them are done', async () => {
+  test('200 concurrent calls are all executed', async () => {
     const { rpc, root, own } = await mounted();
     await Promise.all(
       Array.from({ length: 200 }, (_, i) =>

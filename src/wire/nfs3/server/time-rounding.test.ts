@@ -16,7 +16,7 @@ const seconds = fc.oneof(
   fc.integer({ min: 1_600_000_000, max: 2_000_000_000 }),
 );
 
-test('whole microseconds come back as they were set, in every year there is', () => {
+test('whole microseconds are read back as they were set, in every year', () => {
   const microseconds = fc.integer({ min: 0, max: 999_999 });
   fc.assert(
     fc.property(seconds, microseconds, (s, us) => shown(s, us * 1000) === us * 1000),
@@ -24,7 +24,7 @@ test('whole microseconds come back as they were set, in every year there is', ()
   );
 });
 
-test('whatever else is set comes back at most a microsecond later, and never earlier', () => {
+test('other times are read back at most a microsecond later, and never earlier', () => {
   fc.assert(
     fc.property(seconds, fc.integer({ min: 0, max: 999_998_999 }), (s, ns) => {
       const later = shown(s, ns) - ns;
@@ -34,7 +34,7 @@ test('whatever else is set comes back at most a microsecond later, and never ear
   );
 });
 
-test('times that files got by themselves are told as they are, but for one in a thousand', () => {
+test('times that the kernel set are reported exactly, except for one in a thousand', () => {
   let others = 0;
   for (let ns = 0; ns < 999_000_000; ns += 9_973) if (roundNanoseconds(1_750_000_000, ns) !== ns) others++;
   expect(others).toBeLessThan(150);
@@ -64,7 +64,7 @@ describe.skipIf(needs('linux'))('the times of a file', () => {
     }
   });
 
-  test('that its own machine gave it are shown as they are there', async () => {
+  test('that the machine of the server set are reported exactly', async () => {
     const own = await startOwnServer({ durable: false });
     const { nfs, root } = await own.mount();
     writeFileSync(join(own.directory, 'file'), 'x');

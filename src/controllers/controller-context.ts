@@ -6,7 +6,7 @@ import type { Events } from './machinery/events.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** What every controller depends on. */
-export interface ControllerParts {
+export interface ControllerContext {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly caches: Caches;

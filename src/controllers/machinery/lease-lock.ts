@@ -1,0 +1,134 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { leases } from '#wire/kube/resources.ts';
+import type { Lease } from '#wire/kube/types.ts';
+import { type LeaseNote, noteOf, withNote } from './lease-note.ts';
+import { microTime } from './micro-time.ts';
+
+export interface LeaseLockOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly namespace: string;
+  /** The name of the Lease. */
+  readonly name: string;
+  /** Unique for each process, also after a restart. */
+  readonly identity: string;
+  readonly note?: LeaseNote;
+}
+
+/** The Lease as this process sees it, and the calls on it. Every call has a deadline. */
+export interface LeaseLock {
+  /** The identity of the current leader, as last seen. Empty: no process leads. */
+  readonly holder: string;
+  /** Whether a call to acquire the Lease was sent, which may have taken effect even if it failed or was aborted. */
+  readonly hasTried: boolean;
+  /** Undefined if another process leads. Optimistic locking lets only one of several candidates update the Lease. */
+  acquire(parent: AbortSignal): Promise<Lease | undefined>;
+  /** Updates the Lease that this process holds. `leftMs`: the time until another process may take over. */
+  renew(lease: Lease, leftMs: number, parent: AbortSignal): Promise<Lease>;
+  read(leftMs: number, parent: AbortSignal): Promise<Lease>;
+  /** Releases the Lease, so that the next leader does not have to wait. Never throws. */
+  release(parent: AbortSignal, log: Log): Promise<void>;
+}
+
+/** A candidate takes over after it has seen no renewal for this time. */
+const leaseMs = 15_000;
+const callMs = 5_000;
+
+export const holderOf = (lease: Lease | undefined): string => lease?.spec?.holderIdentity ?? '';
+
+export function createLeaseLock({ client, clock, namespace, name, identity, note }: LeaseLockOptions): LeaseLock {
+  const at = { namespace, name };
+  let hasTried = false;
+  /**
+   * The last state of the Lease, and since when this process has seen it, by its own clock. Clocks of machines differ, so the times in the
+   * Lease are only for people: the Lease expires when no process changed it for its duration.
+   */
+  let observed: { readonly text: string; readonly lease: Lease; readonly since: number } | undefined;
+
+  function observe(lease: Lease): Lease {
+    const text = JSON.stringify([lease.metadata.uid, lease.spec]);
+    if (observed?.text === text) observed = { ...observed, lease };
+    else observed = { text, lease, since: clock.elapsed() };
+    return lease;
+  }
+
+  function isFree(lease: Lease): boolean {
+    if (holderOf(lease) === '' || holderOf(lease) === identity) return true;
+    const lastsMs = Math.max(leaseMs, (lease.spec?.leaseDurationSeconds ?? 0) * 1_000);
+    return observed !== undefined && clock.elapsed() - observed.since >= lastsMs;
+  }
+
+  function acquiredLease(before: Lease | undefined): Lease {
+    const now = microTime(clock.now());
+    const isNew = holderOf(before) !== identity;
+    const { acquireTime = now, leaseTransitions = 0 } = before?.spec ?? {};
+    return {
+      metadata: before?.metadata ?? at,
+      spec: {
+        holderIdentity: identity,
+        leaseDurationSeconds: leaseMs / 1_000,
+        renewTime: now,
+        acquireTime: isNew ? now : acquireTime,
+        leaseTransitions: isNew && before !== undefined ? leaseTransitions + 1 : leaseTransitions,
+      },
+    };
+  }
+
+  async function limitedCall<T>(
+    ms: number,
+    parent: AbortSignal,
+    call: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    using limit = clock.deadline(ms, parent);
+    return await call(limit.signal);
+  }
+
+  async function acquire(signal: AbortSignal): Promise<Lease | undefined> {
+    const found = await client.get(leases, at, signal).catch((thrown: unknown) => {
+      if (reasonOf(thrown) === 'NotFound') return undefined;
+      throw thrown;
+    });
+    const text = noteOf(found, note);
+    if (found !== undefined && !isFree(observe(found))) {
+      const changed = await note?.whileWaiting(text);
+      if (changed !== undefined) await client.update(leases, withNote(found, note, changed), signal);
+      return undefined;
+    }
+    const own = await note?.whenAcquiring(text, signal);
+    hasTried = true;
+    const mine = withNote(acquiredLease(found), note, own);
+    return observe(
+      await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)),
+    );
+  }
+
+  async function release(parent: AbortSignal, log: Log): Promise<void> {
+    try {
+      await limitedCall(callMs, parent, async (signal) => {
+        const found = await client.get(leases, at, signal);
+        if (holderOf(found) !== identity) return;
+        const spec = { ...found.spec, holderIdentity: '', leaseDurationSeconds: 1, renewTime: microTime(clock.now()) };
+        await client.update(leases, { ...found, spec }, signal);
+      });
+    } catch (error) {
+      log.warn('the Lease was not released: other processes wait until it expires', { error });
+    }
+  }
+
+  return {
+    get holder() {
+      return holderOf(observed?.lease);
+    },
+    get hasTried() {
+      return hasTried;
+    },
+    acquire: (parent) => limitedCall(callMs, parent, acquire),
+    renew: (lease, leftMs, parent) =>
+      limitedCall(Math.min(callMs, leftMs), parent, (signal) => client.update(leases, acquiredLease(lease), signal)),
+    read: (leftMs, parent) => limitedCall(Math.min(callMs, leftMs), parent, (signal) => client.get(leases, at, signal)),
+    release,
+  };
+}

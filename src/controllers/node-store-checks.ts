@@ -1,0 +1,53 @@
+import { eachBounded } from '#base/each-bounded.ts';
+import type { Scope } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import { isOnNode, placementOf } from '#core/placement.ts';
+import { type ListedStore, type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
+import type { Agents } from './agents.ts';
+import type { NodeStoresOptions } from './node-stores.ts';
+
+const requestTimeoutMs = 10_000;
+const checksAtOnce = 4;
+
+/** Asks the agent of a node for the node's own stores, and checks each of them. */
+export async function listNodeStores(
+  node: string,
+  { agents, caches, kinds }: Omit<NodeStoresOptions, 'clock'>,
+  scope: Scope,
+): Promise<readonly NodeStore[]> {
+  const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: requestTimeoutMs }, scope);
+  const isOwn = (name: string): boolean => isOnNode(placementOf(kinds, caches.stores.get(name)?.spec.uri ?? ''));
+  const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
+  const seen = new Map<string, NodeStore>();
+  await eachBounded(
+    own,
+    checksAtOnce,
+    async (store) => void seen.set(store.name, await check(node, store, agents, scope)),
+  );
+  // In the order of the list, not of the answers.
+  return own.flatMap(({ name }) => seen.get(name) ?? []);
+}
+
+async function check(node: string, store: ListedStore, agents: Agents, scope: Scope): Promise<NodeStore> {
+  const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
+  try {
+    return nodeStoreFrom(
+      store,
+      await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: requestTimeoutMs }, scope),
+    );
+  } catch (thrown) {
+    // One disk that hangs must not affect the others.
+    const { message, reason } = stowageError(thrown);
+    if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
+    return closedStore(store, message);
+  }
+}
+
+/** A store that cannot be used, with the reason. */
+export const closedStore = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
+  ...store,
+  isOpen: false,
+  problem,
+  totalBytes: 0n,
+  freeBytes: 0n,
+});

@@ -1,0 +1,4 @@
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+
+export const isSame = (a: FileHandle, b: FileHandle): boolean =>
+  a.length === b.length && a.every((byte, i) => byte === b[i]);

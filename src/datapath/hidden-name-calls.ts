@@ -1,0 +1,119 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { recordChange } from './attribute-cache.ts';
+import type { Context } from './context.ts';
+import { isSame } from './file-handles.ts';
+import type { ResolvedName } from './find-name.ts';
+import type { Caller } from './identity.ts';
+import { keyOf } from './name-cache.ts';
+import type { HiddenName } from './ports.ts';
+
+export interface EntryName {
+  readonly parent: number;
+  readonly name: Buffer;
+}
+
+/** The server calls of silly renames. */
+export interface HiddenNameCalls {
+  /** Renames within the directory. */
+  move(from: EntryName, to: Buffer, there: ResolvedName, request: Request): Promise<void>;
+  /** Adds a name. False: the server cannot or will not. */
+  addName(id: number, name: EntryName, request: Request): Promise<boolean>;
+  /** The directory's owner may remove a hidden name of unknown origin. */
+  ownerOf(hidden: HiddenName, request: Request): Promise<Caller>;
+  asCallerOnly<R>(hidden: HiddenName, request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
+  isAt(hidden: HiddenName, there: ResolvedName, asker: Request): Promise<boolean>;
+}
+
+/** `recordAbsent`: records that the name is absent. */
+export function createHiddenNameCalls(
+  { nfs, server, attributes, names }: Context,
+  recordAbsent: (at: EntryName) => void,
+): HiddenNameCalls {
+  async function move(
+    { parent, name: from }: EntryName,
+    to: Buffer,
+    { handle: meant }: ResolvedName,
+    request: Request,
+  ): Promise<void> {
+    const send = () =>
+      server.callOn(request, parent, (directory, options) =>
+        nfs.rename(
+          { directory, name: from },
+          { directory, name: to },
+          { ...withoutDeadline(options), expected: meant },
+        ),
+      );
+    await recordChange(attributes, parent, send, ({ to: change }) => change);
+    recordAbsent({ parent, name: from });
+    names.drop(parent, keyOf(to));
+  }
+
+  async function addName(id: number, { parent, name }: EntryName, request: Request): Promise<boolean> {
+    const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
+      nfs.link(file, { directory, name }, withoutDeadline(options));
+    const send = () => server.callOnTwo(request, id, parent, link, false);
+    const onFile = () => recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
+    try {
+      await recordChange(attributes, parent, onFile, ({ change }) => change);
+    } catch (cause) {
+      if (cause instanceof NfsError) return false;
+      throw cause;
+    }
+    names.drop(parent, keyOf(name));
+    return true;
+  }
+
+  const ownerOf = async ({ directory }: HiddenName, request: Request): Promise<Caller> =>
+    await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
+
+  /**
+   * For a directory that the kernel does not know or has not checked the caller for: which group would permit access is
+   * unknown.
+   */
+  async function asCallerOnly<R>(
+    hidden: HiddenName,
+    request: Request,
+    call: (options: CallOptions) => Promise<R>,
+  ): Promise<R> {
+    return await server.asCallerOnly(request, call).catch(async (cause: unknown) => {
+      if (!isNfsError(cause, 'ACCES')) throw cause;
+      return await server.asCallerOnly(withIdentity(request, await ownerOf(hidden, request)), call);
+    });
+  }
+
+  /**
+   * Whether the file still has its hidden name. The caller may be removing another name in another directory, and need
+   * not have access to this one: `asker` has the identity that hid the file.
+   */
+  async function isAt(hidden: HiddenName, there: ResolvedName, asker: Request): Promise<boolean> {
+    const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
+    const found = await asCallerOnly(hidden, asker, lookup).catch((cause: unknown) => {
+      if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+      return undefined;
+    });
+    return found !== undefined && isSame(found.handle, there.handle);
+  }
+
+  return { move, addName, ownerOf, asCallerOnly, isAt };
+}
+
+/** Also on a `soft` mount: only the waiting requester gives up. */
+export const withoutDeadline = (options: CallOptions): CallOptions => ({
+  ...options,
+  deadlineMs: Number.POSITIVE_INFINITY,
+});
+
+/** The same request with another identity. A getter creates the signal only when it is used. */
+export const withIdentity = (request: Request, { uid, gid }: Caller): Request => ({
+  uid,
+  gid,
+  pid: request.pid,
+  place: request.place,
+  resent: request.resent,
+  get signal() {
+    return request.signal;
+  },
+});

@@ -1,0 +1,61 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import { NfsError } from '#wire/nfs3/status.ts';
+import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
+import type { Context } from './context.ts';
+import { isMarked } from './creation-marks.ts';
+import type { Entries } from './entries.ts';
+import type { ResolvedName } from './find-name.ts';
+import type { NewObject } from './new-object.ts';
+
+type PredecessorLookup = (what: NewObject, mark: Time, request: Request) => Promise<ResolvedName | undefined>;
+
+/** Finds the object that a predecessor created for the same request before it crashed. */
+export function createPredecessorLookup({ nfs, server }: Context, entries: Entries): PredecessorLookup {
+  async function findMadeByPredecessor(
+    what: NewObject,
+    mark: Time,
+    request: Request,
+  ): Promise<ResolvedName | undefined> {
+    const there = await entries.find(what.parent, what.name, request);
+    if (there === undefined) return undefined;
+    const found =
+      there.attributes ?? (await server.asCallerOnly(request, (options) => nfs.getattr(there.handle, options)));
+    if (found.type !== what.type) return undefined;
+    if (what.target !== undefined)
+      return (await hasTarget(what.target, there.handle, request)) ? { ...there, attributes: found } : undefined;
+    const sure = isMarked(found, mark) ? found : await rereadAttributes(there.handle, found, request);
+    return sure !== undefined && isMarked(sure, mark) ? { ...there, attributes: sure } : undefined;
+  }
+
+  /**
+   * The server may return attributes cached between the creation and the setting of its time (nfs-ganesha, for up to a
+   * minute). A call that could have changed something, but does not, makes it read its disk.
+   */
+  async function rereadAttributes(
+    handle: FileHandle,
+    found: Attributes,
+    request: Request,
+  ): Promise<Attributes | undefined> {
+    const { mode, ctime: seconds, ctimeNs: nanoseconds } = found;
+    const ifChangedAt = { seconds, nanoseconds };
+    try {
+      const change = await server.asCallerOnly(request, async (options) =>
+        found.type === fileType.regular
+          ? (await nfs.commit(handle, 0, 0, options)).change
+          : await nfs.setattr(handle, { mode }, { ...options, ifChangedAt }),
+      );
+      return change?.after;
+    } catch (cause) {
+      // The creator is permitted to do this; a refusal means it is not ours.
+      if (cause instanceof NfsError) return undefined;
+      throw cause;
+    }
+  }
+
+  async function hasTarget(target: Buffer, handle: FileHandle, request: Request): Promise<boolean> {
+    const found = await server.asCallerOnly(request, (options) => nfs.readlink(handle, options));
+    return target.equals(Buffer.from(found as string));
+  }
+
+  return findMadeByPredecessor;
+}
