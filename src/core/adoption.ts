@@ -64,9 +64,9 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
     const data = params['data'] === true ? await adoptData(store, selection, work) : { adopted: [], skipped: [] };
     const adopted = [...recorded.adopted, ...data.adopted];
     const skipped = [...recorded.skipped, ...data.skipped];
-    const seen = new Set([...adopted, ...skipped].map(({ name }) => name));
+    const handledNames = new Set([...adopted, ...skipped].map(({ name }) => name));
     const absent = (names ?? [])
-      .filter((name) => !seen.has(name))
+      .filter((name) => !handledNames.has(name))
       .map((name) => ({ name, reason: notAdoptableReason }));
     return { value: { adopted, skipped: [...skipped, ...absent] } };
   };
@@ -117,9 +117,9 @@ function createAdoptRecorded(
   }
 
   /** Locks the name, so a create or delete that is in progress finishes first. */
-  async function adoptRecord(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
-    using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
-    const volume = (await store.get(seen.name, scope))?.volume;
+  async function adoptRecord(store: Store, listedVolume: Volume, scope: Scope): Promise<Volume | undefined> {
+    using _ = await operations.lock([nameKey(store.name, listedVolume.name)], scope.signal);
+    const volume = (await store.get(listedVolume.name, scope))?.volume;
     if (volume === undefined || isKnown(volume)) return undefined;
     const claimed =
       volume.instance === instance ? volume : await facetOf(store, 'adoption').claim(volume, instance, scope);
@@ -130,21 +130,24 @@ function createAdoptRecorded(
   return async (store, { dryRun, isWanted, isByName }, scope) => {
     const adopted: AdoptedVolume[] = [];
     const skipped: Adoption['skipped'][number][] = [];
-    for await (const seen of store.list(scope)) {
-      if (isKnown(seen) || !isWanted(seen.name)) continue;
+    for await (const listedVolume of store.list(scope)) {
+      if (isKnown(listedVolume) || !isWanted(listedVolume.name)) continue;
       // Volumes of a shared store are visible without adoption. Only a person knows which of them belong to a host that is gone.
       if (store.changedByOthers !== undefined && !isByName) continue;
-      const original = originalVolume(seen);
+      const original = originalVolume(listedVolume);
       if (original !== undefined) {
-        skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });
+        skipped.push({
+          name: listedVolume.name,
+          reason: 'it is a copy of a volume of another store, and has the same id',
+        });
         continue;
       }
       try {
-        const volume = dryRun ? seen : await adoptRecord(store, seen, scope);
+        const volume = dryRun ? listedVolume : await adoptRecord(store, listedVolume, scope);
         if (volume !== undefined) adopted.push({ name: volume.name, id: volume.id, how: 'record' });
       } catch (thrown) {
         if (!isPending(thrown)) throw thrown;
-        skipped.push({ name: seen.name, reason: stowageError(thrown).message });
+        skipped.push({ name: listedVolume.name, reason: stowageError(thrown).message });
       }
     }
     return { adopted, skipped };

@@ -95,11 +95,11 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
   /** The recorded names that the store no longer has. `unlisted`: recorded names that the listing did not return. */
   async function findRemoved(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {
     if (listsUnreadable(store)) return unlisted;
-    const found = new Map<string, VolumeId>();
+    const removedNames = new Map<string, VolumeId>();
     await eachBounded(unlisted, maxConcurrentReads, async ([name, id]) => {
-      if ((await readVolume(store, name as VolumeName, scope)) === undefined) found.set(name, id);
+      if ((await readVolume(store, name as VolumeName, scope)) === undefined) removedNames.set(name, id);
     });
-    return found;
+    return removedNames;
   }
 
   const refreshStore: CatalogueRefresh['refreshStore'] = async (store, scope, thorough = false) => {

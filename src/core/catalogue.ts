@@ -161,26 +161,26 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueR
     },
     byQualifiedName: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
-      const wanted = volumeName(name);
-      const down = await refreshOne(config.name, wanted, scope);
-      const [unreadableRecord] = await findUnreadable([config.name], scope, wanted);
-      const found = records.volumes.byName(config.name, wanted);
+      const validName = volumeName(name);
+      const down = await refreshOne(config.name, validName, scope);
+      const [unreadableRecord] = await findUnreadable([config.name], scope, validName);
+      const found = records.volumes.byName(config.name, validName);
       if (found !== undefined) return found;
       if (down.length > 0) throw lookupIncomplete(`${store}/${name}`, down.map(toUnsearched));
       throw unreadableRecord?.failure ?? unknownVolume(`${store}/${name}`);
     },
     byBareName: async (name, visible, scope) => {
-      const wanted = volumeName(name);
+      const validName = volumeName(name);
       const searched = visibleStoreNames(visible);
       // The default store takes precedence, so the other stores need not even answer.
       const defaultStore = searched.find((store) => store === parts.stores().defaultName);
-      if (defaultStore !== undefined) await refreshOne(defaultStore, wanted, scope);
-      const inDefaultStore = defaultStore === undefined ? undefined : records.volumes.byName(defaultStore, wanted);
+      if (defaultStore !== undefined) await refreshOne(defaultStore, validName, scope);
+      const inDefaultStore = defaultStore === undefined ? undefined : records.volumes.byName(defaultStore, validName);
       if (inDefaultStore !== undefined) return inDefaultStore;
-      const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
-      const [unreadableRecord] = await findUnreadable(searched, scope, wanted);
+      const down = (await Promise.all(searched.map((store) => refreshOne(store, validName, scope)))).flat();
+      const [unreadableRecord] = await findUnreadable(searched, scope, validName);
       // Our records may still contain volumes of stores that are no longer configured.
-      const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
+      const found = records.volumes.named(validName).filter((volume) => searched.includes(volume.store));
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);

@@ -15,9 +15,9 @@ export function createClearTarget({
     // Never touch a mounted target: if the process or server behind the mount is gone, the call would hang.
     if ((await mounter.list(scope)).some(({ at }) => at === target)) return;
     for (const access of ['filesystem', 'block'] as const) {
-      const found = await mounter.inspectTarget(target, access, scope).catch(() => undefined);
+      const inspected = await mounter.inspectTarget(target, access, scope).catch(() => undefined);
       scope.signal.throwIfAborted();
-      if (found?.existed === true && found.target === target) return await mounter.removeTarget(target, scope);
+      if (inspected?.existed === true && inspected.target === target) return await mounter.removeTarget(target, scope);
     }
   };
 }

@@ -141,7 +141,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
 /** A call during a run waits for the next run, which starts after the call and so sees everything that was true at the time of the call. */
 function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
-  let next: Promise<void> | undefined;
+  let nextRun: Promise<void> | undefined;
   const start = (): Promise<void> => {
     const thisRun = work().finally(() => {
       if (running === thisRun) running = undefined;
@@ -151,13 +151,13 @@ function coalesced(work: () => Promise<void>): () => Promise<void> {
   };
   return () => {
     if (running === undefined) return start();
-    next ??= running
+    nextRun ??= running
       .catch(() => undefined)
       .then(() => {
-        next = undefined;
+        nextRun = undefined;
         return start();
       });
-    return next;
+    return nextRun;
   };
 }
 
@@ -194,7 +194,7 @@ function volumesThatDiffer(previous: readonly Reference[], current: readonly Ref
     new Map(previous.map((one) => [keyOf(one), one])),
     new Map(current.map((one) => [keyOf(one), one])),
   ];
-  const gone = [...oldByKey].filter(([key]) => !newByKey.has(key));
+  const removed = [...oldByKey].filter(([key]) => !newByKey.has(key));
   const added = [...newByKey].filter(([key]) => !oldByKey.has(key));
-  return [...new Set([...gone, ...added].map(([, { volumeId }]) => volumeId))];
+  return [...new Set([...removed, ...added].map(([, { volumeId }]) => volumeId))];
 }

@@ -65,15 +65,15 @@ export function createDeletions(parts: DeletionParts): Deletions {
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
   const { stores, catalogue, operations, mounts, engineMounts, clock, engineRequests } = parts;
   return async (ref, expectedRevision, call, options) => {
-    const before = await catalogue.resolve(ref, call);
-    await engineMounts.dropStale(before, call);
-    return await stores.use(before.store, async (store, config) => {
+    const unlockedVolume = await catalogue.resolve(ref, call);
+    await engineMounts.dropStale(unlockedVolume, call);
+    return await stores.use(unlockedVolume.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       // Refuse early, before anything is locked, recorded or unmounted. The store checks again when it deletes.
-      if (options?.discard === true) await refuseNotEmpty(before, store, call);
-      const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
+      if (options?.discard === true) await refuseNotEmpty(unlockedVolume, store, call);
+      const keys = [volumeKey(unlockedVolume.id), nameKey(unlockedVolume.store, unlockedVolume.name)];
       using _ = await operations.lock(keys, call.signal);
-      const volume = await catalogue.resolve(before.id, call);
+      const volume = await catalogue.resolve(unlockedVolume.id, call);
       checkRevision(volume, expectedRevision);
       // Waits until engines list containers that they are creating, and blocks new ones that would reference the volume.
       using _closed = await engineRequests.block(volume.id, options?.byEngine === true, call.signal);

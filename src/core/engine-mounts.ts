@@ -102,13 +102,13 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       if (isLeftover && (await parts.mounts().isDead(volume.id, call))) await tryUnpublish(volume.id, call);
       // Record the engine mount before mounting: after a crash, the start-up unmounts engine targets without a record.
       const engineMount = { volumeId: volume.id, plugin, id, since: clock.now() };
-      const before = records.engineMounts
+      const isKnown = records.engineMounts
         .of(volume.id)
         .some((one) => engineMountIdentity(one) === engineMountIdentity(engineMount));
-      const isAlreadyRecorded = before && engineKindOf(engineMount) === 'podman';
+      const isAlreadyRecorded = isKnown && engineKindOf(engineMount) === 'podman';
       if (!isAlreadyRecorded) records.engineMounts.add(engineMount);
       // After a crash Docker knows the id but not its count, so a repeated request does not make the count certain.
-      if (!before) idle.noteCounted(engineMount);
+      if (!isKnown) idle.noteCounted(engineMount);
       try {
         const user = { kind: 'container', name: plugin, node } as const;
         const publishOptions = { readOnly: false, user, ownTarget: true };
@@ -145,12 +145,12 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     },
     dropStale: async (volume, scope) => {
       if (records.engineMounts.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
-      const before = records.engineMounts.of(volume.id);
+      const mountsBefore = records.engineMounts.of(volume.id);
       // Query the engines before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
       const report = await parts.references().of(volume, scope);
       using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
       const engineMounts = records.engineMounts.of(volume.id);
-      if (!isDeepStrictEqual(engineMounts, before)) return;
+      if (!isDeepStrictEqual(engineMounts, mountsBefore)) return;
       // If the count is certain, the engine may be filling the volume for a container that it does not list yet.
       if (
         report.references.length === 0 &&

@@ -135,17 +135,19 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     },
     publish: async (key, spec, target, options, call) => {
       using _ = await operations.lock([ephemeralKey(key)], call.signal);
-      const before = ephemeralRecords.get(key);
-      const known = before && ephemeralRecords.volumeOf(before);
-      const store = before?.store ?? spec.store;
+      const previousRecord = ephemeralRecords.get(key);
+      const existingVolume = previousRecord && ephemeralRecords.volumeOf(previousRecord);
+      const store = previousRecord?.store ?? spec.store;
       const requested = { bytes: spec.bytes === undefined ? null : String(spec.bytes), enforce: spec.enforce };
       // The inline policy applies to new volumes only; existing ones stay usable.
-      if (known === undefined) refuseInline(stores.view(store));
-      else if (!isSame(before?.asked ?? requested, requested)) throw requestDiffers(known);
+      if (existingVolume === undefined) refuseInline(stores.view(store));
+      else if (!isSame(previousRecord?.asked ?? requested, requested)) throw requestDiffers(existingVolume);
       destruction.noteRequest(key);
       ephemeralRecords.save({ key, store, target, over: false, asked: requested });
       // A repeated request gets the existing volume as it is, even if the store's defaults have changed.
-      const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, spec, call));
+      const volume =
+        (existingVolume && (await volumes.complete(existingVolume, call))?.volume) ??
+        (await create(key, store, spec, call));
       await mounts.publish(volume.id, target, options, call);
     },
     unpublish: async (key, target, call) => {

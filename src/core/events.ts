@@ -24,21 +24,21 @@ export interface Events {
 export function createEvents(epoch: string, clock: Clock, capacity = 2048): Events {
   const ring: Event[] = [];
   const listeners = new Set<(event: Event) => void>();
-  let last = 0;
+  let lastSeq = 0;
   return {
     epoch,
     get last() {
-      return last;
+      return lastSeq;
     },
     publish: (type, subject, store, data) => {
-      const event: Event = { seq: ++last, type, at: clock.now(), subject, store, data };
+      const event: Event = { seq: ++lastSeq, type, at: clock.now(), subject, store, data };
       ring[event.seq % capacity] = event;
       for (const listener of listeners) listener(event);
     },
     since: (seq) => {
-      if (seq > last || seq < 0 || last - seq > capacity) return undefined;
+      if (seq > lastSeq || seq < 0 || lastSeq - seq > capacity) return undefined;
       const missed: Event[] = [];
-      for (let next = seq + 1; next <= last; next++) {
+      for (let next = seq + 1; next <= lastSeq; next++) {
         const event = ring[next % capacity];
         if (event?.seq !== next) return undefined;
         missed.push(event);

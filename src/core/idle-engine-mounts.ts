@@ -147,14 +147,14 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     noteCounted: (hold) => void requestedAt.set(engineMountIdentity(hold), clock.elapsed()),
     reconcile: async (scope) => {
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targets.targetOf(volumeId));
-      const all = new Set([...records.engineMounts.list(), ...published].map(({ volumeId }) => volumeId));
+      const volumeIds = new Set([...records.engineMounts.list(), ...published].map(({ volumeId }) => volumeId));
       for (const known of [lastRequestedAt, idleSince, warnedUnlisted])
-        for (const id of known.keys()) if (!all.has(id)) known.delete(id);
+        for (const id of known.keys()) if (!volumeIds.has(id)) known.delete(id);
       const keys = new Set(records.engineMounts.list().map(engineMountIdentity));
       for (const key of requestedAt.keys()) if (!keys.has(key)) requestedAt.delete(key);
       // Refresh even if nothing is mounted, to learn which volumes stopped containers reference.
       await parts.references().refreshAll(scope);
-      await fairPass(all, scope, reconcileOne);
+      await fairPass(volumeIds, scope, reconcileOne);
     },
   };
 }

@@ -37,7 +37,7 @@ export function createListedContainers({ records, names, clock }: ListedContaine
   const unresolvedNames = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   const replace: ListedContainers['replace'] = async (engine, seen, scope) => {
-    const found: Reference[] = [];
+    const references: Reference[] = [];
     const unresolved: { container: SeenContainer; name: string }[] = [];
     // One deadline for all names together.
     using limit = clock.deadline(resolveTimeoutMs, scope.signal);
@@ -47,12 +47,12 @@ export function createListedContainers({ records, names, clock }: ListedContaine
         const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, limitedScope);
         scope.signal.throwIfAborted();
         if (ids.length === 0) unresolved.push({ container, name });
-        for (const volumeId of ids) found.push({ ...referenceTo(engine, container), volumeId });
+        for (const volumeId of ids) references.push({ ...referenceTo(engine, container), volumeId });
       }
     }
     unresolvedNames.set(engine.name, unresolved);
     liveContainers.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
-    return found;
+    return references;
   };
 
   async function resolveIds(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {

@@ -150,8 +150,11 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
   const hostWithUsers = (names: readonly string[]): string =>
     names.length === 0 ? node : `${node} (${joinShortened(names)})`;
   // Omit kubelets: they stage the volume for the pods that are listed.
-  const others = users.filter(({ kind }) => kind !== 'kubelet');
-  const [writer, writerForUsers] = [hostWithUsers(others.map(describeUser)), hostWithUsers(withoutPaths(others))];
+  const usersBesidesKubelets = users.filter(({ kind }) => kind !== 'kubelet');
+  const [writer, writerForUsers] = [
+    hostWithUsers(usersBesidesKubelets.map(describeUser)),
+    hostWithUsers(withoutPaths(usersBesidesKubelets)),
+  ];
   return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one host may write to it`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',

@@ -63,15 +63,15 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
 
   async function findDeadMounts(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
-    const found = new Map<VolumeId, string>();
+    const problems = new Map<VolumeId, string>();
     await eachBounded(ids, maxConcurrentChecks, async (id) => {
       try {
-        if (await mounts.isDead(id, scope)) found.set(id, problemTexts.dead);
+        if (await mounts.isDead(id, scope)) problems.set(id, problemTexts.dead);
       } catch {
-        found.set(id, problemTexts.unresponsive);
+        problems.set(id, problemTexts.unresponsive);
       }
     });
-    return found;
+    return problems;
   }
 
   /** Our process that serves the mount. Undefined: there is none. */
@@ -92,10 +92,10 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
     const served = all.flatMap((mount) => daemonOf(mount) ?? []);
     const byKey = new Map(served.map((daemon) => [daemon.key, daemon]));
     // Ask all processes in parallel: each one that does not answer takes its whole deadline.
-    const asked = Array.from(byKey, async ([key, { trouble }]) => {
+    const answers = Array.from(byKey, async ([key, { trouble }]) => {
       return [key, await trouble(scope).catch(() => problemTexts.unresponsive)] as const;
     });
-    const troubles = new Map(await Promise.all(asked));
+    const troubles = new Map(await Promise.all(answers));
     return (mount) => {
       const daemon = daemonOf(mount);
       return daemon && troubles.get(daemon.key);
@@ -104,17 +104,17 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
 
   /** The problems of stores that cannot be used. Omits stores that are not configured. */
   async function findStoreProblems(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, string>> {
-    const found = new Map<string, string>();
+    const problems = new Map<string, string>();
     const open: StoreName[] = [];
     for (const name of names) {
       const view = viewOf(name);
       if (view?.problem !== undefined)
-        found.set(name, `store '${name}' is not open: ${redactForUser(view.problem, '').message}`);
+        problems.set(name, `store '${name}' is not open: ${redactForUser(view.problem, '').message}`);
       else if (view !== undefined) open.push(name);
     }
     for (const name of await liveness.silent(open, scope))
-      found.set(name, notAnswering(name, liveness.refusal(name as StoreName)).message);
-    return found;
+      problems.set(name, notAnswering(name, liveness.refusal(name as StoreName)).message);
+    return problems;
   }
 
   function viewOf(name: StoreName): ReturnType<Stores['view']> | undefined {

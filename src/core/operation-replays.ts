@@ -14,7 +14,7 @@ export interface Replays {
    */
   resume(operation: Operation, scope: Scope, replay: Replay): Promise<void>;
   /** Why the last attempt failed. Undefined: an attempt is running, or there is no such replay. */
-  refusal(id: OperationId): StowageError | undefined;
+  lastFailure(id: OperationId): StowageError | undefined;
   /** Cancels a replay that waits for its locks. False: there is no such replay. */
   cancel(id: OperationId): boolean;
   /** Locks the keys. Waits a bounded time for a replay that holds them, then throws 'busy' with the name of its operation. */
@@ -89,7 +89,7 @@ export function createReplays(parts: {
         .finally(() => pending.delete(operation.id));
       if (isAwaited) await Promise.race([replaying, refusedOnce]);
     },
-    refusal: (id) => pending.get(id)?.lastFailure,
+    lastFailure: (id) => pending.get(id)?.lastFailure,
     cancel: (id) => {
       pending.get(id)?.waiting.abort();
       return pending.has(id);

@@ -81,7 +81,7 @@ export function createOperations(parts: {
   let stopping = false;
 
   const view = (operation: Operation): OperationView => {
-    const refused = operation.state === 'running' ? replays.refusal(operation.id) : undefined;
+    const refused = operation.state === 'running' ? replays.lastFailure(operation.id) : undefined;
     return {
       operation: refused === undefined ? operation : { ...operation, error: errorOf(refused) },
       progress: running.get(operation.id)?.progress,
@@ -141,9 +141,9 @@ async function drain(
   graceMs: number,
   clock: Clock,
 ): Promise<void> {
-  const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
-  await endsWithin(all(), graceMs, clock);
+  const allEnded = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
+  await endsWithin(allEnded(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
   // A system call on a hung disk cannot be aborted. Its operation is on record, and the next start resumes it.
-  await endsWithin(all(), abortWaitMs, clock);
+  await endsWithin(allEnded(), abortWaitMs, clock);
 }

@@ -37,23 +37,24 @@ export function createPendingEngineRequests(clock: Clock): PendingEngineRequests
 
   return {
     note: async (id, signal, timeoutMs = Number.POSITIVE_INFINITY) => {
-      const end = endOfBlock.get(id);
-      if (end === undefined) {
+      const endOfDeletion = endOfBlock.get(id);
+      if (endOfDeletion === undefined) {
         forgetOld();
         lastRequestAt.set(id, clock.elapsed());
         return 'noted';
       }
-      const over = unlessAborted(end, signal);
-      if (timeoutMs !== Number.POSITIVE_INFINITY && !(await endsWithin(over, timeoutMs, clock))) return 'deleting';
-      await over;
+      const deletionEnded = unlessAborted(endOfDeletion, signal);
+      if (timeoutMs !== Number.POSITIVE_INFINITY && !(await endsWithin(deletionEnded, timeoutMs, clock)))
+        return 'deleting';
+      await deletionEnded;
       return 'over';
     },
     block: async (id, isByEngine, signal) => {
-      const end = Promise.withResolvers<void>();
-      endOfBlock.set(id, end.promise);
+      const endOfDeletion = Promise.withResolvers<void>();
+      endOfBlock.set(id, endOfDeletion.promise);
       const unblock = (): void => {
         endOfBlock.delete(id);
-        end.resolve();
+        endOfDeletion.resolve();
       };
       try {
         const since = clock.elapsed() - (lastRequestAt.get(id) ?? Number.NEGATIVE_INFINITY);

@@ -108,8 +108,8 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
       for (const plugin of pluginNames) forgetWhere(plugin, (known) => known === id);
     },
     resolve: async (plugin, name, scope) => {
-      const before = await resolveRecorded(plugin, name, scope);
-      if (before !== undefined) return before;
+      const recordedVolume = await resolveRecorded(plugin, name, scope);
+      if (recordedVolume !== undefined) return recordedVolume;
       const volume = await catalogue.resolve(name, scope, isStoreOf(plugin)).catch((thrown: unknown) => {
         throw explainOtherPlugin(plugin, name, thrown);
       });
@@ -119,17 +119,17 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
     },
     list: async (plugin, scope) => {
       const names = storesOf(plugin);
-      const all: Volume[] = [];
+      const volumes: Volume[] = [];
       const unansweredStores: StoreName[] = [];
       for (let after: { store: string; name: string } | undefined; names.length > 0; ) {
         const query = { stores: names, labels: {}, contains: undefined, after, limit: pageSize };
-        const { volumes, unanswered } = await catalogue.page(query, scope);
-        all.push(...volumes);
-        unansweredStores.push(...unanswered);
-        after = volumes.at(-1);
-        if (volumes.length < pageSize) break;
+        const page = await catalogue.page(query, scope);
+        volumes.push(...page.volumes);
+        unansweredStores.push(...page.unanswered);
+        after = page.volumes.at(-1);
+        if (page.volumes.length < pageSize) break;
       }
-      const listedIds = new Set(all.map(({ id }) => id));
+      const listedIds = new Set(volumes.map(({ id }) => id));
       // If every store answered, volumes that were not listed are gone, unless they were created in the meantime.
       if (unansweredStores.length === 0)
         forgetWhere(plugin, (id) => !listedIds.has(id) && records.volumes.byId(id) === undefined);
@@ -138,7 +138,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
       const isOtherPluginsName = ({ name, store }: Volume): boolean =>
         otherPluginsNames.has(name) ||
         (store !== stores.defaultName && records.volumes.named(name).some((one) => isOtherPluginsStore(one.store)));
-      return nameVolumes(all, records.engineNames.list(plugin), stores.defaultName, isOtherPluginsName);
+      return nameVolumes(volumes, records.engineNames.list(plugin), stores.defaultName, isOtherPluginsName);
     },
     storeAndNameFor: (plugin, name, requestedStore) => {
       const parts = partsOfQualified(name);
@@ -165,7 +165,7 @@ function nameVolumes(
   isOtherPluginsName: (volume: Volume) => boolean,
 ): readonly { readonly name: string; readonly volume: Volume }[] {
   const byId = new Map(recordedNames.map(({ name, id }) => [id, name]));
-  const taken = new Set(recordedNames.map(({ name }) => name));
+  const takenNames = new Set(recordedNames.map(({ name }) => name));
   const count = new Map<string, number>();
   const inDefaultStore = new Set<string>();
   for (const { name, store } of volumes) {
@@ -175,7 +175,7 @@ function nameVolumes(
   return volumes.map((volume) => {
     const { id, name, store } = volume;
     const isUnambiguous = store === defaultStore || (!inDefaultStore.has(name) && count.get(name) === 1);
-    const bare = isUnambiguous && !taken.has(name) && !isOtherPluginsName(volume) ? name : qualified(store, name);
+    const bare = isUnambiguous && !takenNames.has(name) && !isOtherPluginsName(volume) ? name : qualified(store, name);
     return { name: byId.get(id) ?? bare, volume };
   });
 }

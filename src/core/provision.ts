@@ -40,10 +40,10 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
   }
 
   return async ({ stores: candidateStores, want, accept, acceptData }, call) => {
-    const known = catalogue.madeBy(call.requestId, candidateStores);
-    if (known !== undefined) {
-      accept?.(known);
-      const completed = await volumes.complete(known, call);
+    const recordedVolume = catalogue.madeBy(call.requestId, candidateStores);
+    if (recordedVolume !== undefined) {
+      accept?.(recordedVolume);
+      const completed = await volumes.complete(recordedVolume, call);
       if (completed !== undefined) {
         await acceptData?.(completed.volume);
         return completed;

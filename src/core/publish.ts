@@ -102,20 +102,25 @@ export function createPublish(
   const publish: Publish = async (ref, requestedTarget, options, call) => {
     // Resolve recorded volumes only once, below with the locks held: on a shared store each lookup takes several calls.
     const recorded = isVolumeId(ref) ? records.volumes.byId(ref) : undefined;
-    const before = recorded ?? (await catalogue.resolve(ref, call));
+    const unlockedVolume = recorded ?? (await catalogue.resolve(ref, call));
     // Report unmountable sources first: if mounting is impossible, permission to mount would not help.
     if (mounter.unable !== undefined)
-      await parts.stores().use(before.store, async (store) => staging.validate(await store.source(before, call)));
+      await parts
+        .stores()
+        .use(unlockedVolume.store, async (store) => staging.validate(await store.source(unlockedVolume, call)));
     requireMounting(mounter);
     const resolveTarget = async (): Promise<string> =>
-      (await mounter.inspectTarget(requestedTarget, before.access, call)).target;
+      (await mounter.inspectTarget(requestedTarget, unlockedVolume.access, call)).target;
     const target = options.ownTarget === true ? requestedTarget : await resolveTarget();
-    const published = await parts.stores().use(before.store, async (store, config) => {
-      using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
-      using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
-      const volume = await catalogue.resolve(before.id, call);
+    const published = await parts.stores().use(unlockedVolume.store, async (store, config) => {
+      using _ = await operations.lock(
+        [volumeKey(unlockedVolume.id), nameKey(unlockedVolume.store, unlockedVolume.name)],
+        call.signal,
+      );
+      using _mount = await operations.lock([stageKey(unlockedVolume.id), targetKey(target)], call.signal);
+      const volume = await catalogue.resolve(unlockedVolume.id, call);
       // Another host renamed the volume, so the locks are for the wrong name: start again.
-      if (volume.name !== before.name || volume.store !== before.store) return undefined;
+      if (volume.name !== unlockedVolume.name || volume.store !== unlockedVolume.store) return undefined;
       const readOnly = options.readOnly || config.policy.readOnly;
       const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isDefined), call);
       if (present?.mounted) {
@@ -149,7 +154,7 @@ export function createPublish(
         };
       });
     });
-    return published ?? (await publish(before.id, requestedTarget, options, call));
+    return published ?? (await publish(unlockedVolume.id, requestedTarget, options, call));
   };
   return publish;
 }

@@ -55,8 +55,8 @@ export function createReconcileMounts(parts: ReconcileMountsParts, staging: Volu
         await mounter.removeTarget(mount.target, scope).catch(() => undefined);
     }
     if (mounter.unable !== undefined) return;
-    const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
-    const released = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of released) log.info('released a leftover mount or device', { what });
+    const mountedVolumes = new Set(records.mounts.list().map((mount) => mount.volumeId));
+    const released = await mounter.reap(parts.mountsFolder, mountedVolumes, scope);
+    for (const path of released) log.info('released a leftover mount or device', { what: path });
   };
 }

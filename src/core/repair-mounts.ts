@@ -97,16 +97,18 @@ export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStag
 
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
-    const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
-    const staleVolumes = (await staging.staleTargets([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
+    const mountsByVolume = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
+    const staleVolumes = (await staging.staleTargets([...mountsByVolume.values()].flat(), scope)).map(
+      ({ volumeId }) => volumeId,
+    );
     const needRepair = new Set([...staleVolumes, ...volumesUnderRepair(records)]);
     // Includes volumes that this pass does not reach, or that an earlier pass is still working on.
-    const unrepaired = new Set([...all.keys(), ...needRepair]);
+    const unrepaired = new Set([...mountsByVolume.keys(), ...needRepair]);
     await pass([...unrepaired], scope, async (id, itemScope) => {
       let failure = 'cannot tell whether a mount is served';
       try {
         // Check each volume separately, so that a problem with one does not affect the others.
-        if (!needRepair.has(id) && (await staging.findDead(all.get(id) ?? [], itemScope)).length === 0)
+        if (!needRepair.has(id) && (await staging.findDead(mountsByVolume.get(id) ?? [], itemScope)).length === 0)
           return void unrepaired.delete(id);
         failure = 'a dead mount could not be repaired';
         await repairOne(id, itemScope);

@@ -19,10 +19,10 @@ export function recordRepair(
 ): void {
   const mounts = records.mounts.list();
   // Also drop entries of mounts that are gone, or that were replaced by a newer mount at the same target.
-  const known = Object.entries(readRepairTimes(records)).filter(([place, then]) =>
+  const currentEntries = Object.entries(readRepairTimes(records)).filter(([place, then]) =>
     mounts.some((mount) => mount.target === place && mount.since <= then),
   );
-  records.settings.set(settingKey, JSON.stringify({ ...Object.fromEntries(known), [target]: at }));
+  records.settings.set(settingKey, JSON.stringify({ ...Object.fromEntries(currentEntries), [target]: at }));
 }
 
 /** When the mount was repaired. Undefined: it was not repaired since its user mounted it. */

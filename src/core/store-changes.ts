@@ -83,9 +83,9 @@ export function createStoreChanges(parts: StoreChangesParts, entries: StoreEntri
       refuseWhileMounted(parts.mountedOn, config);
       // The store keeps its name until its calls end. Changes of other stores do not wait for that.
       await entries.close(entry);
-      const now = lookup.entryOf(name);
+      const current = lookup.entryOf(name);
       // The configuration file claimed the name in the meantime.
-      if (now !== entry) throw notRemovable(now.config);
+      if (current !== entry) throw notRemovable(current.config);
       entries.drop(entry);
       parts.identities.forget(config.name);
       records.transaction(() => {

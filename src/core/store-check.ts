@@ -33,17 +33,17 @@ export function createStoreChecks(
   const remoteChecks = createLimiter(maxRemoteChecks);
   return {
     check: async (name, scope, from) => {
-      const known = lookup.entryOf(name);
+      const entry = lookup.entryOf(name);
       if (from !== undefined)
-        return await remoteChecks.run(() => probeFrom(kinds, known.config, from, scope, clock), scope.signal);
-      if (known.store !== undefined) return await checkOpen(lookup, name, scope, clock);
-      const probed = await probeClosed(kinds, known.config, scope, clock);
+        return await remoteChecks.run(() => probeFrom(kinds, entry.config, from, scope, clock), scope.signal);
+      if (entry.store !== undefined) return await checkOpen(lookup, name, scope, clock);
+      const probed = await probeClosed(kinds, entry.config, scope, clock);
       // If the probe failed, opening would fail too and reveal nothing more.
       if (probed?.ok === false) return probed;
       // Look it up again, since it may have been removed while this waited.
-      const found = lookup.entryOf(name);
-      await entries.open(found, scope, checkDeadlineMs);
-      const { store, config, problem } = found;
+      const current = lookup.entryOf(name);
+      await entries.open(current, scope, checkDeadlineMs);
+      const { store, config, problem } = current;
       if (store === undefined) return openFailedCheck(probed, config, problem);
       return probed ?? (await checkOpen(lookup, name, scope, clock));
     },

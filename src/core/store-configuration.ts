@@ -82,10 +82,10 @@ export function createStoreConfiguration(
   async function applyOrClose({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     if (entry.config.origin === 'api' && isChangedByApi(entry, next)) return undefined;
     if (next !== undefined && hasSameOpenOptions(next, entry.config) && entry.closeInProgress === undefined) {
-      const before = entry.config;
+      const previousConfig = entry.config;
       if (entry.store !== undefined) refusePolicy(entry.store, next.policy);
       entry.config = next;
-      if (before.uri !== next.uri) publishStoreEvent(events, 'changed', next);
+      if (previousConfig.uri !== next.uri) publishStoreEvent(events, 'changed', next);
       await entries.open(entry, scope);
       return undefined;
     }
@@ -101,15 +101,15 @@ export function createStoreConfiguration(
   /** Like `applyOrClose`, but a change that is not possible now stays pending, and every `retry` tries it again. */
   async function applyOrDefer(change: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     const { entry, next } = change;
-    const before = entry.pending;
+    const previousPending = entry.pending;
     entry.pending = undefined;
     try {
       return await applyOrClose(change, scope);
     } catch (thrown) {
       const { message } = stowageError(thrown);
-      const what = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
-      entry.pending = { config: next, why: `${what}; the change is pending: ${message}` };
-      if (before === undefined)
+      const reason = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
+      entry.pending = { config: next, why: `${reason}; the change is pending: ${message}` };
+      if (previousPending === undefined)
         log.warn('a changed configuration of the store cannot be applied yet', {
           store: entry.config.name,
           why: message,
@@ -142,15 +142,15 @@ export function createStoreConfiguration(
       runExclusively(scope, async () => {
         lookup.setPreferred(preferred);
         const configs = requested.filter(isStillConfigured);
-        const wanted = new Map(configs.map((config) => [config.name as string, config]));
+        const configByName = new Map(configs.map((config) => [config.name as string, config]));
         const present = [...entries.all.values()];
         await applyChanges(
-          present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
+          present.map((entry) => ({ entry, next: configByName.get(entry.config.name) })),
           scope,
         );
         // Stores that were added through the API meanwhile, under a name that the configuration file has.
         const addedMeanwhile = [...entries.all.values()].flatMap((entry) => {
-          const next = wanted.get(entry.config.name);
+          const next = configByName.get(entry.config.name);
           const isAddedMeanwhile = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';
           return isAddedMeanwhile && !present.includes(entry) ? { entry, next } : [];
         });

@@ -17,8 +17,8 @@ export function roomForVolumes(
 ): bigint {
   if (maxVolumes !== undefined && volumes >= maxVolumes) return 0n;
   if (maxBytes === undefined) return freeBytes;
-  const left = maxBytes > bytes ? maxBytes - bytes : 0n;
-  return left < freeBytes ? left : freeBytes;
+  const remainingBytes = maxBytes > bytes ? maxBytes - bytes : 0n;
+  return remainingBytes < freeBytes ? remainingBytes : freeBytes;
 }
 
 interface Reservation {
@@ -35,8 +35,8 @@ export function createStoreLimits(records: Records): StoreLimits {
     for (const reservation of reservations.get(store) ?? []) {
       const recorded = records.volumes.byId(reservation.id);
       if (recorded === undefined) volumes++;
-      const more = reservation.bytes - (recorded?.bytes ?? 0n);
-      if (more > 0n) bytes += more;
+      const additionalBytes = reservation.bytes - (recorded?.bytes ?? 0n);
+      if (additionalBytes > 0n) bytes += additionalBytes;
     }
     return { volumes, bytes };
   }
@@ -44,17 +44,17 @@ export function createStoreLimits(records: Records): StoreLimits {
   function check(config: StoreConfig, id: VolumeId, bytes: bigint): void {
     const { maxVolumes, maxBytes } = config.policy;
     if (maxVolumes === undefined && maxBytes === undefined) return;
-    const now = records.volumes.totals(config.name);
+    const totals = records.volumes.totals(config.name);
     const reserved = pending(config.name);
     const recorded = records.volumes.byId(id);
-    if (maxVolumes !== undefined && recorded === undefined && now.volumes + reserved.volumes >= maxVolumes) {
+    if (maxVolumes !== undefined && recorded === undefined && totals.volumes + reserved.volumes >= maxVolumes) {
       throw limitExceeded(config.name, `is full: it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
     }
-    const left = (maxBytes ?? 0n) - now.bytes - reserved.bytes;
-    const more = bytes - (recorded?.bytes ?? 0n);
-    if (maxBytes !== undefined && more > 0n && more > left) {
-      const room = formatSize(left > 0n ? left : 0n);
-      const wanted = formatSize(more);
+    const remainingBytes = (maxBytes ?? 0n) - totals.bytes - reserved.bytes;
+    const additionalBytes = bytes - (recorded?.bytes ?? 0n);
+    if (maxBytes !== undefined && additionalBytes > 0n && additionalBytes > remainingBytes) {
+      const room = formatSize(remainingBytes > 0n ? remainingBytes : 0n);
+      const wanted = formatSize(additionalBytes);
       throw limitExceeded(
         config.name,
         `has no room for ${wanted}: ${room} of ${formatSize(maxBytes)} are left`,

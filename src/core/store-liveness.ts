@@ -40,11 +40,11 @@ export function createStoreLiveness(parts: {
 }): StoreLiveness {
   const { stores } = parts;
   const questions = createStoreQuestions(parts);
-  const { late, refusals } = questions;
+  const { late, denials } = questions;
 
   /** Repeats a denied question, which the store may allow by now. */
   async function repeatDenied(name: StoreName, scope: Scope): Promise<void> {
-    const question = refusals.questionOf(name);
+    const question = denials.questionOf(name);
     if (question === 'list' && !late.isLate(name, 'list'))
       await questions.ask('list', name, scope, async (open) => void (await namesOf(open, scope)));
     if (question === 'look' && !late.isLate(name, 'look'))
@@ -92,8 +92,8 @@ export function createStoreLiveness(parts: {
       return new Set(names.filter((_name, index) => silentFlags[index]));
     },
     rooms: async (names, scope) => {
-      const asked = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));
-      return new Map(asked.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
+      const rooms = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));
+      return new Map(rooms.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
     },
     refusal: (name) => {
       // The store may have been removed since the caller listed it.
@@ -101,7 +101,7 @@ export function createStoreLiveness(parts: {
         stores()
           .list()
           .find(({ config }) => config.name === name) ?? {};
-      if (store !== undefined) return refusals.of(name);
+      if (store !== undefined) return denials.failureOf(name);
       return problem !== undefined && isAccessDenied(problem) ? problem : undefined;
     },
   };

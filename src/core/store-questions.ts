@@ -26,7 +26,7 @@ export interface StoreQuestions {
   /** Does not ping again while an earlier ping is unanswered. */
   ping(name: StoreName, scope: Scope): Promise<boolean>;
   readonly late: Pick<LateQuestions, 'isLate'>;
-  readonly refusals: Pick<Refusals, 'of' | 'questionOf'>;
+  readonly denials: Pick<Denials, 'failureOf' | 'questionOf'>;
 }
 
 /** True if the failure may be a denial, which only a ping can tell. */
@@ -40,8 +40,8 @@ export function createStoreQuestions({
   readonly clock: Clock;
   readonly stores: () => Pick<Stores, 'use'>;
 }): StoreQuestions {
-  const late = createLateQuestions(clock);
-  const refusals = createRefusals();
+  const lateQuestions = createLateQuestions(clock);
+  const denials = createDenials();
 
   async function ask(
     question: Question,
@@ -52,21 +52,21 @@ export function createStoreQuestions({
     const since = clock.elapsed();
     /** A quick failure is cheap, so the store is asked again the next time. */
     const handleFailure = (thrown: unknown): StowageError => {
-      if (clock.elapsed() - since > maxQuickFailureMs) late.pause(question, name);
-      else late.markAnswered(question, name);
+      if (clock.elapsed() - since > maxQuickFailureMs) lateQuestions.pause(question, name);
+      else lateQuestions.markAnswered(question, name);
       const failure = stowageError(thrown);
-      if (!scope.signal.aborted) refusals.record(question, name, failure);
+      if (!scope.signal.aborted) denials.record(question, name, failure);
       return failure;
     };
     const handleSuccess = (): void => {
-      late.markAnswered(question, name);
-      refusals.record(question, name, undefined);
+      lateQuestions.markAnswered(question, name);
+      denials.record(question, name, undefined);
     };
     const call = stores().use(name, callStore);
     const isOneCall = question === 'ping' || question === 'room';
     if (!(await endsWithin(call, isOneCall ? pingTimeoutMs : listTimeoutMs, clock))) {
-      late.markUnanswered(question, name);
-      if (question === 'ping') refusals.forget(name);
+      lateQuestions.markUnanswered(question, name);
+      if (question === 'ping') denials.forget(name);
       call.then(handleSuccess, handleFailure);
       // The server may close every connection at once, which this call may learn much later than a ping.
       if (!isOneCall) await ping(name, scope);
@@ -78,7 +78,7 @@ export function createStoreQuestions({
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
-      const hadRefusal = refusals.of(name) !== undefined;
+      const hadRefusal = denials.failureOf(name) !== undefined;
       const failure = handleFailure(thrown);
       // Only a ping can tell whether the server is down now or still closes every connection.
       if (hadRefusal && isUncertain(question, failure)) await ping(name, scope);
@@ -90,9 +90,10 @@ export function createStoreQuestions({
   }
 
   const ping = async (name: StoreName, scope: Scope): Promise<boolean> =>
-    !late.isUnanswered('ping', name) && (await ask('ping', name, scope, async (open) => await open.ping?.(scope)));
+    !lateQuestions.isUnanswered('ping', name) &&
+    (await ask('ping', name, scope, async (open) => await open.ping?.(scope)));
 
-  return { ask, ping, late, refusals };
+  return { ask, ping, late: lateQuestions, denials };
 }
 
 export interface LateQuestions {
@@ -124,32 +125,32 @@ function createLateQuestions(clock: Clock): LateQuestions {
   };
 }
 
-export interface Refusals {
+export interface Denials {
   /** Records the answer to a question. `failure` undefined: the store answered it. */
   record(question: Question, name: StoreName, failure: StowageError | undefined): void;
-  of(name: StoreName): StowageError | undefined;
+  failureOf(name: StoreName): StowageError | undefined;
   questionOf(name: StoreName): Question | undefined;
   forget(name: StoreName): void;
 }
 
 /** The stores that denied access in their last answer. */
-function createRefusals(): Refusals {
-  const refusals = new Map<StoreName, { readonly question: Question; readonly failure: StowageError }>();
+function createDenials(): Denials {
+  const denials = new Map<StoreName, { readonly question: Question; readonly failure: StowageError }>();
 
   /** Some servers answer pings of hosts to which they deny everything else. A lookup succeeds even if the record cannot be read. */
   const provesAccess = (question: Question, name: StoreName): boolean =>
-    ['ping', question].includes(refusals.get(name)?.question ?? 'ping') || question === 'list';
+    ['ping', question].includes(denials.get(name)?.question ?? 'ping') || question === 'list';
 
   return {
     record: (question, name, failure) => {
       // Ignore free space: some servers report it to everybody, others to nobody, so it says nothing about access.
       if (question === 'room') return;
-      if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, { question, failure });
+      if (failure !== undefined && isAccessDenied(failure)) denials.set(name, { question, failure });
       else if (failure === undefined ? provesAccess(question, name) : !isUncertain(question, failure))
-        refusals.delete(name);
+        denials.delete(name);
     },
-    of: (name) => refusals.get(name)?.failure,
-    questionOf: (name) => refusals.get(name)?.question,
-    forget: (name) => void refusals.delete(name),
+    failureOf: (name) => denials.get(name)?.failure,
+    questionOf: (name) => denials.get(name)?.question,
+    forget: (name) => void denials.delete(name),
   };
 }

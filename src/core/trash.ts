@@ -90,10 +90,10 @@ export function createTrashFinder({
     listStore: async (name, scope) => newestFirst(await listOne(name, scope)),
     list: async (names, scope) => {
       // Ask all stores at once, so that removing a store waits for its listing.
-      const found = await Promise.all(names.map((name) => listIfAnswering(name, scope)));
+      const listings = await Promise.all(names.map((name) => listIfAnswering(name, scope)));
       return {
-        entries: newestFirst(found.flatMap((entries) => entries ?? [])),
-        unanswered: names.filter((_name, index) => found[index] === undefined),
+        entries: newestFirst(listings.flatMap((entries) => entries ?? [])),
+        unanswered: names.filter((_name, index) => listings[index] === undefined),
       };
     },
     find: async (id, isAllowed, scope) => {

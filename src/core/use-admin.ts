@@ -34,11 +34,11 @@ export function createUseAdmin({
   return {
     of: (volume, scope) => stores.use(volume.store, async (store) => store.uses?.list(volume.id, scope)),
     release: async (ref, host, call) => {
-      const before = await catalogue.resolve(ref, call);
-      await stores.use(before.store, async (store, config) => {
+      const unlockedVolume = await catalogue.resolve(ref, call);
+      await stores.use(unlockedVolume.store, async (store, config) => {
         if (config.policy.readOnly) throw storeReadOnly(store.name);
-        using _ = await operations.lock([volumeKey(before.id)], call.signal);
-        const volume = await catalogue.resolve(before.id, call);
+        using _ = await operations.lock([volumeKey(unlockedVolume.id)], call.signal);
+        const volume = await catalogue.resolve(unlockedVolume.id, call);
         const uses = await facetOf(store, 'uses').list(volume.id, call);
         if (!uses.some((use) => use.host === host)) throw useUnknown(volume, host);
         const params = { id: volume.id, name: volume.name, host };

@@ -122,8 +122,8 @@ export function createUsePublisher({
     const byId = new Map(volumes.map((one) => [one.id, one]));
     using limit = clock.deadline(renewTimeoutMs, scope.signal);
     await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, itemScope) => {
-      const one = byId.get(id);
-      if (one !== undefined) await publishTo(one, itemScope, true).catch((thrown: unknown) => logFailure(one, thrown));
+      const use = byId.get(id);
+      if (use !== undefined) await publishTo(use, itemScope, true).catch((thrown: unknown) => logFailure(use, thrown));
     });
   }
 
@@ -161,12 +161,12 @@ export function createUsePublisher({
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
       const isOver = (id: VolumeId): boolean => uses.lastPublished(id) === noUsers && usersOf(id).length === 0;
       uses.forget(new Set([...uses.all().keys()].filter(isOver)));
-      const all = new Map([...used, ...uses.all().values()].map((one) => [one.id, one]));
+      const usesById = new Map([...used, ...uses.all().values()].map((one) => [one.id, one]));
       const isGone = ({ store }: PublishedUse): boolean => viewOf(store) === undefined;
       // Forget volumes of removed stores only here: during the start, stores are not configured yet.
-      uses.forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
+      uses.forget(new Set([...usesById.values()].filter(isGone).map(({ id }) => id)));
       const byStore = Map.groupBy(
-        [...all.values()].filter((one) => !isGone(one)),
+        [...usesById.values()].filter((one) => !isGone(one)),
         ({ store }) => store,
       );
       await Promise.all(Array.from(byStore, ([store, volumes]) => renewStore(store, volumes, scope)));
@@ -179,12 +179,12 @@ function createExpectedUsers(): { add: UsePublisher['expectUser']; usersOf(id: V
   const expected = new Map<VolumeId, Set<User>>();
   return {
     add: (id, user) => {
-      const all = expected.get(id) ?? new Set();
-      expected.set(id, all.add(user));
+      const users = expected.get(id) ?? new Set();
+      expected.set(id, users.add(user));
       return {
         [Symbol.dispose]: () => {
-          all.delete(user);
-          if (all.size === 0) expected.delete(id);
+          users.delete(user);
+          if (users.size === 0) expected.delete(id);
         },
       };
     },
@@ -208,13 +208,13 @@ interface PublishedUses {
 
 function createPublishedUses(settings: Records['settings']): PublishedUses {
   const published = new Map<VolumeId, string>();
-  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
+  let parsed: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
 
   function all(): ReadonlyMap<VolumeId, PublishedUse> {
     const text = settings.get(settingKey) ?? noUsers;
-    if (last?.text !== text)
-      last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
-    return last.all;
+    if (parsed?.text !== text)
+      parsed = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
+    return parsed.all;
   }
 
   const save = (uses: readonly PublishedUse[]): void => settings.set(settingKey, JSON.stringify(uses));
@@ -227,8 +227,8 @@ function createPublishedUses(settings: Records['settings']): PublishedUses {
     },
     forget: (ids) => {
       for (const id of ids) published.delete(id);
-      const left = [...all().values()].filter(({ id }) => !ids.has(id));
-      if (left.length < all().size) save(left);
+      const remaining = [...all().values()].filter(({ id }) => !ids.has(id));
+      if (remaining.length < all().size) save(remaining);
     },
     lastPublished: (id) => published.get(id),
     setLastPublished: (id, usersJson) => void published.set(id, usersJson),

@@ -45,9 +45,9 @@ export function volumesUnderRepair({ settings }: Pick<Records, 'settings'>): rea
 }
 
 export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId, isUnderRepair: boolean): void {
-  const before = volumesUnderRepair(records);
-  if (before.includes(id) === isUnderRepair) return;
-  const others = before.filter((one) => one !== id);
+  const idsUnderRepair = volumesUnderRepair(records);
+  if (idsUnderRepair.includes(id) === isUnderRepair) return;
+  const others = idsUnderRepair.filter((one) => one !== id);
   records.settings.set(underRepairKey, JSON.stringify(isUnderRepair ? [...others, id] : others));
 }
 
@@ -115,9 +115,9 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
       });
     },
     findDead: async (mounts, scope) => {
-      const found: VolumeId[] = [];
-      for (const [client, own] of clients.byClient(mounts)) found.push(...(await findDeadOf(client, own, scope)));
-      return found;
+      const deadVolumes: VolumeId[] = [];
+      for (const [client, own] of clients.byClient(mounts)) deadVolumes.push(...(await findDeadOf(client, own, scope)));
+      return deadVolumes;
     },
     mountsOf: async (source, id, scope) => {
       if (mounter.unable !== undefined) return [];

@@ -111,8 +111,8 @@ export function createVolumes(parts: VolumeParts): Volumes {
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
-      const found = await stores.use(volume.store, (store) => store.get(volume.name, scope));
-      if (found?.volume.id === volume.id) return found;
+      const inspection = await stores.use(volume.store, (store) => store.get(volume.name, scope));
+      if (inspection?.volume.id === volume.id) return inspection;
       return { volume, condition: 'missing', detail: 'the store no longer has a record of it' };
     },
     usage: async (ref, scope) => {
@@ -247,14 +247,14 @@ type Change = (
 function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   const { stores, catalogue, operations, limits } = parts;
   return async (ref, expectedRevision, call, plan, newName) => {
-    const before = await catalogue.resolve(ref, call);
-    return await stores.use(before.store, async (store, config) => {
+    const unlockedVolume = await catalogue.resolve(ref, call);
+    return await stores.use(unlockedVolume.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
-      const names = newName === undefined ? [before.name] : [before.name, newName];
+      const names = newName === undefined ? [unlockedVolume.name] : [unlockedVolume.name, newName];
       // Lock the id too: if the volume was renamed while this waited, the locked name is no longer the volume's.
-      const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
+      const keys = [volumeKey(unlockedVolume.id), ...names.map((name) => nameKey(unlockedVolume.store, name))];
       using _ = await operations.lock(keys, call.signal);
-      const volume = await catalogue.resolve(before.id, call);
+      const volume = await catalogue.resolve(unlockedVolume.id, call);
       checkRevision(volume, expectedRevision);
       const planned = await plan(volume, store);
       if (planned === undefined) return volume;

@@ -26,12 +26,12 @@ export function createGroupCommit(
   }
 
   function commitPending(): void {
-    const all = pendingWrites;
+    const writes = pendingWrites;
     pendingWrites = [];
     try {
-      for (const settle of transaction(() => all.map(runWrite))) settle();
+      for (const settle of transaction(() => writes.map(runWrite))) settle();
     } catch (cause) {
-      for (const { reject } of all) reject(cause);
+      for (const { reject } of writes) reject(cause);
     }
   }
 

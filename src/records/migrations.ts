@@ -175,14 +175,14 @@ const toFormat3 = (db: DatabaseSync): void => db.exec(format3);
 const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1, toFormat2, toFormat3];
 
 export function migrate(db: DatabaseSync, path: string): void {
-  const found = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);
-  if (found > migrations.length) throw newerError(path, found, migrations.length);
-  for (const [index, migration] of migrations.slice(found).entries()) {
+  const version = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);
+  if (version > migrations.length) throw newerError(path, version, migrations.length);
+  for (const [index, migration] of migrations.slice(version).entries()) {
     // Set the version in the same transaction, so that a crash leaves either the old format or the new one.
     db.exec('BEGIN IMMEDIATE');
     try {
       migration(db);
-      db.exec(`PRAGMA user_version = ${found + index + 1}; COMMIT`);
+      db.exec(`PRAGMA user_version = ${version + index + 1}; COMMIT`);
     } catch (cause) {
       if (db.isTransaction) db.exec('ROLLBACK');
       throw cause;

@@ -91,11 +91,11 @@ function createWrites(
     put: (volume) =>
       db.transaction(() => {
         cache.clear();
-        const before = volumeFrom(byId.get(volume.id));
-        if (before !== undefined) unlabel(before);
+        const previous = volumeFrom(byId.get(volume.id));
+        if (previous !== undefined) unlabel(previous);
         // The store decides which volume has the name, so a record of another id with this name is stale.
-        const other = volumeFrom(byName.get(volume.store, volume.name));
-        if (other !== undefined && other.id !== volume.id) removeVolume(other);
+        const staleRecord = volumeFrom(byName.get(volume.store, volume.name));
+        if (staleRecord !== undefined && staleRecord.id !== volume.id) removeVolume(staleRecord);
         upsert.run(...fromVolume(volume));
         for (const label of labelTexts(volume.labels)) addLabel.run(label, volume.store, volume.name);
       }),
@@ -148,10 +148,10 @@ function pageSql(labels: number): string {
   const joins = [...others, 'v'].map(
     (t) => `CROSS JOIN ${t === 'v' ? 'volumes' : 'volume_labels'} ${t} USING (store, name)`,
   );
-  const wanted = [first, ...others].filter((t) => t !== undefined).map((t) => `AND ${t}.label = ?`);
+  const otherLabelFilters = [first, ...others].filter((t) => t !== undefined).map((t) => `AND ${t}.label = ?`);
   return `
     SELECT ${volumeColumns} FROM ${first === undefined ? 'volumes v' : `volume_labels ${first} ${joins.join(' ')}`}
-    WHERE ${lead}.store = ? AND ${lead}.name > ? AND (? IS NULL OR instr(${lead}.name, ?) > 0) ${wanted.join(' ')}
+    WHERE ${lead}.store = ? AND ${lead}.name > ? AND (? IS NULL OR instr(${lead}.name, ?) > 0) ${otherLabelFilters.join(' ')}
     ORDER BY ${lead}.name LIMIT ?`;
 }
 
