@@ -127,15 +127,15 @@ async function restarts(): Promise<void> {
     });
     await trial(`${mutation.name}: nfsd restarts after it, and node A does not know its verifier`, async () => {
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
-      await cases.loseReplyOfUnknown(nodes, mutation, restartNfsd);
+      await cases.loseReplyWithoutVerifier(nodes, mutation, restartNfsd);
     });
     await trial(`${mutation.name}: nfsd does not restart, and node A does not know its verifier`, async () => {
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
-      await cases.loseReplyOfUnknown(nodes, mutation);
+      await cases.loseReplyWithoutVerifier(nodes, mutation);
     });
     await trial(`${mutation.name}: reply lost on a connection on which nothing was written`, async () => {
       using nodes = await openWorkplace(shortHandles, { connections: 2 });
-      await cases.loseReplyOfSecondLane(nodes, mutation);
+      await cases.loseReplyOnSecondConnection(nodes, mutation);
     });
   }
 }

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { type CoreOptions, startCore, type TestCore } from '#testing/start-core.ts';
 
@@ -83,13 +83,13 @@ test('the configuration file takes precedence over a store with the same name th
   await gate.reached;
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/c\n`);
   const reloading = server.reload();
-  await vi.waitFor(() => expect(names(server)).toContain('a'), inTime);
+  await vi.waitFor(() => expect(names(server)).toContain('a'), waitForOptions);
   gate.open();
   await reloading;
   await refused;
   await server.core.stores.retry(aCall());
   const wanted = { config: { origin: 'file', uri: `local://${folder}/c` }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
 });
 
 test('a reload opens changed stores in parallel', async () => {
@@ -99,7 +99,7 @@ test('a reload opens changed stores in parallel', async () => {
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  two: local://${folder}/d\n`);
   const gate = kind.close('open', { deaf: true });
   const reloading = server.reload();
-  await vi.waitFor(() => expect(gate.waiting()).toBe(2), inTime);
+  await vi.waitFor(() => expect(gate.waiting()).toBe(2), waitForOptions);
   gate.open();
   await reloading;
   expect(server.core.stores.list()).toMatchObject([
@@ -131,7 +131,7 @@ async function draining(server: TestCore) {
   const removing = server.core.stores.remove('a', aCall());
   await vi.waitFor(
     () => expect(server.core.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
-    inTime,
+    waitForOptions,
   );
   return { gate, labelled, removing };
 }
@@ -168,7 +168,7 @@ test('the configuration file takes precedence over a store with the same name th
   await Promise.all([reloading, removed]);
   await server.core.stores.retry(aCall());
   const wanted = { config: { origin: 'file' }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
 });
 
 test('a check of a store that cannot be opened does not block adding other stores', async () => {

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
+import { aCall, runMaintenance, waitForOptions } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
@@ -247,7 +247,7 @@ describe('a volume whose create request got no answer', () => {
     await vi.waitFor(async () => {
       clock.skip(3_000);
       expect(await Promise.race([gone, undefined])).toBe(true);
-    }, inTime);
+    }, waitForOptions);
     isDeaf = true;
     await unpublish('other');
     isDeaf = false;
@@ -258,7 +258,7 @@ describe('a volume whose create request got no answer', () => {
     await cutOff;
     expect(made()).toContain('other.meta');
     const settling = server.core.ephemerals.reconcile(aCall({ signal: second.signal }));
-    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
+    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), waitForOptions);
     second.abort();
     await settling;
   });

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { refusal } from '#testing/expected-errors.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
@@ -74,13 +74,13 @@ describe('an interrupted operation that fails temporarily', () => {
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
       expect(server.core.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
-      await vi.waitFor(() => expect(refused.refused()).toBe(2), inTime);
+      await vi.waitFor(() => expect(refused.refused()).toBe(2), waitForOptions);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
       refused.stop();
       clock.advance(2_000);
       await vi.waitFor(
         () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
-        inTime,
+        waitForOptions,
       );
       const { volume: now } = await server.core.volumes.inspect('keep..a', aCall());
       expect(now.labels).toEqual({ late: 'yes' });
@@ -94,7 +94,7 @@ describe('an interrupted operation that fails temporarily', () => {
     const waits: number[] = [];
     for (let attempt = 1; attempt < 9; attempt++) {
       // The timer of the next attempt is set a moment after the refusal is counted.
-      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), inTime);
+      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), waitForOptions);
       for (let seconds = 1; refused.refused() === attempt; seconds++) {
         clock.advance(1_000);
         await new Promise(setImmediate);
@@ -123,7 +123,7 @@ describe('an interrupted operation that fails temporarily', () => {
     await vi.waitFor(() => {
       clock.advance(1_000);
       expect(failures).toHaveLength(2);
-    }, inTime);
+    }, waitForOptions);
     for (const failure of failures) {
       expect(failure).toMatchObject({ code: 'busy', reason: 'operation-pending' });
       expect(failure.message).toContain(intent);
@@ -161,7 +161,7 @@ describe('an interrupted operation that fails temporarily', () => {
     kind.fail('label', error('conflict'));
     clock.advance(1_000);
     const failed = { state: 'failed', error: { message: 'refused as conflict' } };
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), inTime);
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), waitForOptions);
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
@@ -170,7 +170,7 @@ describe('an interrupted operation that fails temporarily', () => {
     kind.fail('label', error('unavailable'));
     await using server = await start();
     expect(server.core.operations.cancel(intent)).toBe(true);
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), inTime);
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), waitForOptions);
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 

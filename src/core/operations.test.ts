@@ -1,7 +1,7 @@
 import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
@@ -45,11 +45,11 @@ test('retries recording the end of an operation, which counts as running and loc
   });
   onTestFinished(() => writing.mockRestore());
   const made = create('a');
-  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), inTime);
+  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), waitForOptions);
   expect(newest()).toMatchObject({ state: 'running' });
   expect(await readdir(server.storeFolder)).toContain('a');
   clock.advance(1_000);
-  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), inTime);
+  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), waitForOptions);
   writing.mockRestore();
   clock.advance(1_000);
   expect(await made).toMatchObject({ name: 'a' });

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
+import { aCall, runMaintenance, waitForOptions } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
@@ -184,7 +184,7 @@ describe.each([
     const intent = leaveIntent('store.adopt', how);
     await live(async (server) => {
       // It can take hours, so the store is opened meanwhile.
-      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), inTime);
+      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), waitForOptions);
       expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
     });
     expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);

@@ -35,7 +35,7 @@ export async function anAgentNode(it: ControllerFixture, name: string, options =
     name,
     server,
     intercept: undefined,
-    answer: async (request) => (await node.intercept?.(request)) ?? (await ask(server, request)),
+    answer: async (request) => (await node.intercept?.(request)) ?? (await callAgent(server, request)),
     connect: () => it.agents.connect(name, node.answer),
     volumes: async () => {
       const query = { stores: ['disks'], labels: {}, contains: undefined, after: undefined, limit: 1000 };
@@ -46,7 +46,7 @@ export async function anAgentNode(it: ControllerFixture, name: string, options =
   return node;
 }
 
-async function ask({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
+async function callAgent({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
   const headers = {
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
     // The agent's tunnel adds this header.

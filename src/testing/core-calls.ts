@@ -36,4 +36,4 @@ export function collectingLog(): Log & { readonly lines: readonly string[] } {
 }
 
 /** For `vi.waitFor`, whose default of one second is too short on a busy machine. */
-export const inTime = { timeout: 20_000 };
+export const waitForOptions = { timeout: 20_000 };

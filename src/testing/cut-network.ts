@@ -12,7 +12,7 @@ const repository = dirname(dirname(import.meta.dirname));
 export const enterNamespace = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
   [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
-async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
+async function runInNetwork(far: FarNetwork, ...command: readonly string[]): Promise<string> {
   const [file, ...args] = [...enterNamespace(far), ...command] as const;
   return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
 }
@@ -25,7 +25,7 @@ export async function farSource(far: FarNetwork): Promise<Source> {
     using found = await openExport({ host, nfsPort: Number(port), mountPort: Number(port) }, '/export');
     process.stdout.write(Buffer.from(found.root).toString('base64'));`;
   const node = [process.execPath, '--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', script];
-  const root = await there(far, ...node, far.host, String(far.port));
+  const root = await runInNetwork(far, ...node, far.host, String(far.port));
   return { host: far.host, port: far.port, root };
 }
 
@@ -55,17 +55,17 @@ export async function cutNetwork(
       ...targets[how],
     ]),
   );
-  for (const rule of rules) await there(far, iptables, '--wait', '-A', ...rule);
+  for (const rule of rules) await runInNetwork(far, iptables, '--wait', '-A', ...rule);
   return {
     [Symbol.asyncDispose]: async () => {
-      for (const rule of rules) await there(far, iptables, '--wait', '-D', ...rule);
+      for (const rule of rules) await runInNetwork(far, iptables, '--wait', '-D', ...rule);
     },
   };
 }
 
 /** The local ports of open connections on our end. */
 export async function openPorts(far: FarNetwork): Promise<readonly number[]> {
-  const table = await there(far, 'cat', '/proc/net/tcp');
+  const table = await runInNetwork(far, 'cat', '/proc/net/tcp');
   const established = '01';
   return table
     .split('\n')

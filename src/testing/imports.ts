@@ -19,7 +19,7 @@ interface Import {
 }
 
 /** Who may import whom, by top folder of src/, as ARCHITECTURE.md lists it. A folder may always import itself. */
-export const may: Readonly<Record<string, readonly string[]>> = {
+export const allowedImports: Readonly<Record<string, readonly string[]>> = {
   base: [],
   wire: ['base'],
   core: ['base'],
@@ -49,7 +49,7 @@ export const may: Readonly<Record<string, readonly string[]>> = {
 };
 
 /** Single files that a folder may import beyond its table entry. */
-const besides: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
+const extraImports: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
   cli: [
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
     { path: 'src/core/errors.ts', typeOnly: false },
@@ -67,14 +67,14 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
 };
 
 /** Of a folder that is in the table, only these children. */
-const onlyOf: Readonly<Record<string, readonly string[]>> = {
+const allowedChildren: Readonly<Record<string, readonly string[]>> = {
   'controllers > wire': ['wire/kube'],
   'cluster > wire': ['wire/kube'],
 };
 
 /** Folders whose children may not know each other, and the exceptions. */
-const strangers = ['stores', 'front', 'wire'];
-const acquainted: readonly string[] = [
+const isolatedChildren = ['stores', 'front', 'wire'];
+const allowedSiblings: readonly string[] = [
   'wire/rpc > wire/xdr',
   'wire/nfs3 > wire/xdr',
   'wire/nfs3 > wire/rpc',
@@ -83,9 +83,9 @@ const acquainted: readonly string[] = [
 ];
 
 /** Folders that use no npm package: what they need of one is a port. */
-const selfReliant = ['core', 'wire'];
+const packageFree = ['core', 'wire'];
 /** Those of which a part may: Protocol Buffers are what that library is for. */
-const reliant: Readonly<Record<string, string>> = { 'wire/csi': '@bufbuild/protobuf' };
+const allowedPackages: Readonly<Record<string, string>> = { 'wire/csi': '@bufbuild/protobuf' };
 
 const importPattern =
   /(?:^|\n)\s*(?:import|export)\s+(type\s+)?(?:[^'";]*?\sfrom\s+)?'([^']+)'|\bimport\(\s*'([^']+)'/g;
@@ -115,41 +115,45 @@ function targetOf(from: string, to: string): string {
 }
 
 /** `src/core/names.ts` → `core`; outside of src/ the top folder itself. */
-const top = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
-const child = (path: string): string => path.split('/').slice(1, 3).join('/');
-const crossing = (i: Import): boolean => i.target !== '' && top(i.from) !== top(i.target);
+const topFolder = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
+const childFolder = (path: string): string => path.split('/').slice(1, 3).join('/');
+const crossesTopFolder = (i: Import): boolean => i.target !== '' && topFolder(i.from) !== topFolder(i.target);
 /** `#` stands for a folder of src/ only. */
-const markable = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
+const isAliased = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
 
-function allowed(i: Import): boolean {
-  const only = onlyOf[`${top(i.from)} > ${top(i.target)}`];
-  if (only !== undefined && !only.includes(child(i.target))) return false;
-  if (may[top(i.from)]?.includes(top(i.target)) === true) return true;
-  return besides[top(i.from)]?.some((file) => file.path === i.target && (i.typeOnly || !file.typeOnly)) === true;
+function isAllowed(i: Import): boolean {
+  const only = allowedChildren[`${topFolder(i.from)} > ${topFolder(i.target)}`];
+  if (only !== undefined && !only.includes(childFolder(i.target))) return false;
+  if (allowedImports[topFolder(i.from)]?.includes(topFolder(i.target)) === true) return true;
+  return (
+    extraImports[topFolder(i.from)]?.some((file) => file.path === i.target && (i.typeOnly || !file.typeOnly)) === true
+  );
 }
 
 /** Every import that breaks a rule, as a sentence. */
-export function trespasses(files: readonly SourceFile[]): readonly string[] {
+export function forbiddenImports(files: readonly SourceFile[]): readonly string[] {
   const all = importsOf(files);
-  const unknown = new Set(files.map((file) => top(file.path)).filter((folder) => may[folder] === undefined));
-  const up = all.filter((i) => crossing(i) && !allowed(i));
-  const silent = all.filter((i) => crossing(i) && markable(i) && !i.to.startsWith('#'));
+  const unknown = new Set(
+    files.map((file) => topFolder(file.path)).filter((folder) => allowedImports[folder] === undefined),
+  );
+  const up = all.filter((i) => crossesTopFolder(i) && !isAllowed(i));
+  const silent = all.filter((i) => crossesTopFolder(i) && isAliased(i) && !i.to.startsWith('#'));
   const near = all.filter(
     (i) =>
       i.target !== '' &&
-      !crossing(i) &&
-      strangers.includes(top(i.from)) &&
-      child(i.from) !== child(i.target) &&
+      !crossesTopFolder(i) &&
+      isolatedChildren.includes(topFolder(i.from)) &&
+      childFolder(i.from) !== childFolder(i.target) &&
       // A file right in the folder is common ground, not a neighbour.
-      !child(i.target).endsWith('.ts') &&
-      !acquainted.includes(`${child(i.from)} > ${child(i.target)}`),
+      !childFolder(i.target).endsWith('.ts') &&
+      !allowedSiblings.includes(`${childFolder(i.from)} > ${childFolder(i.target)}`),
   );
   const isLent = ({ from, to }: Import): boolean => {
-    const lent = reliant[child(from)];
+    const lent = allowedPackages[childFolder(from)];
     return lent !== undefined && (to === lent || to.startsWith(`${lent}/`));
   };
   const needy = all.filter(
-    (i) => i.target === '' && !i.to.startsWith('node:') && selfReliant.includes(top(i.from)) && !isLent(i),
+    (i) => i.target === '' && !i.to.startsWith('node:') && packageFree.includes(topFolder(i.from)) && !isLent(i),
   );
   return [
     ...[...unknown].map((folder) => `src/${folder} is not in the table of who may import whom`),
@@ -161,7 +165,7 @@ export function trespasses(files: readonly SourceFile[]): readonly string[] {
 }
 
 /** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
-const writesItself: Readonly<Record<string, string>> = {
+const mayWriteRaw: Readonly<Record<string, string>> = {
   'src/base/write-all.ts': 'it is the loop',
   'src/base/linux/watch-readable.ts': 'one byte into a socket pair',
   'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
@@ -177,13 +181,13 @@ const fileHandleImport = /import\s*\{[^}]*\bopen\b[^}]*\}\s*from\s*'node:fs\/pro
 /** Files that call write(2) and could take a short write for a complete one. */
 export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
   files
-    .filter(({ path }) => !(path in writesItself))
+    .filter(({ path }) => !(path in mayWriteRaw))
     .filter(({ text }) => rawWriteImport.test(text) || (fileHandleImport.test(text) && /\.writev?\(/.test(text)))
     .map(({ path }) => path)
     .toSorted();
 
 /** These folders ask the placement of a store, or its kind, instead of testing its scheme. */
-const withoutSchemes = /^src\/(?:core|controllers|cluster|front|app)\//;
+const schemeAgnostic = /^src\/(?:core|controllers|cluster|front|app)\//;
 const schemeTests = [
   /\b(?:scheme|schemeOf\([^;{}]*?\))\s*[!=]==\s*'/,
   /\bkind\s*[!=]==\s*'local'/,
@@ -191,7 +195,7 @@ const schemeTests = [
   /startsWith\('(?:local|nfs):/,
 ];
 /** A file that may test a scheme, and why. */
-const testsScheme: Readonly<Record<string, string>> = {
+const mayTestScheme: Readonly<Record<string, string>> = {
   'src/app/take-over/directories.ts': 'other drivers have directories on NFS exports, and only those are taken over',
 };
 const placementTest = /\bplacement\s*[!=]==\s*'/;
@@ -200,20 +204,20 @@ const placementTest = /\bplacement\s*[!=]==\s*'/;
 export const schemesTested = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(({ path, text }) => {
-      if (!withoutSchemes.test(path)) return false;
-      const hasScheme = !(path in testsScheme) && schemeTests.some((found) => found.test(text));
+      if (!schemeAgnostic.test(path)) return false;
+      const hasScheme = !(path in mayTestScheme) && schemeTests.some((found) => found.test(text));
       return hasScheme || (path !== 'src/core/placement.ts' && placementTest.test(text));
     })
     .map(({ path }) => path)
     .toSorted();
 
 /** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
-const asksClients = ['core', 'controllers', 'cluster', 'front', 'app'];
+const kindAgnostic = ['core', 'controllers', 'cluster', 'front', 'app'];
 /** A kind without a row does not compile. */
 const sourceKinds: Readonly<Record<SourceKind, true>> = { directory: true, loop: true, nfs: true };
 const kindNames = Object.keys(sourceKinds).join('|');
 const sourceKind = `'(?:${kindNames})'`;
-const kindTest = new RegExp(
+const kindTestPattern = new RegExp(
   [
     `\\bkind\\s*[!=]==\\s*${sourceKind}`,
     `${sourceKind}\\s*[!=]==\\s*[\\w.?]*\\bkind\\b`,
@@ -226,7 +230,7 @@ const kindTest = new RegExp(
 /** Files that test the kind of a source and are not its client or its store. */
 export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
   files
-    .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
+    .filter(({ path, text }) => kindAgnostic.includes(topFolder(path)) && kindTestPattern.test(text))
     .map(({ path }) => path)
     .toSorted();
 
@@ -248,8 +252,8 @@ export function unlistedStoreKinds(files: readonly SourceFile[]): readonly strin
   });
 }
 
-const asksCore = ['controllers', 'front'];
-const internalsUse = new RegExp(
+const usesCoreOnly = ['controllers', 'front'];
+const internalsPattern = new RegExp(
   [
     '\\.records\\b',
     '[{,]\\s*records\\s*[,:}]',
@@ -262,7 +266,8 @@ const internalsUse = new RegExp(
 export const internalsUsed = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(
-      ({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && internalsUse.test(text),
+      ({ path, text }) =>
+        (usesCoreOnly.includes(topFolder(path)) || path === 'src/app/status.ts') && internalsPattern.test(text),
     )
     .map(({ path }) => path)
     .toSorted();

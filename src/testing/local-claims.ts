@@ -20,24 +20,24 @@ export interface LocalClaims {
   /** `node-1` and `node-2`, each with these options of its store. */
   twoNodes(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]>;
   /** A controller that has just become the leader and has no state of its predecessors. */
-  lead(): { readonly local: Provisioner; readonly provisioning: Controller };
+  startLeader(): { readonly local: Provisioner; readonly provisioning: Controller };
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of claims that have a complete volume. */
-  wellMade(): Promise<readonly string[]>;
+  claimsWithVolumes(): Promise<readonly string[]>;
   /** Makes a volume for the claim of that name. */
-  makeFor(name: string, node: AgentNode): Promise<void>;
+  provision(name: string, node: AgentNode): Promise<void>;
 }
 
 export function localClaims(it: ControllerFixture): LocalClaims {
   const volumes = () => it.list(persistentVolumes);
   return {
     volumes,
-    wellMade: async () => (await volumes()).map(({ metadata }) => metadata.name ?? '').toSorted(),
+    claimsWithVolumes: async () => (await volumes()).map(({ metadata }) => metadata.name ?? '').toSorted(),
     twoNodes: async (...options) => {
       it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
       return [await anAgentNode(it, 'node-1', options[0]), await anAgentNode(it, 'node-2', options[1])];
     },
-    lead: () => {
+    startLeader: () => {
       it.start(() => it.parts.nodeStores);
       const found = it.start(createNodeVolumes);
       const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: found });
@@ -47,7 +47,7 @@ export function localClaims(it: ControllerFixture): LocalClaims {
       it.start(createResizing, { provisioners });
       return { local, provisioning };
     },
-    makeFor: async (name, node) => {
+    provision: async (name, node) => {
       const ownLabels = {
         'stowage.dev/claim-uid': `uid-of-${name}`,
         'stowage.dev/cluster': it.parts.cluster,

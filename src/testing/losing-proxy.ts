@@ -41,21 +41,21 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
   let listener: Server;
   let port = 0;
 
-  function seen(call: RpcRecord): Call | undefined {
+  function trackCall(call: RpcRecord): Call | undefined {
     if (procedureOf(call) === commitProcedure) return { commitSince: answers };
     if (procedureOf(call) !== writeProcedure) return undefined;
-    const write: Write = { ...rangeOf(call), answered: 0, isSafe: false };
+    const write: Write = { ...writtenRange(call), answered: 0, isSafe: false };
     writes.push(write);
     return { write };
   }
 
   /** A COMMIT covers the writes that were answered before it was sent. */
-  function answered(call: Call | undefined, reply: RpcRecord): void {
+  function trackReply(call: Call | undefined, reply: RpcRecord): void {
     answers++;
     if (call === undefined || statusOf(reply) !== 0) return;
     if ('write' in call) {
       call.write.answered = answers;
-      call.write.isSafe = stabilityOf(reply) !== unstable;
+      call.write.isSafe = repliedStability(reply) !== unstable;
     } else for (const one of writes) if (one.answered > 0 && one.answered <= call.commitSince) one.isSafe = true;
   }
 
@@ -65,12 +65,12 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
     joinSockets(sockets, client, server);
     onRecords(client, (call) => {
       if (isDown) return;
-      calls.set(call.xid, seen(call));
+      calls.set(call.xid, trackCall(call));
       server.write(call.bytes);
     });
     onRecords(server, (reply) => {
       if (isDown) return;
-      answered(calls.get(reply.xid), reply);
+      trackReply(calls.get(reply.xid), reply);
       calls.delete(reply.xid);
       client.write(reply.bytes);
     });
@@ -120,7 +120,7 @@ const pagesOf = ({ offset, length }: Write): number[] =>
   Array.from({ length: length / pageSize }, (_, i) => offset / pageSize + i);
 
 /** Of a WRITE, after the RPC header, credential and verifier, and the file handle. */
-function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
+function writtenRange({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
   let at = 28;
   const skip = (): void => {
     at += 4 + 4 * Math.ceil(bytes.readUInt32BE(at) / 4);
@@ -134,7 +134,7 @@ function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly leng
 }
 
 /** Of the answer to a WRITE, after the status, the attributes before and after, and the count. */
-function stabilityOf({ bytes }: RpcRecord): number {
+function repliedStability({ bytes }: RpcRecord): number {
   let at = 32;
   for (const size of [24, 84]) at += 4 + (bytes.readUInt32BE(at) === 0 ? 0 : size);
   return bytes.readUInt32BE(at + 4);

@@ -39,7 +39,7 @@ type ServerOptions = Pick<NfsServerOptions, 'privilegedPorts' | 'squash'> & {
   readonly tls?: { readonly key: string; readonly cert: string };
 };
 
-const patienceMs = 20_000;
+const processLimitMs = 20_000;
 
 export async function makeFarNetwork(): Promise<FarNetwork> {
   const id = randomBytes(4).toString('hex');
@@ -106,7 +106,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
     removeEnd,
     makeEnd,
     hasPids: async (count) => {
-      for (const until = performance.now() + patienceMs; ; await delay(20)) {
+      for (const until = performance.now() + processLimitMs; ; await delay(20)) {
         const found = await pids();
         if (found.length === count) return found;
         if (performance.now() > until) throw new Error(`${found.length} processes in ${name}, not ${count}`);

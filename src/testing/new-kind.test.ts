@@ -5,10 +5,10 @@ import { dirname, join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import {
   filesAboutStoreKinds,
+  forbiddenImports,
   kindTests,
   programFiles,
   schemesTested,
-  trespasses,
   unlistedStoreKinds,
 } from './imports.ts';
 
@@ -252,7 +252,7 @@ test(
     expect(await rejected()).toEqual([]);
     const files = await programFiles(scratch);
     expect(files.map(({ path }) => path)).toContain('src/front/dummy/server.ts');
-    expect([...trespasses(files), ...kindTests(files), ...schemesTested(files)]).toEqual([]);
+    expect([...forbiddenImports(files), ...kindTests(files), ...schemesTested(files)]).toEqual([]);
     expect(unlistedStoreKinds(await filesAboutStoreKinds(scratch))).toEqual([]);
   },
   2 * compilerMs,

@@ -47,22 +47,22 @@ export interface CrashableProcess {
 export function crashableProcess(connect: Connect): CrashableProcess {
   let calls = 0;
   let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
-  let isTimeToDie = (): boolean => false;
+  let shouldDie = (): boolean => false;
   let isDead = false;
-  const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+  const killedError = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   return {
     connect: interceptCalls(connect, async ({ make }) => {
-      if (isDead) throw gone();
+      if (isDead) throw killedError();
       const isLast = ++calls === death?.at;
       if (isLast && death?.when === 'before') {
         isDead = true;
-        throw gone();
+        throw killedError();
       }
       // Later calls in the same tick are not sent.
       if (isLast) isDead = true;
       const answer = await make();
-      if (isTimeToDie()) isDead = true;
-      if (isLast || isDead) throw gone();
+      if (shouldDie()) isDead = true;
+      if (isLast || isDead) throw killedError();
       return answer;
     }),
     dieAt: (at, when) => {
@@ -70,7 +70,7 @@ export function crashableProcess(connect: Connect): CrashableProcess {
       calls = 0;
     },
     dieOnce: (condition) => {
-      isTimeToDie = condition;
+      shouldDie = condition;
     },
     get isDead() {
       return isDead;

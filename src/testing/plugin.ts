@@ -17,7 +17,7 @@ import { type Answer, createApi, startServer, type TestServer } from './server.t
 export const pluginType = 'application/vnd.docker.plugins.v1.2+json';
 
 /** The answer of a call without a result. */
-export const done = { Err: '' };
+export const emptyResult = { Err: '' };
 
 export interface Plugin {
   /** The answer, with the status if it is not 200. */

@@ -30,7 +30,7 @@ export function storedGrowth(value = { epoch: 0, growth: 0 }): QuotaNode['kept']
   return kept;
 }
 
-export function node(
+export function startQuotaNode(
   folder: SharedFolder,
   tree: FileSizes,
   member: string,

@@ -14,7 +14,7 @@ export interface ReplayingProxy extends Disposable {
   /** Ports of the client, one for each connection, in order. */
   readonly ports: readonly number[];
   /** How often the server got a call of this procedure. */
-  passed(procedure: number): number;
+  deliveries(procedure: number): number;
   /** The next call of this procedure does not reach the server yet; the client's connection is cut instead. */
   holdCall(procedure: number): HeldCall;
   /** The server does the next call of these procedures; the client's connection is cut instead of the reply. */
@@ -51,7 +51,7 @@ export interface ReplayingProxyOptions {
   readonly lateMs?: () => number;
 }
 
-interface Line {
+interface ConnectionPair {
   readonly client: Socket;
   readonly server: Socket;
 }
@@ -61,62 +61,62 @@ interface Target {
   readonly port: number;
 }
 
-const bindPatienceMs = 20_000;
+const bindLimitMs = 20_000;
 const deliverAgainMs = 500;
 
 export async function startReplayingProxy(to: Target, options: ReplayingProxyOptions = {}): Promise<ReplayingProxy> {
   const { host = '127.0.0.1', source = '127.0.0.2', disturb = () => 'none', lateMs = () => 0 } = options;
-  const lines = new Set<Line>();
+  const pairs = new Set<ConnectionPair>();
   const stalled = new Set<Socket>();
   const timers = new Set<NodeJS.Timeout>();
   const ports: number[] = [];
   const counts = new Map<number, number>();
-  const listener = createServer((client) => void carry(client));
+  const listener = createServer((client) => void onClient(client));
   let port = options.port ?? 0;
   let isStalled = false;
-  let holding: { readonly procedure: number; readonly take: (call: RpcRecord) => void } | undefined;
+  let holding: { readonly procedure: number; readonly onHeld: (call: RpcRecord) => void } | undefined;
   let losing:
     | { readonly procedures: readonly number[]; readonly stalls: boolean; readonly lost: () => void }
     | undefined;
   /** Called once, when the reply has come; `true`: the client gets it. */
-  const awaited = new Map<number, (line: Line) => boolean>();
+  const replyHandlers = new Map<number, (line: ConnectionPair) => boolean>();
 
-  function fromClient(line: Line, call: RpcRecord): void {
+  function fromClient(line: ConnectionPair, call: RpcRecord): void {
     if (isStalled) return;
     const procedure = procedureOf(call);
     if (holding?.procedure === procedure) {
-      const { take } = holding;
+      const { onHeld } = holding;
       holding = undefined;
       cut(line);
-      take(call);
+      onHeld(call);
       return;
     }
     if (losing?.procedures.includes(procedure)) {
       const { stalls, lost } = losing;
       losing = undefined;
-      awaited.set(call.xid, (current) => {
+      replyHandlers.set(call.xid, (current) => {
         if (stalls) isStalled = true;
         else cut(current);
         lost();
         return false;
       });
-    } else if (disturbed(line, call)) return;
+    } else if (applyDisturbance(line, call)) return;
     pass(line, call);
   }
 
   /** True: the server does not get it now. */
-  function disturbed(line: Line, call: RpcRecord): boolean {
+  function applyDisturbance(line: ConnectionPair, call: RpcRecord): boolean {
     // The second copy of one that comes late: its reply is awaited.
-    const kind = awaited.has(call.xid) ? 'none' : disturb(call);
+    const kind = replyHandlers.has(call.xid) ? 'none' : disturb(call);
     if (kind === 'none') return false;
     if (kind === 'lose the reply') {
-      awaited.set(call.xid, (current) => {
+      replyHandlers.set(call.xid, (current) => {
         cut(current);
         return false;
       });
       return false;
     }
-    if (kind === 'run the first copy late') awaited.set(call.xid, () => replayLater(call));
+    if (kind === 'run the first copy late') replyHandlers.set(call.xid, () => replayLater(call));
     cut(line);
     return true;
   }
@@ -124,28 +124,28 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   function replayLater(call: RpcRecord): true {
     const timer = setTimeout(() => {
       timers.delete(timer);
-      const [line] = lines;
+      const [line] = pairs;
       if (line !== undefined) pass(line, call);
     }, lateMs());
     timers.add(timer);
     return true;
   }
 
-  function pass({ server }: Line, call: RpcRecord): void {
+  function pass({ server }: ConnectionPair, call: RpcRecord): void {
     const procedure = procedureOf(call);
     counts.set(procedure, (counts.get(procedure) ?? 0) + 1);
     server.write(call.bytes);
   }
 
-  function fromServer(line: Line, reply: RpcRecord): void {
+  function fromServer(line: ConnectionPair, reply: RpcRecord): void {
     if (isStalled) return;
-    const onReply = awaited.get(reply.xid);
-    awaited.delete(reply.xid);
+    const onReply = replyHandlers.get(reply.xid);
+    replyHandlers.delete(reply.xid);
     if (onReply?.(line) !== false) line.client.write(reply.bytes);
   }
 
   /** The port must be free at once for the next connection from it. */
-  function cut({ client, server }: Line): void {
+  function cut({ client, server }: ConnectionPair): void {
     client.destroy();
     server.resetAndDestroy();
   }
@@ -153,10 +153,10 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   function cutAll(): void {
     listener.close();
     for (const socket of stalled) socket.destroy();
-    for (const line of lines) cut(line);
+    for (const line of pairs) cut(line);
   }
 
-  async function carry(client: Socket): Promise<void> {
+  async function onClient(client: Socket): Promise<void> {
     client.on('error', () => undefined).pause();
     const from = client.remotePort ?? 0;
     ports.push(from);
@@ -168,9 +168,9 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
       return;
     }
     const line = { client, server };
-    lines.add(line);
+    pairs.add(line);
     client.setNoDelay(true);
-    for (const socket of [client, server]) socket.on('close', () => cut(line)).on('close', () => lines.delete(line));
+    for (const socket of [client, server]) socket.on('close', () => cut(line)).on('close', () => pairs.delete(line));
     onRecords(client, (call) => fromClient(line, call));
     onRecords(server, (reply) => fromServer(line, reply));
     client.resume();
@@ -195,21 +195,21 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
     get port() {
       return port;
     },
-    passed: (procedure) => counts.get(procedure) ?? 0,
+    deliveries: (procedure) => counts.get(procedure) ?? 0,
     holdCall: (procedure) => {
       const { promise, resolve } = Promise.withResolvers<RpcRecord>();
-      holding = { procedure, take: resolve };
+      holding = { procedure, onHeld: resolve };
       return {
         held: promise.then(() => undefined),
         release: async () => {
           const call = await promise;
           const { promise: answered, resolve: onAnswer } = Promise.withResolvers<void>();
-          awaited.set(call.xid, () => {
+          replyHandlers.set(call.xid, () => {
             onAnswer();
             return true;
           });
           const deliver = (): void => {
-            const [line] = lines;
+            const [line] = pairs;
             if (line !== undefined) pass(line, call);
           };
           deliver();
@@ -237,7 +237,7 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
 
 /** The port of a connection that was just reset is free in a moment. */
 async function connectFrom(from: { readonly address: string; readonly port: number }, to: Target): Promise<Socket> {
-  const until = Date.now() + bindPatienceMs;
+  const until = Date.now() + bindLimitMs;
   for (;;) {
     const socket = connect({ ...to, localAddress: from.address, localPort: from.port, noDelay: true });
     try {

@@ -25,7 +25,7 @@ export async function loseReply(nodes: ResendNodes, { procedure, prepare }: Muta
   await done;
   check();
   // More, if the server took longer than the client waits before it repeats a copy.
-  ok(proxy.passed(procedure) >= resentAtLeast(procedure) + learning(procedure));
+  ok(proxy.deliveries(procedure) >= minDeliveries(procedure) + deliveriesForVerifier(procedure));
   equal(new Set(proxy.ports).size, 1);
 }
 
@@ -40,18 +40,18 @@ export async function restartProbeHasNoEffect(nodes: ResendNodes, { procedure, p
   const { handle } = await b.lookup(witnesses, 'witness');
   await b.setattr(handle, { mode: 0o4755, mtime: { seconds: 1_234_567, nanoseconds: 0 } });
   const before = await b.getattr(handle);
-  const [written, committed] = [proxy.passed(write.number), proxy.passed(commit.number)];
+  const [written, committed] = [proxy.deliveries(write.number), proxy.deliveries(commit.number)];
   const lost = proxy.loseReply(procedure);
   const done = byA();
   await lost;
   await done;
-  ok(proxy.passed(write.number) > written, 'it was not asked');
-  equal(proxy.passed(commit.number), committed);
+  ok(proxy.deliveries(write.number) > written, 'it was not asked');
+  equal(proxy.deliveries(commit.number), committed);
   deepEqual(await b.getattr(handle), before);
 }
 
 /** The reply is lost, as in `loseReply`, but node A has written nothing, so it cannot know whether the server restarted. `meanwhile`: while it cannot connect. */
-export async function loseReplyOfUnknown(
+export async function loseReplyWithoutVerifier(
   nodes: ResendNodes,
   { procedure, prepare }: Mutation,
   meanwhile: () => Promise<void> = async () => undefined,
@@ -70,7 +70,7 @@ export async function loseReplyOfUnknown(
 }
 
 /** Two connections: node A has written on one of them, and the reply is lost on the other. */
-export async function loseReplyOfSecondLane(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
+export async function loseReplyOnSecondConnection(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   await learnVerifier(nodes);
@@ -81,7 +81,7 @@ export async function loseReplyOfSecondLane(nodes: ResendNodes, { procedure, pre
   await byB();
   await done;
   check();
-  ok(proxy.passed(procedure) >= resentAtLeast(procedure));
+  ok(proxy.deliveries(procedure) >= minDeliveries(procedure));
 }
 
 /** The first copy runs after the second was answered. */
@@ -94,15 +94,16 @@ export async function delayFirstCopy(nodes: ResendNodes, { procedure, prepare }:
   await first.release();
   check();
   // More, if the server took longer than the client waits before it repeats a copy.
-  ok(proxy.passed(procedure) >= 2);
+  ok(proxy.deliveries(procedure) >= 2);
 }
 
 /** A call that takes a name away is decided instead of resent, if a busy server did not tell its verifier in time. */
-const resentAtLeast = (procedure: number): number =>
+const minDeliveries = (procedure: number): number =>
   [remove, rmdir, rename].some(({ number }) => number === procedure) ? 1 : 2;
 
 /** WRITE is also what the verifier is learned and asked for with, and CREATE makes the file for it. */
-const learning = (procedure: number): number => (procedure === write.number ? 2 : procedure === create.number ? 1 : 0);
+const deliveriesForVerifier = (procedure: number): number =>
+  procedure === write.number ? 2 : procedure === create.number ? 1 : 0;
 
 /** Node A tells one run of the server from the next by the verifier that it was given for a write. */
 async function learnVerifier({ a, witnesses }: ResendNodes): Promise<void> {
@@ -129,7 +130,7 @@ export async function restartAfter(
   await proxy.up();
   await done;
   check();
-  equal(proxy.passed(procedure), 1);
+  equal(proxy.deliveries(procedure), 1);
 }
 
 /** The server restarts before it has done the call: the client does it again. */
@@ -169,7 +170,7 @@ export async function takePort(nodes: ResendNodes, { procedure, prepare }: Mutat
     occupant.close();
   }
   check();
-  equal(proxy.passed(procedure), 1);
+  equal(proxy.deliveries(procedure), 1);
   equal(new Set(proxy.ports).size, 2);
 }
 

@@ -11,7 +11,7 @@ import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 import type { AnyObject } from './fakes/kube-objects.ts';
 import { type ForeignDriver, foreignClaim, foreignClass, foreignVolume } from './foreign-volumes.ts';
 
-export const at = { server: '10.10.2.4', path: '/export/silver' };
+export const foreignExport = { server: '10.10.2.4', path: '/export/silver' };
 export const paths = {
   claims: '/api/v1/namespaces/shop/persistentvolumeclaims',
   volumes: '/api/v1/persistentvolumes',
@@ -41,29 +41,30 @@ interface RunOptions {
 export function takeOverFixture() {
   let api: FakeKubeApi;
   /** The number of changes that are let through before the command is killed. */
-  let lives: number;
+  let changesLeft: number;
   /** PersistentVolumes that were released with the policy Delete: their data are lost. */
   let destroyed: string[];
-  let patienceMs: number;
+  let deadlineMs: number;
 
   beforeEach(async () => {
     api = await startKubeApi();
     onTestFinished(() => api[Symbol.asyncDispose]());
-    lives = Number.POSITIVE_INFINITY;
+    changesLeft = Number.POSITIVE_INFINITY;
     destroyed = [];
-    patienceMs = defaultTimeoutMs;
+    deadlineMs = defaultTimeoutMs;
     api.intercept = ({ method = '', headers }, response) => {
-      if (method !== 'GET' && headers['user-agent'] === administrator && lives-- <= 0) response.destroy();
+      if (method !== 'GET' && headers['user-agent'] === administrator && changesLeft-- <= 0) response.destroy();
       return response.destroyed;
     };
     putStore();
-    for (const kind of ['csi', 'subdir'] as const) api.put(paths.classes, asAnyObject(foreignClass(kind, at)));
+    for (const kind of ['csi', 'subdir'] as const)
+      api.put(paths.classes, asAnyObject(foreignClass(kind, foreignExport)));
   });
 
   const putStore = (options?: object, query = ''): void =>
     void api.put(paths.stores, {
       metadata: { name: 'silver' },
-      spec: { uri: `nfs://${at.server}${at.path}${query}`, options },
+      spec: { uri: `nfs://${foreignExport.server}${foreignExport.path}${query}`, options },
     });
 
   const client = (userAgent = administrator) =>
@@ -90,7 +91,7 @@ export function takeOverFixture() {
   }
 
   /** Does the relevant work of Kubernetes' PersistentVolume controller. */
-  async function settle(): Promise<void> {
+  async function reconcile(): Promise<void> {
     const [volumes, claimed] = [await list(persistentVolumes), await list(claims)];
     for (const one of claimed) {
       const { metadata, spec } = one;
@@ -126,7 +127,7 @@ export function takeOverFixture() {
       paths.claims,
       asAnyObject(foreignClaim(kind, 'shop', name)),
     ) as unknown as PersistentVolumeClaim;
-    const given = foreignVolume(kind, made, at);
+    const given = foreignVolume(kind, made, foreignExport);
     const called = given.metadata.name ?? '';
     const annotations = { ...made.metadata.annotations, 'pv.kubernetes.io/bind-completed': 'yes' };
     const bound = { ...made, metadata: { ...made.metadata, annotations }, spec: { ...made.spec, volumeName: called } };
@@ -142,15 +143,15 @@ export function takeOverFixture() {
     return called;
   }
 
-  const taking = (servers: readonly string[] = [], store = 'silver') =>
-    createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs: patienceMs });
+  const createCommand = (servers: readonly string[] = [], store = 'silver') =>
+    createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs });
 
   /** One run of the command, while Kubernetes does its part. */
   async function run(
     deed: TakeOverAction,
     { name = 'data', id = 'sv1-id', identity }: RunOptions = {},
   ): Promise<string> {
-    using one = taking();
+    using one = createCommand();
     const { candidates } = await one.findCandidates(deed);
     const candidate = candidates.find((found) => found.claim === `shop/${name}`);
     if (candidate === undefined) throw new Error('there is no such claim');
@@ -164,32 +165,32 @@ export function takeOverFixture() {
     });
     const controlling = (async () => {
       while (!isOver) {
-        await settle();
+        await reconcile();
         await Promise.race([over, systemClock().sleep(5, signal)]);
       }
-      await settle();
+      await reconcile();
     })();
     const [said] = await Promise.all([working, controlling]);
     return typeof said === 'string' ? said : '';
   }
 
   /** A run that is killed after that many changes. */
-  async function stopped(deed: TakeOverAction, after: number): Promise<void> {
-    lives = after;
-    patienceMs = 100;
+  async function runAndKill(deed: TakeOverAction, after: number): Promise<void> {
+    changesLeft = after;
+    deadlineMs = 100;
     await run(deed).catch(() => undefined);
-    lives = Number.POSITIVE_INFINITY;
-    patienceMs = defaultTimeoutMs;
+    changesLeft = Number.POSITIVE_INFINITY;
+    deadlineMs = defaultTimeoutMs;
   }
 
   const refused = (deed: TakeOverAction, which?: RunOptions) => run(deed, which).then(() => undefined, stowageError);
-  const holds = async (...finalizers: readonly string[]): Promise<void> => {
+  const setFinalizers = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
     api.put(paths.claims, asAnyObject({ ...rest, metadata: { ...metadata, finalizers } }));
   };
 
-  const found = async (servers?: readonly string[]): Promise<readonly TakeOverCandidate[]> => {
-    using one = taking(servers);
+  const listCandidates = async (servers?: readonly string[]): Promise<readonly TakeOverCandidate[]> => {
+    using one = createCommand(servers);
     return (await one.findCandidates('take')).candidates;
   };
 
@@ -198,14 +199,14 @@ export function takeOverFixture() {
     list,
     volume,
     claim,
-    settle,
+    reconcile,
     provisioned,
-    taking,
+    createCommand,
     run,
-    stopped,
+    runAndKill,
     refused,
-    holds,
-    found,
+    setFinalizers,
+    listCandidates,
     get api() {
       return api;
     },
@@ -214,7 +215,7 @@ export function takeOverFixture() {
     },
     /** How long the command waits for Kubernetes. */
     waitFor: (ms: number): void => {
-      patienceMs = ms;
+      deadlineMs = ms;
     },
   };
 }

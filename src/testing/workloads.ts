@@ -17,7 +17,7 @@ export const run = (file: string, args: readonly string[], more: RunOptions = {}
   exec(file, args, { timeout: 100_000, killSignal: 'SIGKILL', maxBuffer: 2 ** 24, ...more });
 
 /** Writes at random, reads at random and compares; fails at the first byte that is another. In `folder` fio may leave notes. */
-export async function fioVerified(at: string, folder: string, ...more: readonly string[]): Promise<void> {
+export async function runFioVerify(at: string, folder: string, ...more: readonly string[]): Promise<void> {
   const args = [
     '--name=x',
     `--directory=${at}`,

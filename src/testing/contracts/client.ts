@@ -23,7 +23,7 @@ export interface ClientUnderTest<K extends SourceKind> extends AsyncDisposable {
   /** Removes the volume's data. Only for clients that can notice that. */
   readonly lose?: () => void;
   /** The paths of the data and of a folder in them. Only where others can mount the data without the client. */
-  readonly folders?: { readonly whole: string; readonly part: string };
+  readonly sharedPaths?: { readonly whole: string; readonly part: string };
   /** Kills the process that serves the mount. Resolves when that can be noticed. Only for clients with such a process. */
   readonly kill?: () => Promise<void>;
   /** With `kill`: writes something that the server does not accept until the returned object is disposed of. */
@@ -41,7 +41,7 @@ export function clientContract<K extends SourceKind>(
   facets: {
     readonly lose?: boolean;
     readonly kill?: boolean;
-    readonly folders?: boolean;
+    readonly sharedPaths?: boolean;
     readonly attached?: boolean;
     readonly sharing?: boolean;
   } = {},
@@ -218,9 +218,9 @@ export function clientContract<K extends SourceKind>(
         await twice(unstage);
       });
 
-    if (facets.folders === true)
+    if (facets.sharedPaths === true)
       test('every path that shows the data or a part of them is found, also without a stage', async () => {
-        const { whole = '', part = '' } = under.folders ?? {};
+        const { whole = '', part = '' } = under.sharedPaths ?? {};
         const [to, other] = [join(dirname(under.at), 'to'), join(dirname(under.at), 'other')];
         for (const path of [part, to, other]) mkdirSync(path);
         try {

@@ -67,7 +67,7 @@ const mount = (target: string, more: Partial<Mount> = {}): Mount => ({
 });
 
 const node = 'here' as NodeName;
-const way: NfsConnection = {
+const minimalConnection: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.1'],
   port: 2049,
@@ -87,8 +87,8 @@ const way: NfsConnection = {
   readOnly: false,
   quota: undefined,
 };
-const fullWay: NfsConnection = {
-  ...way,
+const fullConnection: NfsConnection = {
+  ...minimalConnection,
   mountPort: 20_048,
   sourcePorts: 'privileged',
   tls: { folder: '/etc/tls' },
@@ -105,8 +105,8 @@ const sources: readonly Source[] = [
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: 'xfs' },
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined },
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined, readOnly: true },
-  { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way },
-  { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullWay },
+  { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way: minimalConnection },
+  { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullConnection },
 ];
 /** Operations of every kind, as version 0.1 wrote them. */
 const { operations: intents }: { readonly operations: readonly Pick<Operation, 'kind' | 'params'>[] } = JSON.parse(

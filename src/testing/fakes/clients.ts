@@ -51,7 +51,7 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
       mount(place, { source: path, type: filesystem ?? 'devtmpfs', readOnly });
     },
     unstage: async (_source, target, scope) =>
-      await takeAway(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
+      await removeMount(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
     mountsOf: async ({ path }) => {
       const { entries } = await readTable();
       const devices = new Set(entries.filter((entry) => entry.source === path).map(({ device }) => device));
@@ -100,7 +100,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
       mount(place, { source, type: 'fuse.stowage' });
     },
     unstage: async (_source, target, scope, how) =>
-      await takeAway(locatedOwn(target.path), scope, (place) =>
+      await removeMount(locatedOwn(target.path), scope, (place) =>
         how?.force === true ? mounter.detach(place, scope, { abort: true }) : mounter.unmount(place, scope),
       ),
     dead: async (staged) => {
@@ -129,7 +129,7 @@ const unwritten = new StowageError('a file has data that the server does not hav
   action: 'Wait until the server answers again.',
 });
 
-async function takeAway(
+async function removeMount(
   place: string | undefined,
   scope: Scope,
   unmount: (place: string) => Promise<void>,

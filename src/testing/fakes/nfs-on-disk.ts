@@ -63,11 +63,11 @@ const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
     return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
   });
 
-const untold = { before: undefined, after: undefined };
+const noWcc = { before: undefined, after: undefined };
 
 const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
 const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
-const unused = (): never => {
+const notImplemented = (): never => {
   throw new Error('the store does not use this');
 };
 
@@ -110,7 +110,7 @@ function createNfsOnDisk(who: Credentials): NfsClient {
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
   /** Sets the attributes atomically for this process, as a server does. */
-  function dress(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
+  function setAttributes(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
     const { ctime, ctimeNs, ...now } = attributesOf(lstatSync(path, { bigint: true }));
     if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
       throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
@@ -140,14 +140,14 @@ function createNfsOnDisk(who: Credentials): NfsClient {
     getattr: (handle) => answered('GETATTR', () => look(pathOf(handle))),
     setattr: (handle, set, options) =>
       answered('SETATTR', async () => {
-        dress(pathOf(handle), set, options?.ifChangedAt);
+        setAttributes(pathOf(handle), set, options?.ifChangedAt);
         return { before: undefined, after: attributesOf(lstatSync(pathOf(handle), { bigint: true })) };
       }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
     access: (handle, mask) =>
       answered('ACCESS', async () => grantedAccess(await lstat(pathOf(handle), { bigint: true }), who, mask, false)),
-    readlink: unused,
+    readlink: notImplemented,
     read: (handle, offset, into) =>
       answered('READ', async () => {
         const file = await open(pathOf(handle), constants.O_RDONLY | constants.O_NOFOLLOW);
@@ -180,29 +180,29 @@ function createNfsOnDisk(who: Credentials): NfsClient {
       answered('CREATE', async () => {
         const path = within(directory, name);
         await (await open(path, 'wx')).close();
-        if (how.mode !== 'exclusive') dress(path, how.set);
+        if (how.mode !== 'exclusive') setAttributes(path, how.set);
         return await found(path);
       }),
     mkdir: (directory, name, set) =>
       answered('MKDIR', async () => {
         const path = within(directory, name);
         await mkdir(path);
-        dress(path, set);
+        setAttributes(path, set);
         return await found(path);
       }),
-    symlink: unused,
-    mknod: unused,
-    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => untold)),
-    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => untold)),
+    symlink: notImplemented,
+    mknod: notImplemented,
+    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => noWcc)),
+    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => noWcc)),
     rename: (from, to) =>
       answered('RENAME', async () => {
         await rename(within(from.directory, from.name), within(to.directory, to.name));
-        return { from: untold, to: untold };
+        return { from: noWcc, to: noWcc };
       }),
     link: (handle, to) =>
       answered('LINK', async () => {
         await link(pathOf(handle), within(to.directory, to.name));
-        return { attributes: undefined, change: untold };
+        return { attributes: undefined, change: noWcc };
       }),
     readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
     readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),
@@ -220,8 +220,8 @@ function createNfsOnDisk(who: Credentials): NfsClient {
           attributes: undefined,
         };
       }),
-    fsinfo: unused,
-    pathconf: unused,
+    fsinfo: notImplemented,
+    pathconf: notImplemented,
     commit: async () => ({ verifier: 0n, attributes: undefined }),
   };
 }

@@ -41,12 +41,12 @@ test('Events and conditions keep their reasons, types and actions', () => {
   expect(words).toContain('ProvisioningSucceeded');
   expectGolden(
     'kubernetes-reasons',
-    words.filter((word) => !ofKubernetes.has(word)),
+    words.filter((word) => !kubernetesNames.has(word)),
   );
 });
 
 /** Names that Kubernetes defines. The sources may use them or not. */
-const ofKubernetes = new Set([
+const kubernetesNames = new Set([
   'AlreadyExists',
   'Conflict',
   'Forbidden',
@@ -114,7 +114,7 @@ describe('the chart', () => {
     const objects = parseAllDocuments(readFileSync(files.manifests, 'utf8')).map((one) => one.toJS() as unknown);
     const lines = objects.flatMap((object) => {
       const { kind, metadata } = object as { kind: string; metadata: { name: string } };
-      return [`${kind} ${metadata.name}`, ...kept(object, '').map((line) => `${kind} ${metadata.name} ${line}`)];
+      return [`${kind} ${metadata.name}`, ...namesKept(object, '').map((line) => `${kind} ${metadata.name} ${line}`)];
     });
     expect(lines.length).toBeGreaterThan(100);
     expectGolden('chart-objects', lines);
@@ -132,8 +132,8 @@ describe('the chart', () => {
 });
 
 /** The labels, selectors, port names and host paths of an object, without its version. */
-function kept(value: unknown, path: string): readonly string[] {
-  if (Array.isArray(value)) return value.flatMap((one) => kept(one, path));
+function namesKept(value: unknown, path: string): readonly string[] {
+  if (Array.isArray(value)) return value.flatMap((one) => namesKept(one, path));
   if (typeof value !== 'object' || value === null) return [];
   return Object.entries(value).flatMap(([key, inner]) => {
     const at = path === '' ? key : `${path}.${key}`;
@@ -143,6 +143,6 @@ function kept(value: unknown, path: string): readonly string[] {
     if (/\.(?:matchLabels|selector)$/.test(`.${path}`) && typeof inner === 'string') return [`${at}=${inner}`];
     if (path.endsWith('hostPath') && key === 'path') return [`${at}=${String(inner)}`];
     if (path.endsWith('ports') && key === 'name') return [`${at}=${String(inner)}`];
-    return kept(inner, at);
+    return namesKept(inner, at);
   });
 }

@@ -24,7 +24,7 @@ while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuf
 const servedAt = 100;
 const open = new Map<string, number>();
 
-function note(as: string, { fd, id, spec }: HeldMount, more = {}): void {
+function writeRecord(as: string, { fd, id, spec }: HeldMount, more = {}): void {
   const at = performance.timeOrigin + performance.now();
   writeSync(fd, `${JSON.stringify({ as, id, spec, pid: process.pid, version, at, ...more })}\n`);
 }
@@ -41,16 +41,16 @@ const link = joinKeeper({
       const served = (words[servedAt] ?? 0) + 1;
       words[servedAt] = served;
       for (const mount of mounts) open.set(mount.id, mount.fd);
-      for (const mount of mounts) note(as, mount, { served, sockets: sockets.map(({ about }) => about) });
+      for (const mount of mounts) writeRecord(as, mount, { served, sockets: sockets.map(({ about }) => about) });
       for (const { fd } of sockets) closeSync(fd);
-      if (behaviour.letsGo === true) for (const { id } of sockets) link.letGo(id);
-      if (behaviour.connectsTo !== undefined) hold(behaviour.connectsTo);
+      if (behaviour.releasesHeld === true) for (const { id } of sockets) link.letGo(id);
+      if (behaviour.connectsToPort !== undefined) hold(behaviour.connectsToPort);
       link.report(`served ${served}`);
       link.ready();
     },
     add: (mount) => {
       open.set(mount.id, mount.fd);
-      note('added', mount);
+      writeRecord('added', mount);
     },
     remove: (id) => {
       closeSync(open.get(id) ?? -1);

@@ -22,8 +22,8 @@ hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
 /** The journal offset of the MKDIR. */
-const keptAt = 1024;
-const longestKept = 1024;
+const mkdirOffset = 1024;
+const maxMkdirBytes = 1024;
 const content = Buffer.from(`${process.pid}\n`);
 const attr = (node: number): Attr => ({
   ino: node,
@@ -91,19 +91,19 @@ async function serve(fd: number, as: As): Promise<Device> {
     },
     onEnd: () => undefined,
   });
-  const left = leftBehind();
+  const left = readStoredMkdir();
   if (as === 'successor' && left !== undefined) session.handle(-1, left);
   return device;
 }
 
 function hang(device: Device, { buffer, end }: Message): void {
-  writeSync(journal, buffer, 0, end, keptAt);
+  writeSync(journal, buffer, 0, end, mkdirOffset);
   void device.writeInThread(invalidateEntry(root, Buffer.from('who'), { expireOnly: false }));
 }
 
-function leftBehind(): Message | undefined {
-  const buffer = Buffer.alloc(longestKept);
-  readSync(journal, buffer, 0, buffer.length, keptAt);
+function readStoredMkdir(): Message | undefined {
+  const buffer = Buffer.alloc(maxMkdirBytes);
+  readSync(journal, buffer, 0, buffer.length, mkdirOffset);
   const view = new DataView(buffer.buffer, buffer.byteOffset, buffer.length);
   const end = view.getUint32(0, true);
   return end === 0 ? undefined : { buffer, view, end };

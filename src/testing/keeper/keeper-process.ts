@@ -21,15 +21,15 @@ export interface Behaviour {
   readonly loadsForMs?: number;
   readonly stops?: boolean;
   /** A port that it stays connected to. */
-  readonly connectsTo?: number;
+  readonly connectsToPort?: number;
   /** It releases what its predecessor held. */
-  readonly letsGo?: boolean;
+  readonly releasesHeld?: boolean;
   /** The number of dirty files that it reports; undefined: it never reports. */
   readonly unwritten?: number;
 }
 
 /** What a data path recorded about a mount. */
-export interface Noted {
+export interface MountRecord {
   readonly as: string;
   readonly id: string;
   readonly spec: unknown;
@@ -52,20 +52,20 @@ export interface KeeperFixture extends AsyncDisposable {
   behave(how: Behaviour): void;
   /** Makes the keeper adopt a file as if it were /dev/fuse. */
   adopt(client: KeeperClient, mount: string, spec?: unknown): Promise<void>;
-  noted(mount: string): readonly Noted[];
+  recordsOf(mount: string): readonly MountRecord[];
   /** The last record, once there are that many. */
-  notedAfter(mount: string, count: number): Promise<Noted>;
+  recordAfter(mount: string, count: number): Promise<MountRecord>;
   log(): string;
 }
 
 export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
-const patienceMs = 20_000;
+const defaultLimitMs = 20_000;
 
 /** Polls until it succeeds; otherwise throws the last value. */
 export async function eventually<T>(
   look: () => T | Promise<T>,
   isSo: (found: T) => boolean,
-  limitMs = patienceMs,
+  limitMs = defaultLimitMs,
 ): Promise<T> {
   const until = performance.now() + limitMs;
   for (;;) {
@@ -86,7 +86,7 @@ export function createKeeperFixture(): KeeperFixture {
   const behave = (how: Behaviour): void => writeFileSync(join(folder, 'behaviour.json'), JSON.stringify(how));
   const read = (name: string): string =>
     existsSync(join(folder, name)) ? readFileSync(join(folder, name), 'utf8') : '';
-  const noted = (mount: string): readonly Noted[] =>
+  const recordsOf = (mount: string): readonly MountRecord[] =>
     read(mount)
       .split('\n')
       .filter((line) => line !== '')
@@ -97,7 +97,7 @@ export function createKeeperFixture(): KeeperFixture {
     folder,
     socket,
     behave,
-    noted,
+    recordsOf,
     signal: stop.signal,
     startKeeper: async (how = {}) => {
       const keeper = await startKeeper(
@@ -136,12 +136,12 @@ export function createKeeperFixture(): KeeperFixture {
         closeSync(fd);
       }
     },
-    notedAfter: async (mount, count) => {
+    recordAfter: async (mount, count) => {
       const all = await eventually(
-        () => noted(mount),
+        () => recordsOf(mount),
         (found) => found.length >= count,
       );
-      return all[count - 1] as Noted;
+      return all[count - 1] as MountRecord;
     },
     log: () => read('log'),
     [Symbol.asyncDispose]: async () => {
