@@ -15,9 +15,9 @@ import { startServer, type TestServer } from './server.ts';
 export interface AgentNode {
   readonly name: string;
   readonly server: TestServer;
-  /** Answers as the agent would. */
+  /** Answers a request like the agent. */
   readonly answer: (request: AgentRequest) => Promise<unknown>;
-  /** Called first. Its result is the answer, unless it is undefined. */
+  /** Called before the agent answers. If the result is not undefined, it is the answer. */
   intercept: ((request: AgentRequest) => unknown) | undefined;
   connect(): void;
   volumes(): Promise<readonly Volume[]>;

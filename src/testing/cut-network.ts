@@ -8,7 +8,7 @@ import type { FarNetwork } from './network-namespaces.ts';
 const run = promisify(execFile);
 const repository = dirname(dirname(import.meta.dirname));
 
-/** The prefix that runs a command on our end of that network. */
+/** The command prefix that runs a command in the client's network namespace. */
 export const enterNamespace = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
   [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
@@ -17,7 +17,7 @@ async function runInNetwork(far: FarNetwork, ...command: readonly string[]): Pro
   return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
 }
 
-/** The root of the remote server's export, as found from our end. */
+/** The root of the remote server's export, as the client looks it up. */
 export async function farSource(far: FarNetwork): Promise<Source> {
   const script = `
     import { openExport } from '#testing/nfs-export.ts';
@@ -29,11 +29,11 @@ export async function farSource(far: FarNetwork): Promise<Source> {
   return { host: far.host, port: far.port, root };
 }
 
-/** lose: drops packets. refuse: answers them with a TCP reset. */
+/** lose: the firewall drops packets. refuse: it answers them with a TCP reset. */
 export type PacketFault = 'lose' | 'refuse';
 const targets = { lose: ['DROP'], refuse: ['REJECT', '--reject-with', 'tcp-reset'] } as const;
 
-/** Adds firewall rules on our end until they are disposed of; for some of our ports, or for all. */
+/** Adds firewall rules in the client's namespace until they are disposed of, for the given client ports or for all. */
 export async function cutNetwork(
   far: FarNetwork,
   how: PacketFault,
@@ -63,7 +63,7 @@ export async function cutNetwork(
   };
 }
 
-/** The local ports of open connections on our end. */
+/** The local ports of the client's open connections. */
 export async function openPorts(far: FarNetwork): Promise<readonly number[]> {
   const table = await runInNetwork(far, 'cat', '/proc/net/tcp');
   const established = '01';

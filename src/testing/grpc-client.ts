@@ -27,7 +27,7 @@ export interface GrpcClient extends AsyncDisposable {
     request: MessageInitShape<M['input']>,
     headers?: Readonly<Record<string, string>>,
   ): Promise<MessageShape<M['output']>>;
-  /** Sends any bytes. */
+  /** Sends the bytes as the body of a call. */
   callBytes(path: string, body: Buffer, headers?: Readonly<Record<string, string>>): Promise<Buffer>;
 }
 

@@ -1,6 +1,6 @@
 /**
- * A program of its own, since it needs a known number of threads, and may be left with calls that cannot be ended:
- * works with stores on a disk that it freezes, beside one on another disk, and prints what came of it as JSON.
+ * Works with stores on a disk that it freezes, and with a store on another disk. Prints the results as JSON. It is a
+ * separate program, because it needs a known number of threads, and its calls on a frozen disk cannot be cancelled.
  */
 import { execFile } from 'node:child_process';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
@@ -25,7 +25,7 @@ const outcome = (work: Promise<unknown>): Promise<string> =>
     () => 'done',
     (cause: unknown) => (cause instanceof StowageError ? cause.code : String(cause)),
   );
-/** Undefined: it has not ended yet. */
+/** `how` is undefined until the work has ended. */
 const watchOutcome = (work: Promise<unknown>): { how: string | undefined; readonly ended: Promise<unknown> } => {
   const watch: ReturnType<typeof watchOutcome> = {
     how: undefined,
@@ -72,7 +72,7 @@ const whileFrozen = {
   stuck: creates.filter(({ how }) => how === undefined).length,
   gaveUp: creates.filter(({ how }) => how === 'deadline').length,
   repeated: repeated.how,
-  // The caller has gone, the call has not: it still has the name.
+  // The caller gave up, but its call still runs on the disk and holds the name.
   sameName: await outcome(create(hung, 'v0', limit.signal)),
   check: await outcome(hung.check({ ...scope, signal: limit.signal })),
 };

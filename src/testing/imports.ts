@@ -4,21 +4,21 @@ import { dirname, join } from 'node:path';
 import type { SourceKind } from '#core/model.ts';
 
 export interface SourceFile {
-  /** From the repository's root, such as `src/core/names.ts`. */
+  /** The path from the repository's root, such as `src/core/names.ts`. */
   readonly path: string;
   readonly text: string;
 }
 
 interface Import {
   readonly from: string;
-  /** As written. */
+  /** The import specifier as written. */
   readonly to: string;
-  /** Where it points, from the repository's root; empty for an npm package or a part of Node. */
+  /** The imported file, from the repository's root. Empty for an npm package or a part of Node. */
   readonly target: string;
   readonly typeOnly: boolean;
 }
 
-/** Who may import whom, by top folder of src/, as ARCHITECTURE.md lists it. A folder may always import itself. */
+/** Which top folders of src/ a folder may import, as in ARCHITECTURE.md. A folder may always import itself. */
 export const allowedImports: Readonly<Record<string, readonly string[]>> = {
   base: [],
   wire: ['base'],
@@ -54,25 +54,25 @@ const extraImports: Readonly<Record<string, readonly { readonly path: string; re
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
-  // Only the description of a mount that clients send to a data path.
+  // Only the type of the mount description that clients send to a data path.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
-  // The two ports that it implements, and the REST API that it calls on nodes.
+  // The two ports that cluster/ implements, and the REST API that it calls on nodes.
   cluster: [
     { path: 'src/controllers/agents.ts', typeOnly: true },
     { path: 'src/front/rest/cluster-nodes.ts', typeOnly: true },
     { path: 'src/front/rest/schemas.ts', typeOnly: false },
   ],
-  // The version stands in one place.
+  // package.json is the only place that states the version.
   app: [{ path: 'package.json', typeOnly: false }],
 };
 
-/** Of a folder that is in the table, only these children. */
+/** If a pair of folders is listed here, only these children of the second one may be imported. */
 const allowedChildren: Readonly<Record<string, readonly string[]>> = {
   'controllers > wire': ['wire/kube'],
   'cluster > wire': ['wire/kube'],
 };
 
-/** Folders whose children may not know each other, and the exceptions. */
+/** The children of these folders may not import each other, with these exceptions. */
 const isolatedChildren = ['stores', 'front', 'wire'];
 const allowedSiblings: readonly string[] = [
   'wire/rpc > wire/xdr',
@@ -82,15 +82,15 @@ const allowedSiblings: readonly string[] = [
   'stores/nfs > stores/file-store',
 ];
 
-/** Folders that use no npm package: what they need of one is a port. */
+/** Folders that import no npm package. They define a port instead. */
 const packageFree = ['core', 'wire'];
-/** Those of which a part may: Protocol Buffers are what that library is for. */
+/** Exceptions: these children may import that package. Only wire/csi uses Protocol Buffers. */
 const allowedPackages: Readonly<Record<string, string>> = { 'wire/csi': '@bufbuild/protobuf' };
 
 const importPattern =
   /(?:^|\n)\s*(?:import|export)\s+(type\s+)?(?:[^'";]*?\sfrom\s+)?'([^']+)'|\bimport\(\s*'([^']+)'/g;
 
-/** The program's own files. Tests, and what only they import, may know everything. */
+/** The program's own files, without tests and test helpers, which may import everything. */
 export async function programFiles(root: string): Promise<readonly SourceFile[]> {
   const files: SourceFile[] = [];
   for await (const path of glob('src/*/**/*.ts', { cwd: root, exclude: ['src/**/*.test.ts', 'src/testing/**'] })) {
@@ -114,11 +114,11 @@ function targetOf(from: string, to: string): string {
   return to.startsWith('.') ? join(dirname(from), to) : '';
 }
 
-/** `src/core/names.ts` → `core`; outside of src/ the top folder itself. */
+/** `src/core/names.ts` gives `core`; a path outside of src/ gives its first folder. */
 const topFolder = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
 const childFolder = (path: string): string => path.split('/').slice(1, 3).join('/');
 const crossesTopFolder = (i: Import): boolean => i.target !== '' && topFolder(i.from) !== topFolder(i.target);
-/** `#` stands for a folder of src/ only. */
+/** Aliases with `#` exist for folders of src/ and for e2e/testbed only. */
 const isAliased = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
 
 function isAllowed(i: Import): boolean {
@@ -130,7 +130,7 @@ function isAllowed(i: Import): boolean {
   );
 }
 
-/** Every import that breaks a rule, as a sentence. */
+/** Each import that breaks a rule, as a sentence. */
 export function forbiddenImports(files: readonly SourceFile[]): readonly string[] {
   const all = importsOf(files);
   const unknown = new Set(
@@ -144,7 +144,7 @@ export function forbiddenImports(files: readonly SourceFile[]): readonly string[
       !crossesTopFolder(i) &&
       isolatedChildren.includes(topFolder(i.from)) &&
       childFolder(i.from) !== childFolder(i.target) &&
-      // A file right in the folder is common ground, not a neighbour.
+      // All children may import a file directly in their parent folder.
       !childFolder(i.target).endsWith('.ts') &&
       !allowedSiblings.includes(`${childFolder(i.from)} > ${childFolder(i.target)}`),
   );
@@ -164,12 +164,15 @@ export function forbiddenImports(files: readonly SourceFile[]): readonly string[
   ];
 }
 
-/** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
+/**
+ * Files that may call write(2) themselves, and why a short write does no harm there. All other files use
+ * `#base/write-all.ts`.
+ */
 const mayWriteRaw: Readonly<Record<string, string>> = {
-  'src/base/write-all.ts': 'it is the loop',
+  'src/base/write-all.ts': 'it is the loop that handles short writes',
   'src/base/linux/watch-readable.ts': 'one byte into a socket pair',
   'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
-  'src/keeper/log-file.ts': 'a line of a log: the keeper goes on without it',
+  'src/keeper/log-file.ts': 'a line of a log, which the keeper can do without',
   'src/wire/fuse/device.ts': 'the kernel takes a whole message or none',
   'src/wire/nfs3/server/data-procedures.ts': 'a WRITE answers how much was written, which may be less',
   'src/wire/rpc/sender.ts': 'the socket gets what the kernel did not take',
@@ -178,7 +181,7 @@ const mayWriteRaw: Readonly<Record<string, string>> = {
 const rawWriteImport = /import\s*\{[^}]*\b(?:write|writev|writeSync|writevSync)\b[^}]*\}\s*from\s*'node:fs'/;
 const fileHandleImport = /import\s*\{[^}]*\bopen\b[^}]*\}\s*from\s*'node:fs\/promises'/;
 
-/** Files that call write(2) and could take a short write for a complete one. */
+/** Files that call write(2) and could mistake a short write for a complete one. */
 export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(({ path }) => !(path in mayWriteRaw))
@@ -186,7 +189,7 @@ export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
     .map(({ path }) => path)
     .toSorted();
 
-/** These folders ask the placement of a store, or its kind, instead of testing its scheme. */
+/** These folders query the placement or the kind of a store, and never its scheme. */
 const schemeAgnostic = /^src\/(?:core|controllers|cluster|front|app)\//;
 const schemeTests = [
   /\b(?:scheme|schemeOf\([^;{}]*?\))\s*[!=]==\s*'/,
@@ -194,13 +197,13 @@ const schemeTests = [
   /\bprotocol\s*[!=]==\s*'(?:local|nfs):'/,
   /startsWith\('(?:local|nfs):/,
 ];
-/** A file that may test a scheme, and why. */
+/** Files that may test a scheme, with the reason. */
 const mayTestScheme: Readonly<Record<string, string>> = {
   'src/app/take-over/directories.ts': 'other drivers have directories on NFS exports, and only those are taken over',
 };
 const placementTest = /\bplacement\s*[!=]==\s*'/;
 
-/** What tests a store's scheme, or compares its placement with a string. */
+/** Files that test a store's scheme, or compare its placement with a string. */
 export const schemesTested = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(({ path, text }) => {
@@ -211,9 +214,12 @@ export const schemesTested = (files: readonly SourceFile[]): readonly string[] =
     .map(({ path }) => path)
     .toSorted();
 
-/** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
+/**
+ * These folders call the client of a source and do not test its kind, so that a new kind of source needs no new
+ * condition there.
+ */
 const kindAgnostic = ['core', 'controllers', 'cluster', 'front', 'app'];
-/** A kind without a row does not compile. */
+/** The compiler requires a row for each kind. */
 const sourceKinds: Readonly<Record<SourceKind, true>> = { directory: true, loop: true, nfs: true };
 const kindNames = Object.keys(sourceKinds).join('|');
 const sourceKind = `'(?:${kindNames})'`;
@@ -227,14 +233,17 @@ const kindTestPattern = new RegExp(
   ].join('|'),
 );
 
-/** Files that test the kind of a source and are not its client or its store. */
+/** Files that test the kind of a source although they belong to neither clients nor stores. */
 export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(({ path, text }) => kindAgnostic.includes(topFolder(path)) && kindTestPattern.test(text))
     .map(({ path }) => path)
     .toSorted();
 
-/** Each lists the kinds of stores: the server, the controller of Kubernetes, and what is generated for the documentation and the CRDs. */
+/**
+ * The files that must list every kind of store: the server, the Kubernetes controller, and the generator of
+ * documentation and CRDs.
+ */
 const storeKindLists = ['src/app/up.ts', 'src/app/controller.ts', 'scripts/store-kinds.ts'];
 
 export async function filesAboutStoreKinds(root: string): Promise<readonly SourceFile[]> {
@@ -242,7 +251,7 @@ export async function filesAboutStoreKinds(root: string): Promise<readonly Sourc
   return paths.map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') }));
 }
 
-/** Each list that lacks a kind, as a sentence. */
+/** Each kind that a list lacks, as a sentence. */
 export function unlistedStoreKinds(files: readonly SourceFile[]): readonly string[] {
   const kinds = files.filter(({ path }) => /^src\/stores\/[\w-]+\/kind\.ts$/.test(path));
   const all = importsOf(files);
@@ -262,7 +271,10 @@ const internalsPattern = new RegExp(
   ].join('|'),
 );
 
-/** Front ends and controllers that use the records or the verbs of a store. Core has functions for what they need, such as `catalogue.recorded`. */
+/**
+ * Front ends and controllers that use the records or the verbs of a store. They must use functions of core, such as
+ * `catalogue.recorded`.
+ */
 export const internalsUsed = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(

@@ -17,14 +17,14 @@ import type { AnyObject } from './fakes/kube-objects.ts';
 
 /** Claims of the store `disks`, which exists on two nodes. */
 export interface LocalClaims {
-  /** `node-1` and `node-2`, each with these options of its store. */
+  /** The nodes `node-1` and `node-2`. Each argument has the options of one node's store. */
   twoNodes(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]>;
-  /** A controller that has just become the leader and has no state of its predecessors. */
+  /** Starts a controller that has just become the leader, without any state of an earlier one. */
   startLeader(): { readonly local: Provisioner; readonly provisioning: Controller };
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of claims that have a complete volume. */
   claimsWithVolumes(): Promise<readonly string[]>;
-  /** Makes a volume for the claim of that name. */
+  /** Creates the volume for the claim of that name on the node. */
   provision(name: string, node: AgentNode): Promise<void>;
 }
 
@@ -59,15 +59,15 @@ export function localClaims(it: ControllerFixture): LocalClaims {
   };
 }
 
-/** Waits for a pod, unless options say otherwise. */
+/** A class with WaitForFirstConsumer, unless the options replace that. */
 export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): AnyObject =>
   aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' }, ...more });
 
-/** A claim, with the node that the scheduler chose, if there is one. */
+/** A claim, with the node that the scheduler has chosen, if any. */
 export const aLocalClaim = (name: string, node?: string): AnyObject =>
   aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
 
-/** Moves the store of that name to another folder. */
+/** Moves the store `disks` of that node to another folder. */
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
   const place = join(server.folder, folder);
   mkdirSync(place, { recursive: true });

@@ -2,7 +2,7 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
 setFlagsFromString('--expose-gc');
-/** Runs the garbage collector, also if Node was started without --expose-gc. */
+/** Runs the garbage collector, even if Node was started without --expose-gc. */
 export const collectGarbage = runInNewContext('gc') as NodeJS.GCFunction;
 
 /** The memory in use in MiB, on the heap and in buffers. */

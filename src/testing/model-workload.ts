@@ -27,7 +27,7 @@ const [, , at = '', seed = '1', count = '100'] = process.argv;
 const root: Directory = new Map();
 const namesPerDirectory = 6;
 const maxDepth = 3;
-/** Open files without a name. All were at the top, because a directory with such a file cannot be removed. */
+/** Open files without a name. All of them were in the root, because a directory with such a file cannot be removed. */
 const unlinkedFiles: { readonly fd: number; readonly file: File }[] = [];
 const maxUnlinked = 5;
 let state = Number(seed) >>> 0;
@@ -43,7 +43,7 @@ function randomBelow(limit: number): number {
 const isDirectory = (thing: Entry | undefined): thing is Directory => thing instanceof Map;
 const isFile = (thing: Entry | undefined): thing is File => thing !== undefined && 'content' in thing;
 
-/** A random name in some directory, used or not. */
+/** A random path in some directory. It may not exist. */
 function randomPlace(): Place {
   let parent = root;
   let path = at;
@@ -56,7 +56,10 @@ function randomPlace(): Place {
   }
 }
 
-/** If the model allows the change, it must succeed; otherwise the file system must fail with this error. */
+/**
+ * If `error` is undefined, the change must succeed; otherwise it must fail with that error. Returns whether it
+ * succeeded.
+ */
 function expectResult(change: () => void, error: string | undefined): boolean {
   if (error === undefined) {
     change();
@@ -117,7 +120,7 @@ function link(from: Place, to: Place): void {
   to.parent.set(to.name, from.thing);
 }
 
-/** Some files stay open when they lose a name. They must keep their contents until they are closed. */
+/** Keeps some files open when they lose a name. Their contents must stay until they are closed. */
 function keepOpen({ parent, path, thing }: Place): void {
   if (isFile(thing) && parent === root && unlinkedFiles.length < maxUnlinked)
     unlinkedFiles.push({ fd: fs.openSync(path, 'r+'), file: thing });
@@ -156,7 +159,7 @@ function rename(from: Place, to: Place): void {
   if (isDirectory(from.thing) && to.thing !== undefined) return;
   if (from.thing !== to.thing) keepOpen(to);
   fs.renameSync(from.path, to.path);
-  // Two names of the same file: rename(2) does nothing.
+  // rename(2) between two names of the same file does nothing.
   if (from.thing === to.thing) return;
   if (isFile(to.thing)) to.thing.names--;
   from.parent.delete(from.name);

@@ -31,7 +31,7 @@ export function fillUpToOneBlock(disk: string): void {
   expect(bytesOfOneWrite(disk, Buffer.alloc(8 * block))).toBe(block);
 }
 
-/** How much of it one write(2) writes. Leaves the disk unchanged. */
+/** How many of the bytes a single write(2) writes. Leaves the disk unchanged. */
 function bytesOfOneWrite(disk: string, bytes: Buffer): number {
   const path = join(disk, 'probe');
   const fd = openSync(path, 'wx');

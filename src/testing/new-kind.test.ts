@@ -13,7 +13,7 @@ import {
 } from './imports.ts';
 
 const repository = dirname(dirname(import.meta.dirname));
-/** A busy machine is slow: the compiler needs about ten seconds alone. */
+/** The compiler needs about ten seconds alone, and much longer on a busy machine. */
 const compilerMs = 300_000;
 
 let scratch: string;
@@ -89,10 +89,10 @@ const storeImport = `import { createDummyStoreKind } from '#stores/dummy/kind.ts
 const clientImport = `import { createDummyClient } from '#clients/kinds/dummy.ts';\n`;
 const atTop = /^/;
 
-/** The text of a new file, or replacements in one that exists. */
+/** The text of a new file, or replacements in an existing one. */
 type Change = string | readonly (readonly [RegExp, string])[];
 
-/** What a developer begins with. */
+/** The files that a developer writes first. */
 const declared: Readonly<Record<string, Change>> = {
   'src/stores/dummy/kind.ts': storeFile,
   'src/clients/kinds/dummy.ts': clientFile,
@@ -102,7 +102,7 @@ const declared: Readonly<Record<string, Change>> = {
   'src/core/errors.ts': [[/\{ http: number;/, '$& dummy: number;']],
 };
 
-/** What the compiler and the architecture test ask for then, and what only starts the front end. */
+/** The changes that the compiler and the architecture test then ask for, and the one that starts the front end. */
 const filledIn: Readonly<Record<string, Change>> = {
   'src/core/placement.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: { isShared: true, opensInController: true },\n']],
   'src/core/csi-drivers.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: fileDriver,\n']],
@@ -177,7 +177,7 @@ async function rejected(): Promise<readonly string[]> {
   );
   const output = await promise;
   const files = [...output.matchAll(/^(\S+)\(\d+,\d+\): error/gm)].map(([, file = '']) => file);
-  // Anything else, such as a compiler that was killed, must not look like success.
+  // Any other output, for example of a compiler that was killed, must not look like success.
   if (output !== '' && files.length === 0) throw new Error(output);
   return [...new Set(files)].toSorted();
 }
@@ -235,10 +235,11 @@ test('the recipes in ARCHITECTURE.md name the files that a new store, client, fr
 });
 
 test(
-  'of a dummy store, client, front end and error the compiler and the architecture test name the places that the recipes list, and no others',
+  'for a dummy store, client, front end and error, the compiler and the architecture test name exactly the files that the recipes list',
   async () => {
     apply(declared);
-    // The store throws an error whose reason has no row yet, and the front end uses a column of codes that has no values.
+    // The store throws an error whose reason has no row yet, and the front end uses a column of codes that has no
+    // values.
     const own = ['src/stores/dummy/kind.ts', 'src/front/dummy/server.ts'];
     expect(await rejected()).toEqual([...foundBy('compiler'), ...own].toSorted());
     expect(unlistedStoreKinds(await filesAboutStoreKinds(scratch))).toEqual([

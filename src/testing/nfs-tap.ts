@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
 
-/** Intercepts each call: it decides whether to make the call, and what to return. */
+/** Called instead of each NFS call. It may make the call, and returns the result. */
 export type CallInterceptor = (call: {
   readonly procedure: string;
   readonly args: readonly unknown[];
@@ -33,11 +33,17 @@ export function interceptCalls(connect: Connect, hook: CallInterceptor): Connect
   };
 }
 
-/** A process that can be killed at one of its calls, before the server receives the call or after it has completed it. */
+/**
+ * A process that a test can kill at one of its NFS calls, before the server receives the call or after the server has
+ * completed it.
+ */
 export interface CrashableProcess {
   readonly connect: Connect;
   dieAt(call: number, when: 'before' | 'after'): void;
-  /** Dies after the first call that makes the condition true. Unlike `dieAt`, it is not affected by calls from timers. */
+  /**
+   * The process dies after the first call after which the condition is true. Calls from timers don't matter, unlike in
+   * `dieAt`.
+   */
   dieOnce(condition: () => boolean): void;
   readonly isDead: boolean;
   /** The number of calls since `dieAt`, or since the start. */
@@ -58,7 +64,7 @@ export function crashableProcess(connect: Connect): CrashableProcess {
         isDead = true;
         throw killedError();
       }
-      // Later calls in the same tick are not sent.
+      // Set before the call, so that later calls in the same tick are not sent.
       if (isLast) isDead = true;
       const answer = await make();
       if (shouldDie()) isDead = true;
@@ -84,13 +90,13 @@ export function crashableProcess(connect: Connect): CrashableProcess {
 const timeFactor = 5;
 
 /**
- * A clock for a host that waits for another one: a sleep returns almost at once, and advances the clock by more than its duration. Only
- * sleeping advances the clock, so on a busy machine no lock expires and no deadline is missed.
+ * A clock for a host that waits for another host. A sleep returns almost at once, and advances the clock by more than
+ * its duration. Only sleeps advance the clock, so on a busy machine no lock expires and no deadline passes.
  */
 export function shortWaitClock(
   clock: Clock,
   onSleep: () => void = () => undefined,
-): Clock & { /** Without anybody's doing anything. */ pass(ms: number): void } {
+): Clock & { /** Advances the clock without a sleep. */ pass(ms: number): void } {
   let now = clock.elapsed();
   return {
     ...clock,

@@ -15,7 +15,7 @@ export interface QuotaNode {
   readonly quota: Quota;
   readonly recount: Recount;
   readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
-  /** Stops at once, without returning its share of the quota. */
+  /** Stops the node at once, without returning its share of the quota. */
   die(): void;
 }
 

@@ -4,34 +4,40 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { onRecords, procedureOf, type RpcRecord } from './rpc-records.ts';
 
 /**
- * A proxy between an NFS client and a server on loopback. It keeps the client's port, as a network does: the server sees each
- * connection come from that port of another loopback address. It decides when the server gets a call, and whether the client gets
- * the reply. It needs no test runner, so that a virtual machine can run it.
+ * A proxy between an NFS client and a server on loopback. It keeps the client's port, as a router does: the server sees
+ * each connection come from the same port of another loopback address. It decides when the server receives a call, and
+ * whether the client receives the reply. It needs no test runner, so a virtual machine can run it.
  */
 export interface ReplayingProxy extends Disposable {
   readonly host: string;
   readonly port: number;
-  /** Ports of the client, one for each connection, in order. */
+  /** The client's ports, one for each connection, in order. */
   readonly ports: readonly number[];
-  /** How often the server got a call of this procedure. */
+  /** How often the proxy has sent a call of this procedure to the server. */
   deliveries(procedure: number): number;
-  /** The next call of this procedure does not reach the server yet; the client's connection is cut instead. */
+  /** Keeps the next call of this procedure from the server, and cuts the client's connection. */
   holdCall(procedure: number): HeldCall;
-  /** The server does the next call of these procedures; the client's connection is cut instead of the reply. */
+  /**
+   * Lets the server execute the next call of these procedures, and cuts the client's connection instead of forwarding
+   * the reply.
+   */
   loseReply(...procedures: readonly number[]): Promise<void>;
-  /** The server does the next call of these procedures; from then on, nothing more reaches the client or the server. */
+  /**
+   * Lets the server execute the next call of these procedures. After that, the proxy forwards nothing in either
+   * direction.
+   */
   stallReply(...procedures: readonly number[]): Promise<void>;
-  /** New connections are refused, until `up`. */
+  /** Refuses new connections, until `up`. */
   down(): Promise<void>;
   up(): Promise<void>;
 }
 
 export interface HeldCall {
-  /** The proxy has it. */
+  /** Resolves when the proxy has the call. */
   readonly held: Promise<void>;
   /**
-   * The server gets it now, on the client's present connection, and again until it has answered: it drops a copy while it works on another
-   * one, and nfs-ganesha does so for a moment after it has sent the reply.
+   * Sends the call to the server on the client's current connection, and repeats it until the server replies: a server
+   * drops a copy while it executes another one, and nfs-ganesha also drops it for a moment after its reply.
    */
   release(): Promise<void>;
 }
@@ -39,15 +45,15 @@ export interface HeldCall {
 export type Disturbance = 'none' | 'cut before the call' | 'lose the reply' | 'run the first copy late';
 
 export interface ReplayingProxyOptions {
-  /** Where the client connects to. */
+  /** The address that the client connects to. */
   readonly host?: string;
-  /** Undefined: any free one. */
+  /** Undefined: any free port. */
   readonly port?: number;
-  /** Where the server sees connections come from. */
+  /** The source address of the proxy's connections to the server. */
   readonly source?: string;
   /** Decides what happens to each call. */
   readonly disturb?: (call: RpcRecord) => Disturbance;
-  /** How long after the reply to its second copy a late first copy runs. */
+  /** How long after the reply to the second copy the proxy sends the late first copy. */
   readonly lateMs?: () => number;
 }
 
@@ -78,7 +84,7 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   let losing:
     | { readonly procedures: readonly number[]; readonly stalls: boolean; readonly lost: () => void }
     | undefined;
-  /** Called once, when the reply has come; `true`: the client gets it. */
+  /** By xid. Called once, with the reply. If it returns true, the client receives the reply. */
   const replyHandlers = new Map<number, (line: ConnectionPair) => boolean>();
 
   function fromClient(line: ConnectionPair, call: RpcRecord): void {
@@ -104,9 +110,9 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
     pass(line, call);
   }
 
-  /** True: the server does not get it now. */
+  /** Returns true if the server does not receive the call now. */
   function applyDisturbance(line: ConnectionPair, call: RpcRecord): boolean {
-    // The second copy of one that comes late: its reply is awaited.
+    // The second copy of a call whose first copy runs late passes undisturbed: its reply has a handler.
     const kind = replyHandlers.has(call.xid) ? 'none' : disturb(call);
     if (kind === 'none') return false;
     if (kind === 'lose the reply') {
@@ -144,7 +150,7 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
     if (onReply?.(line) !== false) line.client.write(reply.bytes);
   }
 
-  /** The port must be free at once for the next connection from it. */
+  /** With a reset, so that the port is free at once for the next connection from it. */
   function cut({ client, server }: ConnectionPair): void {
     client.destroy();
     server.resetAndDestroy();
@@ -235,7 +241,10 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   };
 }
 
-/** The port of a connection that was just reset is free in a moment. */
+/**
+ * Connects from that address and port. Retries, because the port of a connection that was just reset is free only after
+ * a moment.
+ */
 async function connectFrom(from: { readonly address: string; readonly port: number }, to: Target): Promise<Socket> {
   const until = Date.now() + bindLimitMs;
   for (;;) {

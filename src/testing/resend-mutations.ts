@@ -6,7 +6,7 @@ import { create, link, mkdir, remove, rename, rmdir, setattr, symlink, write } f
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
 
-/** A folder on a server, node A that reaches it through a proxy, and node B that reaches it directly. */
+/** A folder on a server, node A, which reaches the server through a proxy, and node B, which reaches it directly. */
 export interface ResendNodes {
   readonly proxy: ReplayingProxy;
   readonly a: NfsClient;
@@ -19,7 +19,7 @@ export interface ResendNodes {
 }
 
 interface Prepared {
-  /** Node A makes the change, once. */
+  /** Node A makes the change once. */
   byA(): Promise<unknown>;
   /** Node B changes the result afterwards. */
   byB(): Promise<unknown>;
@@ -41,7 +41,7 @@ export const namesIn = (folder: string): string[] => readdirSync(folder).toSorte
 const textOf = ({ folder }: ResendNodes): string =>
   namesIn(folder).includes('file') ? readFileSync(join(folder, 'file'), 'utf8') : 'no such file';
 
-/** Node B creates a file, with its data on the disk. */
+/** Node B creates a file and writes its data to the server's disk. */
 async function createByB({ b, directory }: ResendNodes, name: string): Promise<FileHandle> {
   const { handle } = await b.create(directory, name, guarded);
   await b.write(handle, 0, Buffer.from('of node B'), stability.fileSync);

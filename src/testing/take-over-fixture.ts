@@ -40,9 +40,9 @@ interface RunOptions {
 /** For each test: an API server in memory with a store and the classes of other drivers, and an administrator who runs the command. */
 export function takeOverFixture() {
   let api: FakeKubeApi;
-  /** The number of changes that are let through before the command is killed. */
+  /** The number of changes that the API server accepts before the command counts as killed. */
   let changesLeft: number;
-  /** PersistentVolumes that were released with the policy Delete: their data are lost. */
+  /** PersistentVolumes that were released with the policy Delete, so their data are lost. */
   let destroyed: string[];
   let deadlineMs: number;
 
@@ -80,7 +80,7 @@ export function takeOverFixture() {
   const claim = async (name = 'data'): Promise<PersistentVolumeClaim | undefined> =>
     (await list(claims)).find(({ metadata }) => metadata.name === name);
 
-  /** Patches with the resourceVersion that was read, like Kubernetes' own components. */
+  /** Patches with the resourceVersion that was read, as Kubernetes' own components do. */
   async function patched<T extends KubeObject>(resource: Resource<T>, { metadata }: T, change: object): Promise<void> {
     using kubernetes = client('kubernetes');
     const { namespace, name, uid, resourceVersion } = metadata;
@@ -90,7 +90,7 @@ export function takeOverFixture() {
     });
   }
 
-  /** Does the relevant work of Kubernetes' PersistentVolume controller. */
+  /** Does the part of Kubernetes' PersistentVolume controller that matters here. */
   async function reconcile(): Promise<void> {
     const [volumes, claimed] = [await list(persistentVolumes), await list(claims)];
     for (const one of claimed) {
@@ -117,7 +117,7 @@ export function takeOverFixture() {
         destroyed.push(metadata.name ?? '');
   }
 
-  /** A claim with a volume of another driver. Returns the name of the PersistentVolume. */
+  /** Creates a claim with a volume of another driver. Returns the name of the PersistentVolume. */
   function provisioned(
     kind: ForeignDriver,
     name = 'data',
@@ -132,7 +132,7 @@ export function takeOverFixture() {
     const annotations = { ...made.metadata.annotations, 'pv.kubernetes.io/bind-completed': 'yes' };
     const bound = { ...made, metadata: { ...made.metadata, annotations }, spec: { ...made.spec, volumeName: called } };
     api.put(paths.claims, asAnyObject({ ...bound, status: { phase: 'Bound' } }));
-    // Nothing here removes finalizers.
+    // This fixture removes no finalizers.
     api.put(
       paths.volumes,
       asAnyObject({
@@ -146,7 +146,7 @@ export function takeOverFixture() {
   const createCommand = (servers: readonly string[] = [], store = 'silver') =>
     createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs });
 
-  /** One run of the command, while Kubernetes does its part. */
+  /** Runs the command once, while Kubernetes' controller works. */
   async function run(
     deed: TakeOverAction,
     { name = 'data', id = 'sv1-id', identity }: RunOptions = {},
@@ -174,7 +174,7 @@ export function takeOverFixture() {
     return typeof said === 'string' ? said : '';
   }
 
-  /** A run that is killed after that many changes. */
+  /** Runs the command and kills it after that many changes. */
   async function runAndKill(deed: TakeOverAction, after: number): Promise<void> {
     changesLeft = after;
     deadlineMs = 100;
@@ -213,7 +213,7 @@ export function takeOverFixture() {
     get destroyed() {
       return destroyed;
     },
-    /** How long the command waits for Kubernetes. */
+    /** Sets how long the command waits for Kubernetes. */
     waitFor: (ms: number): void => {
       deadlineMs = ms;
     },

@@ -5,7 +5,7 @@ import type { AddressInfo, Socket } from 'node:net';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { type AnyObject, json, merged, patched } from './kube-objects.ts';
 
-/** Answers instead of the API server if it returns true. */
+/** Returns true if it has answered the request instead of the API server. */
 export type Interception = (request: IncomingMessage, response: ServerResponse, body: string) => boolean;
 
 /** An API server in memory: objects of any kind, resource versions, pages, watches, conflicts, and faults. */
@@ -19,13 +19,13 @@ export interface FakeKubeApi extends AsyncDisposable {
   intercept: Interception | undefined;
   /** Answers with an error: a Status object, and further fields. */
   refuse(response: ServerResponse, code: number, reason: string, more?: Refusal): void;
-  /** Writes an object without a client's request. */
+  /** Writes an object as if a client had done so. */
   put(path: string, object: AnyObject): AnyObject;
   remove(path: string, name: string): void;
-  /** Compacts the history: older resource versions are expired. */
+  /** Compacts the history: watches and lists from older resource versions expire. */
   compact(): void;
   bookmark(): void;
-  /** Ends all watches; `isClean`: as the API server does on a timeout. */
+  /** Ends all watches. `isClean`: as the API server does on a timeout. */
   cutWatches(isClean: boolean): void;
   down(): Promise<void>;
   up(): Promise<void>;
@@ -201,7 +201,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
       const isJsonPatch = type.includes('json-patch');
       const next = method === 'PUT' ? given : isJsonPatch ? patched(found, JSON.parse(body)) : merged(found, given);
       const { metadata } = next as AnyObject;
-      // The object was only waiting for its finalizers.
+      // The object was waiting for its finalizers only.
       if (metadata.deletionTimestamp !== undefined && (metadata.finalizers ?? []).length === 0)
         return okReply(happen(at.collection, 'DELETED', next as AnyObject));
       return okReply(put(collectionPath, next as AnyObject));

@@ -29,7 +29,7 @@ export interface MemoryFileSystem {
   known(): number;
   /** The names of the requests in order. */
   readonly calls: string[];
-  /** Delays READs until it is disposed of. Other requests continue. */
+  /** Delays READs until the returned object is disposed of. Other requests continue. */
   hold(): Disposable;
 }
 

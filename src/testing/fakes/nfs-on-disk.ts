@@ -17,9 +17,9 @@ import { grantedAccess } from '#wire/nfs3/server/access.ts';
 import type { Credentials } from '#wire/nfs3/server/identities.ts';
 
 /**
- * The interface of an NFS client on a folder of this machine, without a server, so tests of the store run anywhere. A handle refers to a
- * path: unlike a real server's handle it does not survive a rename, and the store must cope with that. If the store's path is a
- * folder in it, the export is that folder; otherwise it is the whole one.
+ * The interface of an NFS client on a folder of this machine, without a server, so that tests of the store run
+ * anywhere. A handle is a path. Unlike a real server's handle, it does not survive a rename, and the store must cope
+ * with that. If the store's path is a folder in `folder`, the export is that folder; otherwise it is all of `folder`.
  */
 export function connectToDisk(folder: string): Connect {
   return async (options, onStep) => {
@@ -104,12 +104,15 @@ function attributesOf(found: BigIntStats): Attributes {
   };
 }
 
-/** Checks the mode bits of files; root may do everything. Whether this process has the permission is up to the system. */
+/**
+ * Checks the mode bits of files for these credentials. Root may do everything. The system checks whether this process
+ * may do so.
+ */
 function createNfsOnDisk(who: Credentials): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
-  /** Sets the attributes atomically for this process, as a server does. */
+  /** No other call of this process sees only some of the attributes, as on a server. */
   function setAttributes(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
     const { ctime, ctimeNs, ...now } = attributesOf(lstatSync(path, { bigint: true }));
     if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))

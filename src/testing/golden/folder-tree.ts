@@ -4,10 +4,10 @@ import { dirname, join } from 'node:path';
 /** Paths below a folder, with the text of each file, and null for an empty folder. */
 export type Tree = Readonly<Record<string, string | null>>;
 
-/** Longer files are images, which contain only zeros here. */
+/** Longer files are images, which contain only zeros in these tests. */
 const maxTextBytes = 64 * 1024;
 
-/** Replaces what differs in each run. */
+/** Replacements for text that differs in each run. */
 export type Replacements = readonly (readonly [pattern: RegExp, by: string])[];
 
 export async function readTree(root: string, fixed: Replacements = []): Promise<Tree> {

@@ -6,7 +6,7 @@ import { isErrno } from '#base/errno.ts';
 const repository = join(import.meta.dirname, '..', '..', '..');
 const head = '# Names that users rely on. See "Golden files" in CONTRIBUTING.md.';
 
-/** `STOWAGE_GOLDEN=add`: write new names into the files. Only a person removes names. */
+/** `STOWAGE_GOLDEN=add` records new names in the files. Names are only ever removed by hand. */
 const addsNames = process.env['STOWAGE_GOLDEN'] === 'add';
 
 const explanation =
@@ -46,5 +46,5 @@ function read(file: string): readonly string[] {
   }
 }
 
-/** By code units: the same on every machine. */
+/** Sorts by code units, so the order is the same on every machine. */
 const text = (lines: readonly string[]): string => [head, ...lines.toSorted(), ''].join('\n');

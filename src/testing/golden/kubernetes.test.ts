@@ -45,7 +45,7 @@ test('Events and conditions keep their reasons, types and actions', () => {
   );
 });
 
-/** Names that Kubernetes defines. The sources may use them or not. */
+/** Names that Kubernetes defines. Removing or adding a use of one breaks nothing. */
 const kubernetesNames = new Set([
   'AlreadyExists',
   'Conflict',
@@ -73,12 +73,12 @@ const kubernetesNames = new Set([
   'Unknown',
   'Normal',
   'Warning',
-  // Names inside the program.
+  // Names that never leave the program.
   'LeadershipLost',
   'Many',
 ]);
 
-test('a Store keeps its fields, their rules and what kubectl shows of it', () => {
+test('a Store keeps its fields, their validation rules and its kubectl columns', () => {
   const { metadata: _metadata, ...definition } = storeDefinition;
   expectGolden('kubernetes-store', flat(definition));
 });
@@ -101,7 +101,7 @@ test('agents and controllers of different versions keep the names and calls that
 });
 
 describe('the chart', () => {
-  test('keeps its values, and what they may be', () => {
+  test('keeps its values and their schema', () => {
     const schema = JSON.parse(readFileSync(files.schema, 'utf8')) as unknown;
     const paths = (values: readonly ChartValue[]): readonly string[] =>
       values.flatMap(({ path, inside, byDefault }) =>
@@ -110,7 +110,7 @@ describe('the chart', () => {
     expectGolden('chart-values', [...flat(schema), ...paths(chartValues())]);
   });
 
-  test('keeps the names, labels, selectors and folders of what it installs', () => {
+  test('keeps the names, labels, selectors and folders of the objects that it installs', () => {
     const objects = parseAllDocuments(readFileSync(files.manifests, 'utf8')).map((one) => one.toJS() as unknown);
     const lines = objects.flatMap((object) => {
       const { kind, metadata } = object as { kind: string; metadata: { name: string } };
@@ -120,7 +120,7 @@ describe('the chart', () => {
     expectGolden('chart-objects', lines);
   });
 
-  test('keeps the names of objects that only some values make', async () => {
+  test('keeps the names of objects that only some values create', async () => {
     const names: string[] = [];
     for await (const path of glob('templates/*.yaml', { cwd: chart })) {
       const text = await readFile(join(chart, path), 'utf8');

@@ -1,6 +1,6 @@
 /**
- * A fake data path. It writes what its keeper passed to it into the file that is the mount's descriptor, one line per
- * mount. It reads its behaviour from a file at each start (`Behaviour`).
+ * A fake data path. It writes everything that its keeper passes to it into the file that stands for the mount's
+ * /dev/fuse, one line per mount. At each start it reads its behaviour from a file (`Behaviour`).
  */
 
 import { appendFileSync, closeSync, readFileSync, writeSync } from 'node:fs';
@@ -20,7 +20,7 @@ if (behaviour.dies === 'at once') process.kill(process.pid, 'SIGKILL');
 const until = performance.now() + (behaviour.loadsForMs ?? 0);
 while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);
 
-/** The journal offset, after the keeper's part, of the number of data paths that had it. */
+/** The offset in the journal, after the keeper's part, of a counter of the data paths that have served. */
 const servedAt = 100;
 const open = new Map<string, number>();
 

@@ -1,7 +1,7 @@
 /**
- * A data path that serves one file, `who`, on each mount of its keeper. The file contains its process id. The first data path never
- * answers a MKDIR: it stores it in the journal, and notifies the kernel of a name in the same directory from a thread, which
- * then hangs in the kernel until the MKDIR is answered. A successor answers it.
+ * A data path that serves one file, `who`, on each mount of its keeper. The file contains the data path's process id.
+ * The first data path never answers a MKDIR: it stores the request in the journal, and a thread of it notifies the
+ * kernel of a name in the same directory. That thread hangs in the kernel until a successor answers the MKDIR.
  */
 
 import { readSync, writeSync } from 'node:fs';
@@ -21,7 +21,7 @@ import { defaultWishes } from '../fuse-mount.ts';
 hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
-/** The journal offset of the MKDIR. */
+/** The offset in the journal of the stored MKDIR. */
 const mkdirOffset = 1024;
 const maxMkdirBytes = 1024;
 const content = Buffer.from(`${process.pid}\n`);

@@ -20,11 +20,11 @@ export interface Behaviour {
   readonly dies?: 'at once' | 'serving';
   readonly loadsForMs?: number;
   readonly stops?: boolean;
-  /** A port that it stays connected to. */
+  /** The data path stays connected to this port. */
   readonly connectsToPort?: number;
-  /** It releases what its predecessor held. */
+  /** The data path releases the descriptors that its predecessor held. */
   readonly releasesHeld?: boolean;
-  /** The number of dirty files that it reports; undefined: it never reports. */
+  /** The number of dirty files that the data path reports. Undefined: it never reports. */
   readonly unwritten?: number;
 }
 
@@ -46,14 +46,14 @@ export interface KeeperFixture extends AsyncDisposable {
   readonly folder: string;
   readonly socket: string;
   readonly signal: AbortSignal;
-  /** Resolves when the keeper is in charge. */
+  /** Resolves when the keeper serves. */
   startKeeper(how?: Partial<StartOptions>): Promise<StartedKeeper>;
   client(changed?: (state: KeeperState) => void, user?: number): KeeperClient;
   behave(how: Behaviour): void;
-  /** Makes the keeper adopt a file as if it were /dev/fuse. */
+  /** Passes a file to the keeper as if it were /dev/fuse. */
   adopt(client: KeeperClient, mount: string, spec?: unknown): Promise<void>;
   recordsOf(mount: string): readonly MountRecord[];
-  /** The last record, once there are that many. */
+  /** The record with that number, as soon as it exists. */
   recordAfter(mount: string, count: number): Promise<MountRecord>;
   log(): string;
 }
@@ -61,7 +61,7 @@ export interface KeeperFixture extends AsyncDisposable {
 export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
 const defaultLimitMs = 20_000;
 
-/** Polls until it succeeds; otherwise throws the last value. */
+/** Polls until the result satisfies the condition. Throws at the limit. */
 export async function eventually<T>(
   look: () => T | Promise<T>,
   isSo: (found: T) => boolean,
@@ -147,7 +147,7 @@ export function createKeeperFixture(): KeeperFixture {
     [Symbol.asyncDispose]: async () => {
       stop.abort();
       for (const client of clients) client[Symbol.dispose]();
-      // A data path keeps running without its keeper, and one that is just starting would still write into the folder.
+      // A data path outlives its keeper, and one that is just starting would still write into the folder.
       await eventually(
         () => startedFor(folder),
         (pids) => {
@@ -161,7 +161,7 @@ export function createKeeperFixture(): KeeperFixture {
   };
 }
 
-/** The processes that have this folder in their environment. A zombie has no environment. */
+/** The processes whose environment names this folder. A zombie has no environment. */
 function startedFor(folder: string): readonly number[] {
   return readdirSync('/proc')
     .map(Number)
@@ -178,6 +178,6 @@ function kill(pid: number): void {
   try {
     process.kill(pid, 'SIGKILL');
   } catch {
-    // It has ended.
+    // The process has already ended.
   }
 }
