@@ -39,7 +39,7 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       const lines = (): readonly string[] =>
         existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
       /** The container keeps writing after each disturbance. */
-      const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+      const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
         const before = lines().length;
         await disturb();
         await eventually(
@@ -55,20 +55,20 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       await engine.docker('import', root, 'plain');
       const bound = ['--network', 'none', '-v', `${at}:/data`];
       const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', appendLinesScript);
-      await goesOn(() => Promise.resolve());
+      await keepsWriting(() => Promise.resolve());
       for (let i = 0; i < 2; i++) {
-        await goesOn(killDataPath);
+        await keepsWriting(killDataPath);
         // The upgrade replaces both the keeper and the data path.
-        await goesOn(() => runCli(server, 'client', 'upgrade'));
+        await keepsWriting(() => runCli(server, 'client', 'upgrade'));
       }
-      await goesOn(async () => {
+      await keepsWriting(async () => {
         server.signal('SIGKILL');
         await server.ended();
       });
-      await goesOn(async () => {
+      await keepsWriting(async () => {
         server = await startTestServer(where);
       });
-      await goesOn(killDataPath);
+      await keepsWriting(killDataPath);
       await run('touch', [join(at, 'stop')]);
       expect(await engine.docker('wait', id)).toBe('0');
       expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));

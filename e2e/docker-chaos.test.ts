@@ -7,16 +7,16 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
 const containers = sized({ usual: 14, long: 50 });
 /** Each container has so many volumes of its own. It also mounts the first volume of its neighbour. */
 const volumesEach = 4;
-const atATime = 8;
-const leastKills = sized({ usual: 3, long: 6 });
-const mostAttempts = 8;
+const concurrency = 8;
+const minKills = sized({ usual: 3, long: 6 });
+const maxAttempts = 8;
 /**
  * The errors that Docker returns for a plugin that is down, or that went away before it answered. Docker retries such a call
  * without its body, and treats every error of Get as "no such volume".
@@ -43,8 +43,8 @@ interface Refusal {
   readonly status: number;
   readonly why: string;
 }
-const isFar = (volume: string): boolean => volume.endsWith('-far');
-const driverOf = (volume: string): string => (isFar(volume) ? 'stowage' : 'stowage-local');
+const isOnSharedStore = (volume: string): boolean => volume.endsWith('-far');
+const driverOf = (volume: string): string => (isOnSharedStore(volume) ? 'stowage' : 'stowage-local');
 const parts: readonly Part[] = Array.from({ length: containers }, (_, i) => ({
   container: `c${i}`,
   volumes: Array.from({ length: volumesEach }, (_, j) => `v${i}-${j}-${j % 2 === 0 ? 'far' : 'near'}`),
@@ -70,7 +70,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       } catch (thrown) {
         const { stderr } = thrown as { readonly stderr: string };
         expect(stderr, words.join(' ')).toMatch(unreachable);
-        if (attempt === mostAttempts) throw thrown;
+        if (attempt === maxAttempts) throw thrown;
         await delay(100);
       }
     }
@@ -103,7 +103,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     // The last container may already be running or starting.
     for (const volume of [...volumes, neighbour]) await make(volume);
     const at = [...volumes, neighbour].flatMap((volume) => ['-v', `${volume}:/volumes/${volume}`]);
-    await docker('create', ...atOnce, '--name', container, ...at, host.image, 'sh', '-c', work, 'sh', container);
+    await docker('create', ...endsAtOnce, '--name', container, ...at, host.image, 'sh', '-c', work, 'sh', container);
     for (const times of [1, 2]) {
       await docker('start', container);
       await docker('exec', container, 'sh', '-c', hasWritten(times));
@@ -119,7 +119,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   }
 
   /** Mounts a volume for an engine that never gets the answer, so nobody unmounts it. */
-  async function loseMount(volume: string): Promise<string> {
+  async function mountWithoutAnswer(volume: string): Promise<string> {
     const socket = join(host.engine.plugins, `${driverOf(volume)}.sock`);
     const { status, body } = await call(socket, 'POST', '/VolumeDriver.Mount', { Name: volume, ID: 'lost' }, {});
     expect([status, body['Err']]).toEqual([200, '']);
@@ -129,9 +129,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     ['published', 'mounts'].flatMap((name) => readdirSync(join(host.top, 's', name)));
 
   /** Kills Stowage again and again, and checks after each restart that it still knows all volumes. */
-  async function harass(until: AbortSignal): Promise<number> {
+  async function killRepeatedly(until: AbortSignal): Promise<number> {
     let kills = 0;
-    while (!until.aborted || kills < leastKills) {
+    while (!until.aborted || kills < minKills) {
       await delay(Math.random() * 3_000, undefined, { signal: until }).catch(() => undefined);
       await kill();
       kills += 1;
@@ -143,9 +143,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
   test('stay usable for many containers while Stowage is killed again and again', { timeout: 600_000 }, async () => {
     const done = new AbortController();
-    const harassing = harass(done.signal);
+    const harassing = killRepeatedly(done.signal);
     try {
-      await eachBounded(parts, atATime, async (part) => {
+      await eachBounded(parts, concurrency, async (part) => {
         const next = parts[(parts.indexOf(part) + 1) % parts.length];
         await live(part, next?.volumes[0] ?? '');
       });
@@ -153,21 +153,21 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       done.abort();
       await harassing.catch(() => undefined);
     }
-    expect(await harassing).toBeGreaterThanOrEqual(leastKills);
+    expect(await harassing).toBeGreaterThanOrEqual(minKills);
 
     expect((await listed()).toSorted()).toEqual(all.toSorted());
     expect(refusals()).toEqual([]);
     for (const [i, { container, volumes }] of parts.entries()) {
       const before = parts.at(i - 1)?.container ?? '';
       for (const volume of volumes) {
-        const top = isFar(volume) ? server.folder('silver') : join(host.top, 's', 'stores', 'local');
+        const top = isOnSharedStore(volume) ? server.folder('silver') : join(host.top, 's', 'stores', 'local');
         const writers = volume === volumes[0] ? [container, before] : [container];
         for (const writer of writers)
           expect(readFileSync(join(top, volume, writer), 'utf8'), volume).toBe(`${writer}\n`.repeat(2));
       }
     }
     // Stowage removes mounts that a crash left over while it runs, without a request.
-    const lost = await Promise.all((parts[0]?.volumes ?? []).map(loseMount));
+    const lost = await Promise.all((parts[0]?.volumes ?? []).map(mountWithoutAnswer));
     await kill();
     expect(await host.mounts()).toEqual(expect.arrayContaining(lost));
     await expect.poll(() => host.mounts(), untilDropped).toEqual([]);
@@ -176,7 +176,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect((await host.stowage.api('GET', '/v1/mounts')).body['items']).toEqual([]);
 
     // Nothing prevents the deletion of the volumes.
-    await eachBounded(all, atATime, async (volume) => void (await host.docker('volume', 'rm', volume)));
+    await eachBounded(all, concurrency, async (volume) => void (await host.docker('volume', 'rm', volume)));
     expect(await listed()).toEqual([]);
     expect(refusals()).toEqual([]);
     await host.stowage.stop();

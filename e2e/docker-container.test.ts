@@ -49,7 +49,7 @@ test('compose.yaml and the documented docker run command agree', () => {
   expect(documented.toSorted()).toEqual(words.toSorted());
 });
 
-const next = 'stowage:next';
+const nextImage = 'stowage:next';
 const exports = [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }, { tag: 'far' }] as const;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
@@ -83,7 +83,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     busybox = await loadBusybox(engine, end.signal);
     // A new version is a new image.
     const made = await docker('create', imageName);
-    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
     await docker('rm', '-v', made);
     await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
     await startStowageIn(engine, imageName);
@@ -123,27 +123,27 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
         appendLinesScript,
       );
     /** The containers keep writing after each disturbance. */
-    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+    const keepWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = await counts();
       await eventually(counts, (now) => now.every((count, i) => count > (before[i] ?? 0)));
     };
-    await goesOn(() => Promise.resolve());
+    await keepWriting(() => Promise.resolve());
     const [first, mounted] = [await keeper(), await mountOf('photos')];
-    await goesOn(() => docker('rm', '-f', 'stowage'));
-    await goesOn(() => startStowageIn(engine, next));
+    await keepWriting(() => docker('rm', '-f', 'stowage'));
+    await keepWriting(() => startStowageIn(engine, nextImage));
     expect([await keepers(), await mountOf('photos')]).toEqual([[first], mounted]);
     // The new Stowage knows which containers use a volume.
     await expect(stowage('volume', 'delete', 'silver/photos')).rejects.toThrow('container photos');
     expect(await using('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
 
-    await goesOn(() => stowage('client', 'upgrade'));
+    await keepWriting(() => stowage('client', 'upgrade'));
     const [second, ...others] = await eventually(keepers, (found) => found.length === 1 && found[0] !== first);
     expect([others, await mountOf('photos')]).toEqual([[], mounted]);
     expect(await inspect(second ?? '', '.Image')).toBe(await inspect('stowage', '.Image'));
 
-    await goesOn(() => docker('stop', 'stowage'));
-    await goesOn(() => docker('start', 'stowage'));
+    await keepWriting(() => docker('stop', 'stowage'));
+    await keepWriting(() => docker('start', 'stowage'));
     for (const volume of ['photos', 'things']) {
       await using(volume, 'touch', '/data/stop');
       expect(await docker('wait', volume)).toBe('0');

@@ -29,16 +29,16 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await create(one, 'photos');
     const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
     expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
-    await one.sleeper('first', 'photos');
+    await one.startIdleContainer('first', 'photos');
     await two.docker('run', '-d', '--name', 'second', '-v', 'photos:/data', two.image, 'sleep', '1000');
     await one.docker('exec', 'first', 'sh', '-c', 'echo seen >/data/file');
     expect(await two.docker('exec', 'second', 'cat', '/data/file')).toBe('seen');
     await expect
-      .poll(() => two.uses('silver..photos'), pollOptions)
+      .poll(() => two.recordedUsers('silver..photos'), pollOptions)
       .toEqual(['one: container first', 'two: container second']);
 
     await two.docker('rm', '-f', 'second');
-    await expect.poll(() => one.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
+    await expect.poll(() => one.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
     // Docker on that host knows no container of the volume. Stowage refuses, and names the host that uses it.
@@ -50,12 +50,12 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await one.docker('stop', 'first');
     // The volume is no longer mounted, but the stopped container still uses it.
     await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
-    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
+    await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
     expect(await two.refused('volume', 'rm', 'photos')).toContain('container first');
 
     await one.docker('rm', 'first');
-    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual([]);
+    await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'photos');
     await expect.poll(() => one.docker('volume', 'ls', '-q'), pollOptions).not.toContain('photos');
     expect(existsSync(join(server.folder('silver'), 'photos'))).toBe(false);
@@ -64,9 +64,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
   test('does not delete a volume with rm -f while a container on another host uses it', async () => {
     await create(one, 'forced');
-    await one.sleeper('holder', 'forced');
+    await one.startIdleContainer('holder', 'forced');
     await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
-    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual(['one: container holder']);
+    await expect.poll(() => two.recordedUsers('silver..forced'), pollOptions).toEqual(['one: container holder']);
     await two.docker('volume', 'inspect', 'forced');
     // Engines differ in whether they report the error.
     await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
@@ -75,14 +75,14 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await two.docker('volume', 'ls', '-q')).toContain('forced');
     expect(await two.docker('run', '--rm', '-v', 'forced:/data', two.image, 'cat', '/data/file')).toBe('kept');
     await one.docker('rm', '-f', 'holder');
-    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual([]);
+    await expect.poll(() => two.recordedUsers('silver..forced'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'forced');
   });
 
   test('keeps the volumes of a lost host until an administrator declares the host gone for good', async () => {
     await create(two, 'left');
-    await one.sleeper('lost', 'left');
-    await expect.poll(() => two.uses('silver..left'), pollOptions).toEqual(['one: container lost']);
+    await one.startIdleContainer('lost', 'left');
+    await expect.poll(() => two.recordedUsers('silver..left'), pollOptions).toEqual(['one: container lost']);
     one.stowage.signal('SIGKILL');
     await one.stowage.ended();
     const refusal = await destroy(two, 'left');
@@ -92,7 +92,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     const { body } = await two.stowage.api('GET', '/v1/volumes/silver..left');
     const [{ host }] = body['uses'] as [{ readonly host: string }];
     await runCli(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');
-    expect(await two.uses('silver..left')).toEqual([]);
+    expect(await two.recordedUsers('silver..left')).toEqual([]);
     await two.docker('volume', 'rm', 'left');
     expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
     // The host comes back nevertheless. Its container can be removed and leaves nothing behind. Docker does not unmount volumes of a

@@ -57,7 +57,7 @@ export async function startRemoteNfsServer(
     exports: [located(first), ...others.map(located)],
     listen,
     signal,
-    inside: inOwnNetwork,
+    commandPrefix: inOwnNetwork,
     env: { ...quietEnvironment(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   stack.defer(() => daemon.kill());
@@ -71,7 +71,7 @@ export async function startRemoteNfsServer(
       const own = last;
       const there = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
-      const here = (...words: readonly string[]) => said([...engine.beside, 'ip', ...words]);
+      const here = (...words: readonly string[]) => outputOf([...engine.beside, 'ip', ...words]);
       // By process id, because names of network namespaces are files of this machine.
       await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
       await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
@@ -82,7 +82,7 @@ export async function startRemoteNfsServer(
   };
 }
 
-async function said([file = '', ...args]: readonly string[]): Promise<string> {
+async function outputOf([file = '', ...args]: readonly string[]): Promise<string> {
   return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
@@ -100,11 +100,11 @@ export interface Host extends AsyncDisposable {
   /** The error output of a docker command that must fail. */
   refused(...words: readonly string[]): Promise<string>;
   /** Starts an idle container in the background, with the volume at /data. */
-  sleeper(name: string, volume: string): Promise<string>;
+  startIdleContainer(name: string, volume: string): Promise<string>;
   /** Stops a running Stowage, if there is one, and starts another one on its state. */
   start(): Promise<void>;
   /** The users of a volume, as its store records them for all hosts: `host: kind name`. */
-  uses(volume: string): Promise<readonly string[]>;
+  recordedUsers(volume: string): Promise<readonly string[]>;
   /** The mount points of volumes on this host. */
   mounts(): Promise<readonly string[]>;
   /** Runs a program on this host. */
@@ -114,7 +114,7 @@ export interface Host extends AsyncDisposable {
 }
 
 /** Process 1 of a container ignores SIGTERM unless it handles it. */
-export const atOnce = ['--stop-signal', 'KILL', '--network', 'none'];
+export const endsAtOnce = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const named = 'hostname "$1" && shift && exec "$@"';
 
@@ -147,7 +147,7 @@ export async function startHost(
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
   const running = (): Stowage => stowage ?? expectRunning();
   const mounts = async (): Promise<readonly string[]> =>
-    (await said([...engine.inside, 'cat', '/proc/self/mounts']))
+    (await outputOf([...engine.inside, 'cat', '/proc/self/mounts']))
       .split('\n')
       .flatMap((line) => line.split(' ')[1] ?? [])
       .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
@@ -164,24 +164,24 @@ export async function startHost(
       return running();
     },
     output: () => `${before}${running().output()}`,
-    inside: (...words) => said([...engine.inside, ...words]),
+    inside: (...words) => outputOf([...engine.inside, ...words]),
     refused: expectFailure(docker),
-    sleeper: (container, volume) =>
-      docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
-    uses: async (volume) => {
+    startIdleContainer: (container, volume) =>
+      docker('run', '-d', ...endsAtOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
+    recordedUsers: async (volume) => {
       const { body } = await running().api('GET', `/v1/volumes/${volume}`);
-      const uses = (body['uses'] ?? []) as readonly SeenUse[];
+      const uses = (body['uses'] ?? []) as readonly ListedUse[];
       return uses.flatMap(({ node, users }) => users.map((user) => `${node}: ${user.kind} ${user.name}`)).sort();
     },
     loseMounts: async () => {
       killKeepers(top);
-      for (const at of (await mounts()).toReversed()) await said([...engine.inside, 'umount', '--lazy', at]);
+      for (const at of (await mounts()).toReversed()) await outputOf([...engine.inside, 'umount', '--lazy', at]);
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
 }
 
-interface SeenUse {
+interface ListedUse {
   readonly host: string;
   readonly node: string;
   readonly users: readonly { readonly kind: string; readonly name: string }[];

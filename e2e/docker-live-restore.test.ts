@@ -17,10 +17,10 @@ import { appendLinesScript } from './docker-fixture.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
-const ways = ['a container', 'a managed plugin'] as const;
+const forms = ['a container', 'a managed plugin'] as const;
 
 describe.skipIf(needs(...required))('an engine that restarts while its containers keep running', () => {
-  describe.each(ways)('with Stowage as %s', (way) => {
+  describe.each(forms)('with Stowage as %s', (way) => {
     const end = new AbortController();
     const all = new AsyncDisposableStack();
     let engine: Engine;

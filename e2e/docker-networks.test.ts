@@ -8,10 +8,10 @@ import { needs } from '#testbed/needs.ts';
 import { expectFailure, startEngine, suiteResources, worldReadableFolder } from './docker-fixture.ts';
 import { killKeepers, pollOptions } from './nfs-mount-fixture.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
-import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
+import { type CommandResult, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
 /** Maintenance runs every 30 seconds, and takes longer while a server does not answer. */
-const aRound = { timeout: 60_000, interval: 500 };
+const maintenancePoll = { timeout: 60_000, interval: 500 };
 
 interface Step {
   readonly step: string;
@@ -39,10 +39,10 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     const anchors = async (label = `stowage.dev/anchor=${kind}:storage`): Promise<readonly string[]> =>
       (await run('ps', '--all', '--quiet', '--filter', `label=${label}`)).split('\n').filter(Boolean);
     /** Tries to connect to the server's port, and prints whether that worked. */
-    const knock = `timeout 3 nc -w 2 ${storageHost} ${storagePort} < /dev/null && echo reached || echo not reached`;
+    const connectScript = `timeout 3 nc -w 2 ${storageHost} ${storagePort} < /dev/null && echo reached || echo not reached`;
     const knocking = (network: string): Promise<string> =>
-      run('run', '--rm', '--network', network, image, 'sh', '-c', knock);
-    const check = async (...words: string[]): Promise<Finished & { steps: readonly Step[]; last: Step }> => {
+      run('run', '--rm', '--network', network, image, 'sh', '-c', connectScript);
+    const check = async (...words: string[]): Promise<CommandResult & { steps: readonly Step[]; last: Step }> => {
       const done = await stowage.cli('--json', 'store', 'check', ...words);
       const { steps } = JSON.parse(done.stdout) as { readonly steps: readonly Step[] };
       return { ...done, steps, last: steps.at(-1) ?? expect.fail(done.stderr) };
@@ -75,7 +75,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     test('keeps its server out of reach of the host and of applications', async () => {
       expect(await knocking('storage')).toBe('reached');
       expect(await knocking('apps')).toBe('not reached');
-      expect(await runInside(engine, 'busybox', 'sh', '-c', knock)).toBe('not reached');
+      expect(await runInside(engine, 'busybox', 'sh', '-c', connectScript)).toBe('not reached');
     });
 
     test('gives volumes to containers that have no route to the server', async () => {
@@ -85,7 +85,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await use('apps', 'echo from apps > /data/file');
       expect(readFileSync(join(storage.exported, 'silver', 'photos', 'file'), 'utf8')).toBe('from apps\n');
       expect(await use('none', 'ip route; cat /data/file')).toBe('from apps');
-      expect(await use('apps', knock)).toBe('not reached');
+      expect(await use('apps', connectScript)).toBe('not reached');
       expect(await anchors()).toHaveLength(1);
       if (kind === 'docker')
         expect(JSON.parse(await run('volume', 'inspect', 'photos'))[0]).toMatchObject({
@@ -168,7 +168,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       writeFileSync(join(top, 'token'), token, { mode: 0o600 });
       const [file, ...words] = [...engine.beside, program] as const;
       const access = [...words, '--url', 'http://127.0.0.1:7878', '--token-file', join(top, 'token')];
-      const asking = (from: string): Promise<Finished> =>
+      const asking = (from: string): Promise<CommandResult> =>
         runProgram(file, [...access, 'store', 'check', 'silver', '--from', from]);
       // The error doesn't reveal whether such a container exists.
       for (const from of [`${kind}:apps`, 'nobody'])
@@ -186,7 +186,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await engine[how]();
         await engine.start();
         // Until the data path of the volume is in the network that was created again.
-        await expect.poll(() => run('start', how).then(() => 'it runs', String), aRound).toBe('it runs');
+        await expect.poll(() => run('start', how).then(() => 'it runs', String), maintenancePoll).toBe('it runs');
         await run('exec', how, 'sh', '-c', 'cat /data/file > /data/copy && sync');
         expect(readFileSync(join(storage.exported, 'silver', how, 'copy'), 'utf8')).toBe('before\n');
         expect((await check('silver')).last).toMatchObject({ step: 'room', ok: true });
@@ -205,7 +205,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('rm', '-f', before);
       await expect.poll(() => anchors(), pollOptions).toEqual([expect.not.stringContaining(before)]);
       await expect
-        .poll(() => use('cat /data/file > /data/copy && sync && echo done').catch(String), aRound)
+        .poll(() => use('cat /data/file > /data/copy && sync && echo done').catch(String), maintenancePoll)
         .toBe('done');
       expect(readFileSync(join(storage.exported, 'silver', 'again', 'copy'), 'utf8')).toBe('before\n');
       await run('volume', 'rm', 'again');
@@ -217,7 +217,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       stowage = await start();
       await says('store', 'remove', 'silver');
       // Nor does a check leave an anchor.
-      await expect.poll(() => anchors('stowage.dev/anchor'), aRound).toEqual([]);
+      await expect.poll(() => anchors('stowage.dev/anchor'), maintenancePoll).toEqual([]);
     });
   });
 });

@@ -1,7 +1,7 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
@@ -12,7 +12,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const by = (user: string, volume: string, ...words: readonly string[]): readonly string[] => [
     'run',
     '--rm',
-    ...atOnce,
+    ...endsAtOnce,
     '--user',
     user,
     '-v',
@@ -66,7 +66,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
   test('uses them also after their mounts were replaced', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
-    await host.sleeper('holding', 'again');
+    await host.startIdleContainer('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
     // A running Stowage would replace the mounts meanwhile.
     host.stowage.signal('SIGKILL');

@@ -3,11 +3,11 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
 /** Appends a line to each volume until told to stop. Exits with a nonzero status on the first error. */
-const work = `
+const appendScript = `
   next() {
     line="line $(($(wc -l <$1/log) + 1))"
     echo "$line" >>$1/log || exit 3
@@ -16,7 +16,7 @@ const work = `
   touch /a/log /b/log || exit 5
   until [ -e /a/stop ]; do next /a; next /b; done`;
 /** Docker retries a plugin that is down for 15 s, and for longer when a container ends. */
-const longestWait = 15_000;
+const maxPluginRetryMs = 15_000;
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
   let server: RemoteNfsServer;
@@ -38,7 +38,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
     await host.docker('volume', 'create', '-d', 'stowage-local', volumes.near);
     const at = ['-v', `${volumes.far}:/a`, '-v', `${volumes.near}:/b`];
-    await host.docker('run', '-d', ...atOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', work);
+    await host.docker('run', '-d', ...endsAtOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', appendScript);
     const folders = [join(server.folder('silver'), volumes.far), join(host.top, 's', 'stores', 'local', volumes.near)];
     const logs = folders.map((folder) => join(folder, 'log'));
     const linesIn = (log: string): readonly string[] =>
@@ -106,7 +106,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       const restarting = host.docker('restart', 'restarted');
       await host.start();
       await restarting;
-      expect(performance.now() - since).toBeLessThan(longestWait);
+      expect(performance.now() - since).toBeLessThan(maxPluginRetryMs);
       await one.goesOn();
       await two.goesOn();
       await one.end();
@@ -117,7 +117,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
-        host.docker('run', '--rm', ...atOnce, '-v', 'always-there:/data', host.image, ...words);
+        host.docker('run', '--rm', ...endsAtOnce, '-v', 'always-there:/data', host.image, ...words);
       await use('sh', '-c', 'echo text >/data/file');
       let isOver = false;
       const others = Array.from({ length: 4 }, async () => {

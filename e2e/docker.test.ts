@@ -15,7 +15,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
 /** The data path runs as another user than the tests, and the export does not squash root. */
-const forEverybody = ['--allow', '127.0.0.1', '--squash', 'none'];
+const openExport = ['--allow', '127.0.0.1', '--squash', 'none'];
 /** A volume that no engine created: Docker finds it through its driver. */
 const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] => [
   ...(kind === 'docker' ? ['--volume-driver', 'stowage'] : []),
@@ -23,7 +23,7 @@ const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] =>
   `${name}:/data`,
 ];
 /** Process 1 of a container ignores SIGTERM unless it handles it. */
-const atOnce = ['--stop-signal', 'KILL'];
+const endsAtOnce = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
   describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('uses volumes', () => {
@@ -71,7 +71,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     test('on an NFS store: two containers share one, and it is not deleted while either exists, running or stopped', async () => {
       expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
       const start = (name: string) =>
-        run('run', '-d', ...atOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
+        run('run', '-d', ...endsAtOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
       await start('first');
       await start('second');
       await run('exec', 'first', 'touch', '/data/seen');
@@ -193,7 +193,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     test('without naming a store: on the default store, which is on NFS', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
-      const { uri } = await serve(forEverybody);
+      const { uri } = await serve(openExport);
       expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
       // With two stores, only a default decides.
@@ -215,7 +215,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const { exported: folder, serve } = await createNfsServeFixture();
       await mkdir(join(folder, 'maps'));
       await writeFile(join(folder, 'maps', 'file'), 'text\n');
-      const { uri } = await serve([...forEverybody, '--read-only']);
+      const { uri } = await serve([...openExport, '--read-only']);
       expect(await stowage.cli('store', 'add', 'atlas', `${uri}&readOnly=true`)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'atlas')));
       const name = 'atlas..maps';
@@ -238,13 +238,13 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       { timeout: 180_000 },
       async (how) => {
         const { serve } = await createNfsServeFixture();
-        const server = await serve(forEverybody);
+        const server = await serve(openExport);
         const options = '&timeout=2s&retries=0';
         expect(await stowage.cli('store', 'add', 'away', `${server.uri}${options}`)).toMatchObject({ status: 0 });
         onTestFinished(async () => void (await stowage.cli('store', 'remove', 'away')));
         onTestFinished(async () => void (await run('rm', '-f', 'cold').catch(() => undefined)));
         await run('volume', 'create', '--driver', 'stowage', '-o', 'store=away', 'cold');
-        await run('run', '-d', ...atOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
+        await run('run', '-d', ...endsAtOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
         await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
@@ -255,7 +255,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(said).not.toContain('permission problem');
         expect(said).not.toContain('127.0.0.1');
         expect(await run('inspect', '-f', '{{.State.Running}}', 'cold')).toBe('false');
-        if (how === 'SIGKILL') await serve([...forEverybody, '--port', String(server.port)]);
+        if (how === 'SIGKILL') await serve([...openExport, '--port', String(server.port)]);
         else server.child.kill('SIGCONT');
         const started = () => run('start', 'cold').then(() => 'it runs', String);
         await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');

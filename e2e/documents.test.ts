@@ -46,7 +46,9 @@ function sessionIn(text: string): Session {
  * Runs the session in one shell. The shell has its own mounts, and empty folders at the paths of the document. The repository is
  * bound to another path, because it may be inside of one of them.
  */
-async function play(session: Session): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
+async function runSession(
+  session: Session,
+): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-documents-'));
   const said = (what: string | number): string => join(folder.path, `${what}.txt`);
   const script = [
@@ -78,7 +80,7 @@ async function play(session: Session): Promise<{ readonly greeting: string; read
 }
 
 /** Parts that differ in each run: ids, times, devices, host name, file system overhead. */
-const wild: readonly (readonly [RegExp, string])[] = [
+const variableParts: readonly (readonly [RegExp, string])[] = [
   [/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/g, 'UUID'],
   [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
   [/ \d+s$/gm, ' AGE'],
@@ -89,8 +91,8 @@ const wild: readonly (readonly [RegExp, string])[] = [
   [/ready in \d+\.\d s/g, 'ready in TIME'],
   [/127\.0\.0\.1:\d+/g, '127.0.0.1:PORT'],
 ];
-const loosely = (text: string): string =>
-  wild.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
+const withoutVariableParts = (text: string): string =>
+  variableParts.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
 /** `ok  kernel: Linux 6.18`: in a list that ends in …, only the names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
@@ -101,17 +103,18 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
     async (document) => {
       const session = sessionIn(await readFile(join(repository, document), 'utf8'));
       expect(session.steps.length).toBeGreaterThan(5);
-      const { greeting, outputs } = await play(session);
+      const { greeting, outputs } = await runSession(session);
       if (session.greeting !== undefined) {
         // A machine may print more lines between the store and the command to try.
-        const lines = loosely(greeting).split('\n');
-        for (const line of loosely(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
+        const lines = withoutVariableParts(greeting).split('\n');
+        for (const line of withoutVariableParts(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
       }
       for (const [i, { command, shown }] of session.steps.entries()) {
         const [, output = '', status] = /^(.*)status (\d+)\n$/s.exec(outputs[i] ?? '') ?? [];
         if (shown === undefined) expect({ command, status, output }).toMatchObject({ command, status: '0' });
         else if (shown.includes('…')) expect(namesIn(output), command).toEqual(expect.arrayContaining(namesIn(shown)));
-        else expect(`$ ${command}\n${loosely(output)}`).toBe(`$ ${command}\n${loosely(shown)}`);
+        else
+          expect(`$ ${command}\n${withoutVariableParts(output)}`).toBe(`$ ${command}\n${withoutVariableParts(shown)}`);
       }
     },
     180_000,

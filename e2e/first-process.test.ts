@@ -10,14 +10,14 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { program } from './stowage.ts';
 
-interface First {
+interface FirstProcess {
   readonly child: ChildProcess;
   /** The process id outside of the container. */
   readonly pid: number;
   output(): string;
 }
 
-const aNode = (folder: string): readonly string[] => [
+const nodeScript = (folder: string): readonly string[] => [
   '--config',
   'none',
   '--plugins',
@@ -33,9 +33,9 @@ const aNode = (folder: string): readonly string[] => [
 ];
 
 /** Commands that run until they get a signal. */
-const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
-  node: aNode,
-  up: (folder) => [...aNode(folder), '--listen', 'none'],
+const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
+  node: nodeScript,
+  up: (folder) => [...nodeScript(folder), '--listen', 'none'],
   controller: (folder) => {
     const cluster = { name: 'c', cluster: { server: 'http://127.0.0.1:9' } };
     const [user, context] = [
@@ -51,8 +51,8 @@ const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> 
 };
 
 /** Starts it as an engine does, as process 1 of its own PID namespace. Resolves when its program runs. */
-async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<First> {
-  const words = [command, ...(wordsFor[command]?.(folder) ?? []), ...more];
+async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<FirstProcess> {
+  const words = [command, ...(commandFor[command]?.(folder) ?? []), ...more];
   const child = spawn(
     'unshare',
     ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', program, ...words],

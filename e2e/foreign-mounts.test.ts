@@ -10,14 +10,14 @@ import { type Stowage, startStowage } from './stowage.ts';
 const exec = promisify(execFile);
 let top: string;
 let server: Stowage | undefined;
-const clearUp: (() => Promise<unknown>)[] = [];
+const cleanups: (() => Promise<unknown>)[] = [];
 
 beforeEach(async () => {
   top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-others-')));
 });
 
 afterEach(async () => {
-  for (const step of clearUp.splice(0).reverse()) await step().catch(() => undefined);
+  for (const step of cleanups.splice(0).reverse()) await step().catch(() => undefined);
   await server?.stop();
   server = undefined;
   await rm(top, { recursive: true, force: true });
@@ -30,7 +30,7 @@ const start = async (): Promise<Stowage> => {
 
 async function mount(...args: string[]): Promise<void> {
   await exec('mount', args);
-  clearUp.push(() => exec('umount', [args.at(-1) ?? '']));
+  cleanups.push(() => exec('umount', [args.at(-1) ?? '']));
 }
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
@@ -62,12 +62,12 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
     const bound = await stowage.api('DELETE', '/v1/volumes/data');
     expect(bound.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
     expect(bound.body['detail']).toContain(elsewhere);
-    await clearUp.pop()?.();
+    await cleanups.pop()?.();
     // The test hides it with a mount over its parent directory.
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await mount('-t', 'tmpfs', 'cover', join(top, 'parent'));
     expect((await stowage.api('DELETE', '/v1/volumes/data')).body).toMatchObject({ status: 409 });
-    await clearUp.pop()?.();
+    await cleanups.pop()?.();
     expect(await readFile(join(target, 'file'), 'utf8')).toBe('kept');
     expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
     expect((await stowage.api('DELETE', '/v1/volumes/data')).status).toBe(200);
@@ -83,14 +83,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device 
     await stowage.api('POST', '/v1/volumes', { store: 'images', name: 'disk', bytes: String(16 * 1024 * 1024) });
     const attach = async (file: string): Promise<string> => {
       const { stdout } = await exec('losetup', ['--find', '--show', file]);
-      clearUp.push(() => exec('losetup', ['--detach', stdout.trim()]));
+      cleanups.push(() => exec('losetup', ['--detach', stdout.trim()]));
       return stdout.trim();
     };
     const device = await attach(join(images, 'disk.img'));
     const refused = await stowage.api('DELETE', '/v1/volumes/images..disk');
     expect(refused.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
     expect(refused.body['detail']).toContain(device);
-    await clearUp.pop()?.();
+    await cleanups.pop()?.();
     expect((await stowage.api('DELETE', '/v1/volumes/images..disk')).status).toBe(200);
 
     await stowage.api('POST', '/v1/volumes', { store: 'local', name: 'plain' });

@@ -34,7 +34,7 @@ beforeEach(async () => {
   });
 });
 
-async function started(): Promise<Stowage> {
+async function startServer(): Promise<Stowage> {
   const server = await startStowage({ state: join(top, 'state'), config });
   onTestFinished(() => server.stop());
   return server;
@@ -57,7 +57,7 @@ const create = (server: Stowage, store: string, name: string): Promise<Answer> =
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
   test('delays only requests for its own store, and everything continues when it is back', async () => {
-    const server = await started();
+    const server = await startServer();
     expect((await create(server, 'slow', 'before')).status).toBe(201);
     const thaw = await freeze();
     // More requests than the thread pool has threads for file calls.
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
 
   test('does not keep the server from starting', async () => {
     const thaw = await freeze();
-    const server = await started();
+    const server = await startServer();
     expect(server.output()).toContain("trouble  store slow: store 'slow' is still being opened");
     expect((await create(server, 'fine', 'a')).status).toBe(201);
     await thaw();

@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     engine.docker('inspect', '--format', `{{${field}}}`, name);
 
   /** Waits for the health check. Fails as soon as the container ends, and prints its output. */
-  async function healthy(name: string): Promise<void> {
+  async function untilHealthy(name: string): Promise<void> {
     const signal = AbortSignal.timeout(45_000);
     while ((await inspect(name, '.State.Health.Status')) !== 'healthy') {
       if ((await inspect(name, '.State.Running')) !== 'true') throw new Error(await engine.docker('logs', name));
@@ -66,14 +66,14 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
 
   test('becomes healthy as a user who is not root', async () => {
     await start('plain');
-    await healthy('plain');
+    await untilHealthy('plain');
     expect(await engine.docker('exec', 'plain', 'id', '-u')).toBe('7878');
     expect(await engine.docker('logs', 'plain')).toMatch(/^stowage ready/m);
   });
 
   test('stops promptly when told to, and keeps its volumes', async () => {
     await start('kept');
-    await healthy('kept');
+    await untilHealthy('kept');
     await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
     const since = performance.now();
     await engine.docker('stop', '--time', '30', 'kept');
@@ -81,7 +81,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(performance.now() - since).toBeLessThan(25_000);
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');
-    await healthy('kept');
+    await untilHealthy('kept');
     const listed = await engine.docker('exec', 'kept', 'stowage', 'volume', 'list', '--json');
     expect(listed).toContain('survivor');
   });
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
 
   test.skipIf(needs('loop', 'ext4'))('mounts as root with one capability', async () => {
     await start('mounter', ...mounting, ...loops);
-    await healthy('mounter');
+    await untilHealthy('mounter');
     const stowage = (...args: readonly string[]): Promise<string> =>
       engine.docker('exec', 'mounter', 'stowage', ...args);
     await engine.docker('exec', 'mounter', 'mkdir', '/var/lib/stowage/images');

@@ -18,7 +18,7 @@ import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 const run = promisify(execFile);
 
 /** The mounted volume and the exported folder show the same files, in both directions. */
-async function isShown(at: string, exported: string): Promise<void> {
+async function expectShown(at: string, exported: string): Promise<void> {
   await run('sh', ['-c', 'echo here > "$1/from-here"', 'sh', at], { timeout: 10_000 });
   expect(await readFile(join(exported, 'from-here'), 'utf8')).toBe('here\n');
   await writeFile(join(exported, 'from-there'), 'there\n');
@@ -69,10 +69,10 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       await runCli(server, 'volume', 'create', 'silver/photos');
       const at = join(where.top, 'mnt');
       await runCli(server, 'mount', 'silver/photos', at);
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const { pid } = await waitUntilServing(server);
       process.kill(pid, 'SIGKILL');
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const secret = (await readFile(ownKey, 'utf8')).split('\n')[1] ?? '';
       expect(secret.length).toBeGreaterThan(40);
       const answers = await Promise.all(
@@ -101,7 +101,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       await runCli(server, 'volume', 'create', 'silver/photos');
       const at = join(where.top, 'mnt');
       await runCli(server, 'mount', 'silver/photos', at);
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const { pid } = await waitUntilServing(server);
       const status = await readFile(`/proc/${pid}/status`, 'utf8');
       // Bit 10: CAP_NET_BIND_SERVICE.
@@ -128,14 +128,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns'))('a store in an
     await runCli(server, 'volume', 'create', 'far/photos');
     const at = join(where.top, 'mnt');
     await runCli(server, 'mount', 'far/photos', at);
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     const { pid } = await waitUntilServing(server);
     const namespaceOf = async (of: string): Promise<string> => (await run('readlink', [`/proc/${of}/ns/net`])).stdout;
     expect(await namespaceOf(String(pid))).not.toBe(await namespaceOf('self'));
     process.kill(pid, 'SIGKILL');
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     await runCli(server, 'client', 'upgrade');
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     await runCli(server, 'unmount', at);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });

@@ -29,12 +29,12 @@ import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
-interface Mounted extends ServerFolders {
+interface MountedVolume extends ServerFolders {
   readonly server: Stowage;
   readonly at: string;
 }
 
-async function withVolumeOf(store: string): Promise<Mounted> {
+async function mountVolumeOf(store: string): Promise<MountedVolume> {
   const where = await createServerFolders();
   const server = await startTestServer(where);
   await runCli(server, 'store', 'add', 'silver', store);
@@ -45,7 +45,10 @@ async function withVolumeOf(store: string): Promise<Mounted> {
 }
 
 /** While the NFS server can't be reached, every command is answered. Afterwards everything works again. */
-async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
+async function expectNothingBlocked(
+  { top, server, at }: MountedVolume,
+  silence: () => Promise<AsyncDisposable>,
+): Promise<void> {
   const app = startWriter(join(at, 'log'));
   await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
   await runCli(server, 'volume', 'create', 'silver/idle');
@@ -80,10 +83,10 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
-  async function withVolume(more = ''): Promise<Mounted & { readonly exported: string }> {
+  async function withVolume(more = ''): Promise<MountedVolume & { readonly exported: string }> {
     const { folder, uri } = ganesha.fresh();
     const { port, mountport } = portsOf(ganesha.server);
-    const mounted = await withVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
+    const mounted = await mountVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
     return { ...mounted, exported: join(folder, 'photos') };
   }
 
@@ -235,14 +238,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('delays no command while its server hangs, and a forced unmount ends blocked processes', {
     timeout: 150_000,
   }, async () => {
-    await holdsUpNothing(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await withVolume('&hard'), async () => {
       await ganesha.server.freeze();
       return { [Symbol.asyncDispose]: async () => ganesha.server.thaw() };
     });
   });
 
   test('delays no command while its server is killed', { timeout: 150_000 }, async () => {
-    await holdsUpNothing(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await withVolume('&hard'), async () => {
       await ganesha.server.kill();
       return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
     });
@@ -255,8 +258,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
     test('delays no command, and a forced unmount ends blocked processes', { timeout: 150_000 }, async () => {
       await using far = await makeFarNetwork();
       const ports = `port=${far.port}&mountport=${far.port}`;
-      const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
-      await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
+      const mounted = await mountVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
+      await expectNothingBlocked(mounted, () => cutNetwork(far, 'lose'));
     });
   },
 );

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { sized } from '#testing/sized.ts';
-import { type Answer, type Finished, program, type Stowage, startStowage } from './stowage.ts';
+import { type Answer, type CommandResult, program, type Stowage, startStowage } from './stowage.ts';
 
 const config = join(import.meta.dirname, 'schemathesis.toml');
 /**
@@ -74,8 +74,8 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
     expect((await server.api('GET', '/readyz')).status).toBe(200);
   }
 
-  async function schemathesis(args: readonly string[]): Promise<Finished> {
-    const { promise, resolve } = Promise.withResolvers<Finished>();
+  async function schemathesis(args: readonly string[]): Promise<CommandResult> {
+    const { promise, resolve } = Promise.withResolvers<CommandResult>();
     // In its own folder, because schemathesis writes files to the working directory.
     execFile(toolPath('schemathesis'), args, { cwd: folder, timeout: 240_000 }, (error, stdout, stderr) =>
       resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout: `${stdout}${stderr}`, stderr }),

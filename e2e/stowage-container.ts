@@ -31,10 +31,10 @@ function runFor(engine: Engine, image: string): readonly string[] {
 /** Starts the container, after a previous one with its name is gone. */
 export async function startStowageIn(engine: Engine, image: string): Promise<void> {
   await engine.docker(...runFor(engine, image));
-  await answers(engine);
+  await untilAnswering(engine);
 }
 
-export const answers = (engine: Engine): Promise<string> =>
+export const untilAnswering = (engine: Engine): Promise<string> =>
   eventually(
     () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
     (said) => said !== '',
@@ -71,7 +71,7 @@ export async function ganeshaIn(
     folder: top,
     exports: [first, ...others],
     signal,
-    inside: engine.inside,
+    commandPrefix: engine.inside,
     listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
     env: { ...quietEnvironment(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });

@@ -11,7 +11,7 @@ export interface Answer {
   readonly body: { readonly [key: string]: unknown };
 }
 
-export interface Finished {
+export interface CommandResult {
   readonly status: number;
   readonly stdout: string;
   readonly stderr: string;
@@ -24,7 +24,7 @@ export interface Stowage {
   readonly output: () => string;
   /** Calls the API over the socket. Rejects if the server dies before it answers. */
   api(method: string, path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
-  cli(...args: string[]): Promise<Finished>;
+  cli(...args: string[]): Promise<CommandResult>;
   signal(signal: NodeJS.Signals): void;
   /** Resolves when the process has ended. */
   ended(): Promise<number | NodeJS.Signals | null>;
@@ -97,21 +97,21 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
 }
 
 /** Never rejects because of an exit status, which tests check. */
-export function run(command: string, args: readonly string[]): Promise<Finished> {
-  const { promise, resolve } = Promise.withResolvers<Finished>();
+export function run(command: string, args: readonly string[]): Promise<CommandResult> {
+  const { promise, resolve } = Promise.withResolvers<CommandResult>();
   let hangs = '';
   const child = execFile(command, args, (error, stdout, stderr) => {
     clearTimeout(timer);
     resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr: `${stderr}${hangs}` });
   });
   const timer = setTimeout(() => {
-    hangs = `\nended after ${hangMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
+    hangs = `\nended after ${callLimitMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
     child.kill('SIGKILL');
-  }, hangMs);
+  }, callLimitMs);
   return promise;
 }
 
-const hangMs = 60_000;
+const callLimitMs = 60_000;
 
 /** The kernel functions that its threads wait in, for diagnosis. */
 function threadsOf(pid: number): string {

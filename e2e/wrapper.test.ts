@@ -7,7 +7,8 @@ import { expect, test } from 'vitest';
 import { servingFlags } from '#app/serving-flags.ts';
 import { repository } from '#testbed/component.ts';
 
-const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
+const printScript =
+  'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
 
 /** An installed Stowage: the wrapper, and a bundle that prints its arguments. */
 function install(folder: string, bundle = true): void {
@@ -16,7 +17,7 @@ function install(folder: string, bundle = true): void {
     copyFileSync(join(repository, 'bin', name), join(folder, 'bin', name));
   if (!bundle) return;
   mkdirSync(join(folder, 'dist'));
-  writeFileSync(join(folder, 'dist', 'stowage.mjs'), show);
+  writeFileSync(join(folder, 'dist', 'stowage.mjs'), printScript);
 }
 
 function fakeNode(folder: string, version: string): string {
@@ -71,7 +72,7 @@ test.each([
 ])('a checkout runs %s, with the Node that npm brought', async (_what, seconds, program) => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   mkdirSync(join(home.path, 'src/app'), { recursive: true });
-  writeFileSync(join(home.path, 'src/app/main.ts'), show);
+  writeFileSync(join(home.path, 'src/app/main.ts'), printScript);
   writeFileSync(join(home.path, 'package.json'), '{"type":"module"}');
   mkdirSync(join(home.path, 'node_modules/.bin'), { recursive: true });
   symlinkSync(process.execPath, join(home.path, 'node_modules/.bin/node'));

@@ -11,7 +11,7 @@ interface History {
   /** Ids that the server reported as deleted. */
   readonly deleted: Set<string>;
   /** The number of answers that said that a name is taken. */
-  taken: number;
+  nameConflicts: number;
 }
 
 interface Listed {
@@ -27,7 +27,7 @@ export function createCompetingClients(about: {
   readonly names: readonly string[];
   readonly random: () => number;
 }): { readonly steps: readonly (() => Promise<void>)[]; readonly history: History; check(): Promise<void> } {
-  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), taken: 0 };
+  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), nameConflicts: 0 };
   const clients = Array.from({ length: about.count }, (_, index) => createClient(`client${index}`, about, history));
   return {
     history,
@@ -52,7 +52,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
   };
   const isTaken = ({ status, body }: RetriedAnswer): boolean => {
     if (status !== 409 || body['reason'] !== 'volume-exists') return false;
-    history.taken++;
+    history.nameConflicts++;
     return true;
   };
 

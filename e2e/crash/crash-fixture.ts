@@ -99,13 +99,13 @@ export async function mountsUnder(folder: string): Promise<string[]> {
   return entries.map(({ at }) => at).filter((at) => at.startsWith(folder));
 }
 
-const settleMs = 60_000;
+const cleanupLimitMs = 60_000;
 
 /** The server keeps working in the background after it answers. Waits until the folder is empty; returns what is left in it. */
 export async function entriesAfterCleanup(folder: string): Promise<string[]> {
   for (const since = performance.now(); ; ) {
     const left = await readdir(folder);
-    if (left.length === 0 || performance.now() - since > settleMs) return left;
+    if (left.length === 0 || performance.now() - since > cleanupLimitMs) return left;
     await delay(50);
   }
 }

@@ -1,16 +1,16 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentFixture, components, startAgents } from './agent.ts';
+import { type AgentFixture, agentComponents, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 /** Appends numbered lines until told to stop. Ends at the first write that fails. */
-const addsLines =
+const appendScript =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during failures', () => {
+describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster, during failures', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 
@@ -67,7 +67,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       for (const { name } of names)
         expect(await pods.exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       await pods.end(...names.map(({ name }) => name));
-      for (const id of ids) await pods.nothingLeft(0, id);
+      for (const id of ids) await pods.untilNothingLeft(0, id);
     },
     longTimeoutMs,
   );
@@ -77,7 +77,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
     async () => {
       const handle = await fixture.create(1, 'images/busy', '--size', '64M');
       await pods.volume({ name: 'busy', driver: local, handle, mode: 'ReadWriteOnce' });
-      await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${addsLines}; sleep 100000` });
+      await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${appendScript}; sleep 100000` });
       await pods.ready('busy');
       await goesOn('busy');
       const before = await restarts(1);
@@ -94,7 +94,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       await pods.end('beside');
       await isWhole('busy');
       await pods.end('busy');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );
@@ -104,7 +104,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
     async () => {
       const handle = await fixture.create(0, 'files/kept', '--size', '64M');
       await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
-      await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
+      await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${appendScript}; sleep 100000` });
       await pods.ready('kept');
       await fixture.cluster.nodes[0]?.restartKubelet();
       await expect.poll(() => goesOn('kept').then(() => true, String), pollOptions).toBe(true);
@@ -115,7 +115,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       await fixture.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
       await fixture.cluster.nodes[0]?.startKubelet();
       await fixture.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );
@@ -126,12 +126,12 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       const handle = await fixture.create(0, 'files/silent', '--size', '64M');
       await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
       for (const node of [0, 1]) {
-        await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
+        await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${appendScript}; sleep 100000` });
         await pods.ready(`silent-${node}`);
       }
       const volumeAttributes = { store: 'files', size: '64Mi' };
       // Keeps the file open, so the last writes wait for the server.
-      const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${addsLines}; sleep 100000`;
+      const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${appendScript}; sleep 100000`;
       await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
       await pods.ready('passing');
       await goesOn('silent-0');
@@ -146,11 +146,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       await expect
         .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), pollOptions)
         .not.toMatch(/csi-/);
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });
       await pods.ready('again');
       await pods.end('again');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );

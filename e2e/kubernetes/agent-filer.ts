@@ -40,7 +40,7 @@ export async function startFiler(
   const daemon = await ganeshaDaemon({
     folder,
     signal,
-    inside: cluster.network.inside,
+    commandPrefix: cluster.network.inside,
     exports: [{ path: exported, tag: '/export', squash: 'none' }],
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
     env: { ...quietEnvironment(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },

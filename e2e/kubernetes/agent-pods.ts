@@ -22,7 +22,7 @@ export interface Pods {
   /** The Events of a pod. */
   eventsOf(name: string): Promise<string>;
   /** Waits until a node has nothing left of a volume: no mounts, and no files of the kubelet. */
-  nothingLeft(node: number, id: string): Promise<void>;
+  untilNothingLeft(node: number, id: string): Promise<void>;
 }
 
 export function createPods({ cluster, busybox }: AgentFixture): Pods {
@@ -53,7 +53,7 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
         `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
       ),
-    nothingLeft: async (node, id) => {
+    untilNothingLeft: async (node, id) => {
       // The kubelet keeps a file with the volume's name where it is staged or published. The search skips the volumes themselves.
       const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
         (at) => `/var/lib/kubelet/${at}/vol_data.json`,

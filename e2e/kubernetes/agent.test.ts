@@ -2,13 +2,13 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentFixture, components, startAgents } from './agent.ts';
+import { type AgentFixture, agentComponents, startAgents } from './agent.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () => {
+describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 
@@ -53,7 +53,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       const uses = await fixture.stowage(1, 'volume', 'show', 'files/shared', '--json');
       for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
       await pods.end('writer', 'reader');
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
     },
     longTimeoutMs,
   );
@@ -76,7 +76,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('first', 'beside');
       await pods.ready('elsewhere');
       await pods.end('elsewhere');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );
@@ -99,7 +99,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: fixture.cluster.nodes[0]?.name } });
       await expect.poll(() => pods.eventsOf('third'), pollOptions).toMatch(/already in use|in use by/);
       await pods.end('second', 'third', 'only');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       }
       await pods.exec('filler', 'echo more >>/data/file && sync');
       await pods.end('filler', 'looker', 'beside');
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
     },
     longTimeoutMs,
   );
@@ -146,7 +146,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         expect(await bytes()).toBe('bytes');
         expect(Number(await pods.exec('device', 'blockdev --getsize64 /dev/data'))).toBe(64 << 20);
         await pods.end('device');
-        await pods.nothingLeft(0, handle);
+        await pods.untilNothingLeft(0, handle);
       }
       // Waits for both loop devices to go: ours, and the one that the kubelet attaches on top. They are detached last.
       // Doesn't use losetup, which queries every loop device of the machine.
@@ -224,8 +224,8 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         .poll(() => told('counted-disk'), pollOptions)
         .toSatisfy(({ usedMiB }: { readonly usedMiB: number }) => usedMiB >= 20 && usedMiB < 60);
       await pods.end('counted-files', 'counted-disk');
-      await pods.nothingLeft(0, files);
-      await pods.nothingLeft(0, disk);
+      await pods.untilNothingLeft(0, files);
+      await pods.untilNothingLeft(0, disk);
     },
     longTimeoutMs,
   );
@@ -238,7 +238,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'mapped', node: 0, volume: 'mapped', more: { hostUsers: false } });
       await expect.poll(() => pods.eventsOf('mapped'), pollOptions).toMatch(/does not support user namespaces/);
       await pods.end('mapped');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );

@@ -5,7 +5,7 @@ import { type Filer, startFiler } from './agent-filer.ts';
 import { agentLabels, agentObjects, namespace } from './agent-objects.ts';
 
 /** The test components that such a cluster needs. */
-export const components = [
+export const agentComponents = [
   'root',
   'mount',
   'netns',

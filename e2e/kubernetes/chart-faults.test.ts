@@ -8,7 +8,7 @@ import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture }
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
   'fio',
@@ -18,14 +18,14 @@ const components = [
  * Writes at random, reads back and compares, until told to stop. The first wrong byte ends it with an error. It records when each
  * round ended.
  */
-const verifies = [
+const verifyScript = [
   'while [ ! -e /tmp/stop ]; do',
   'fio --name=x --directory=/data --rw=randrw --bs=4k-128k --size=4m --verify=crc32c --verify_fatal=1 --ioengine=psync',
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
   'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
 /** Programs of the node itself, for fio. */
-const programs = ['/usr', '/lib', '/lib64'];
+const hostProgramFolders = ['/usr', '/lib', '/lib64'];
 
 describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
   let fixture: ChartFixture;
@@ -58,7 +58,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         readonly volumes: readonly object[];
       };
     };
-    const names = programs.map((path) => ({ path, name: path.slice(1) }));
+    const names = hostProgramFolders.map((path) => ({ path, name: path.slice(1) }));
     const [main] = made.spec.containers;
     const mounts = names.map(({ path, name: which }) => ({ name: which, mountPath: path, readOnly: true }));
     const env = [{ name: 'PATH', value: '/bin:/usr/bin' }];
@@ -73,7 +73,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   };
   const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
   /** Waits for a complete round that starts now, and fails on an error. */
-  const verifiesOn = async (name: string): Promise<void> => {
+  const waitForVerifiedRound = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
   };
@@ -100,20 +100,20 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
-        pod('checked', 0, verifies),
+        pod('checked', 0, verifyScript),
       );
       await ready('checked');
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       for (let kill = 0; kill < 3; kill++) {
         const before = await onNode('keeper', 0);
         await fixture.own('delete', 'pod', before, '--grace-period=0', '--force');
-        await verifiesOn('checked');
+        await waitForVerifiedRound('checked');
         await expect.poll(() => onNode('keeper', 0), wait).not.toContain(before);
         await isReady('keeper');
       }
       expect(await restartsOf('checked')).toBe('0 Running');
     },
-    long,
+    longTimeoutMs,
   );
 
   /** Remains of volumes: mounts of any kind, files of the kubelet, use records on the server. */
@@ -168,7 +168,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       }
       await ready(...all);
       for (const name of all) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
       expect(await keepers()).toBe(keepersBefore);
       await kubectl('delete', 'pod', ...all, '--timeout=90s');
@@ -183,7 +183,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -206,7 +206,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await apiServer.start();
       await Promise.all([controllerManager.start(), scheduler.start()]);
       await fixture.cluster.apply(...wanted('after', 1));
-      await Promise.all([ready(...names), verifiesOn('checked')]);
+      await Promise.all([ready(...names), waitForVerifiedRound('checked')]);
       for (const name of names) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await roundsBetween('checked', awayAt + 2_000, backAt)).toBeGreaterThan(1);
       expect(await restartsOf('checked')).toBe('0 Running');
@@ -218,7 +218,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       for (const node of fixture.cluster.nodes)
         expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -229,10 +229,10 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await isReady('agent');
       await isReady('keeper');
       expect(await onNode('agent', 0)).not.toContain(before);
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -260,13 +260,13 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         filer.thaw();
       }
       await kubectl('uncordon', nodeName(1));
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       // The drained pod was the only user, and its node has released the volume.
       await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
       await ready('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -282,6 +282,6 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
           .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
           .toBe('0');
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -9,7 +9,7 @@ export interface EmbeddedServer {
   /** All entries of its Secret. */
   certificates(): Promise<Readonly<Record<string, string>>>;
   /** The results of mounting these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
-  ask(
+  mountPaths(
     as: 'client' | 'mount' | 'nothing' | 'plain',
     ...paths: readonly string[]
   ): Promise<Readonly<Record<string, string>>>;
@@ -23,7 +23,7 @@ export function embeddedServer({ cluster, own }: ChartFixture): EmbeddedServer {
   };
   return {
     certificates,
-    ask: async (as, ...paths) => {
+    mountPaths: async (as, ...paths) => {
       const { 'ca.crt': ca = '', [`${as}.crt`]: cert, [`${as}.key`]: key } = await certificates();
       const shown = cert === undefined || key === undefined ? {} : { cert, key };
       const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...shown };

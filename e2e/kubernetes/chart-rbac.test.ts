@@ -25,7 +25,7 @@ const wait = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 /** Rights that other tests cover, because their use takes too long here. */
-const elsewhere = {
+const testedElsewhere = {
   // Used for an Event that repeats within five minutes: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
@@ -128,7 +128,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
   };
   /** A local volume on a node that does not exist. */
-  const astray = (): object => {
+  const volumeOfMissingNode = (): object => {
     const { metadata, ...rest } = claim({
       name: `astray-${++number}`,
       storageClassName: 'local',
@@ -148,7 +148,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
   };
   /** An application whose claim allows the eviction of its pod. */
-  async function used(): Promise<void> {
+  async function createEvictableApplication(): Promise<void> {
     const name = `used-${++number}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
     const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
@@ -204,7 +204,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await merge(['store', 'local'], { spec: { storageClass: { reclaimPolicy: 'Retain' } } });
         await goes(1);
         await grow();
-        await apply(astray());
+        await apply(volumeOfMissingNode());
       },
     },
     {
@@ -278,8 +278,8 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await asViewer('/v1/stores');
       },
     },
-    { rights: ['get pods'], before: used, meanwhile: loseMount },
-    { rights: ['create pods/eviction'], before: used, meanwhile: loseMount },
+    { rights: ['get pods'], before: createEvictableApplication, meanwhile: loseMount },
+    { rights: ['create pods/eviction'], before: createEvictableApplication, meanwhile: loseMount },
   ];
 
   const all = rightsOf('stowage-controller');
@@ -290,7 +290,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   };
 
   test('is removed in some round', () => {
-    const taken = [...rounds.flatMap(({ rights }) => rights), ...elsewhere.controller];
+    const taken = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
     expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
   });
 

@@ -25,10 +25,10 @@ import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 /** Appends numbered lines. Ends at the first write that fails. */
-const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
+const appendScript = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let fixture: ChartFixture;
@@ -85,7 +85,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     }
   };
   /** The applications exit on an I/O error. Reports how they exited, with the agents' logs. */
-  const haveNotEnded = async (...names: readonly string[]): Promise<void> => {
+  const expectRunning = async (...names: readonly string[]): Promise<void> => {
     const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
     const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
     const found = await kubectl('get', 'pod', ...names, `--output=jsonpath={range .items[*]}${each}{end}`);
@@ -128,7 +128,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const made = await fixture.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
       for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
     },
-    long,
+    longTimeoutMs,
   );
 
   test('shows metrics where the ServiceMonitors point to', async () => {
@@ -167,7 +167,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         .toBe(true);
       await rolledOut();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -176,13 +176,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
         claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
-        pod('own', 0, 'own', addsLines),
-        pod('remote', 1, 'remote', addsLines),
+        pod('own', 0, 'own', appendScript),
+        pod('remote', 1, 'remote', appendScript),
       );
       await ready('own', 'remote');
       await goesOn('own', 'remote');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -190,7 +190,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
-        pod('writer', 0, 'shared', addsLines),
+        pod('writer', 0, 'shared', appendScript),
         pod('reader', 1, 'shared'),
       );
       await ready('writer', 'reader');
@@ -198,7 +198,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await exec('reader', 'echo back >/data/back && sync');
       await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -206,12 +206,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       const paths = ['/export', '/export/.stowage'];
       const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
-      expect(await server.ask('client', ...paths)).toEqual(each('mounted'));
-      expect(await server.ask('mount', ...paths)).toEqual(each('ACCES'));
-      expect(await server.ask('plain', ...paths)).toEqual(each('denied'));
-      expect(await server.ask('nothing', ...paths)).toEqual(each('tls'));
+      expect(await server.mountPaths('client', ...paths)).toEqual(each('mounted'));
+      expect(await server.mountPaths('mount', ...paths)).toEqual(each('ACCES'));
+      expect(await server.mountPaths('plain', ...paths)).toEqual(each('denied'));
+      expect(await server.mountPaths('nothing', ...paths)).toEqual(each('tls'));
     },
-    long,
+    longTimeoutMs,
   );
 
   test('creates a new certificate for a new address of the embedded NFS server, and keeps those of clients', async () => {
@@ -257,11 +257,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
         fixture.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
       ]);
-      for (const text of logs) expect(text).not.toContain(inPrivate.clue);
+      for (const text of logs) expect(text).not.toContain(inPrivate.keyFragment);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
       await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -280,7 +280,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
       await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -331,7 +331,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
       await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -352,7 +352,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         await expect.poll(() => outcomesOf(fixture, name, more), wait).toEqual(expectedOf(more));
       }
     },
-    long,
+    longTimeoutMs,
   );
 
   test('says what to do first where the Store CRD is older', async () => {
@@ -374,12 +374,12 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await fixture.helm('rollback', 'stowage');
       await rolledOut();
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await expectRunning('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await expectRunning('own', 'remote', 'writer', 'reader');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -408,10 +408,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await fixture.registerInDns();
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await expectRunning('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
-      await haveNotEnded('own', 'remote', 'writer', 'reader');
+      await expectRunning('own', 'remote', 'writer', 'reader');
       // The old keepers have ended, because new ones took over.
       await expect
         .poll(
@@ -426,7 +426,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         )
         .toBe('');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -438,7 +438,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
         .toBe('stowage-nfs');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -452,6 +452,6 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
       expect(found.join('')).toContain('/export');
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -44,7 +44,7 @@ describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () =
         driver,
         focus,
         signal,
-        atOnce: names.length,
+        parallel: names.length,
         minutes: 5,
         folder: work.path,
         kubeconfig: fixture.cluster.kubeconfig,

@@ -80,8 +80,9 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
       for (const one of running.splice(0)) await one.kill();
       await freeLease(cluster);
     },
-    create: (names) => each(names, (name) => client.create(claims, aClaim(name), signal)),
-    remove: (names) => each(names, (name) => gone(client.delete(claims, { namespace, name }, {}, signal))),
+    create: (names) => forEachInParallel(names, (name) => client.create(claims, aClaim(name), signal)),
+    remove: (names) =>
+      forEachInParallel(names, (name) => ignoreNotFound(client.delete(claims, { namespace, name }, {}, signal))),
     claims: () => listed(client, claims, signal),
     volumes: () => listed(client, persistentVolumes, signal),
     volumesOnStore: () => entries().filter((name) => !name.endsWith('.meta')),
@@ -119,7 +120,7 @@ const aClaim = (name: string): PersistentVolumeClaim => ({
   },
 });
 
-async function each(names: readonly string[], work: (name: string) => Promise<unknown>): Promise<void> {
+async function forEachInParallel(names: readonly string[], work: (name: string) => Promise<unknown>): Promise<void> {
   let at = 0;
   const worker = async (): Promise<void> => {
     while (at < names.length) await work(names[at++] ?? '');
@@ -127,7 +128,7 @@ async function each(names: readonly string[], work: (name: string) => Promise<un
   await Promise.all(Array.from({ length: inFlight }, worker));
 }
 
-async function gone(deleting: Promise<void>): Promise<void> {
+async function ignoreNotFound(deleting: Promise<void>): Promise<void> {
   await deleting.catch((thrown: unknown) => {
     if (reasonOf(thrown) !== 'NotFound') throw thrown;
   });

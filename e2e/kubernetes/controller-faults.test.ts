@@ -7,12 +7,12 @@ import type { RunningController } from './controllers.ts';
 const { signal } = new AbortController();
 /** The limit for anything that may be slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 /** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
-const givesUpMs = 20_000;
+const leaderExitMs = 20_000;
 /** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */
-const takesOverMs = 30_000;
-const givenBackMs = 14_000;
+const takeOverMs = 30_000;
+const releasedLeaseMs = 14_000;
 
 const named = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
@@ -45,7 +45,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
     };
     /** Polls without an interval until that many volumes exist. */
-    const made = (count: number): Promise<void> =>
+    const untilVolumes = (count: number): Promise<void> =>
       expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
@@ -56,12 +56,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         // Random moments in the first, second and last third.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
-          await fixture.start().leads();
-          await made(moment);
+          await fixture.start().untilLeading();
+          await untilVolumes(moment);
           await fixture.killAll();
         }
         await creating;
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await allBoundOnce(names);
         await fixture.remove(names);
         const few = Math.floor(Math.random() * names.length * 0.75);
@@ -69,10 +69,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           .poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 })
           .toBeLessThanOrEqual(few + Math.ceil(names.length / 5));
         await fixture.killAll();
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
@@ -80,34 +80,34 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
         const creating = fixture.create(names);
-        await made(5);
+        await untilVolumes(5);
         const killedAt = performance.now();
         await first.kill();
         await creating;
-        await second.leads();
-        expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
+        await second.untilLeading();
+        expect(performance.now() - killedAt).toBeLessThan(takeOverMs);
         await allBoundOnce(names);
         const third = fixture.start();
         await expect.poll(() => third.output(), wait).toContain('waits to lead');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
-        await third.leads();
+        await third.untilLeading();
         // The Lease was released, so the next leader didn't wait for it to expire.
-        expect(performance.now() - stoppedAt).toBeLessThan(givenBackMs);
+        expect(performance.now() - stoppedAt).toBeLessThan(releasedLeaseMs);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
       'keeps its locks when it is suspended, while another one leads',
       async () => {
         let first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         for (let round = 0; ; round++) {
           const names = named(`suspended-${round}`, 100);
           await fixture.create(names);
@@ -117,7 +117,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           // The deletion completed before the suspend.
           if (mark === undefined) continue;
           const second = fixture.start();
-          await second.leads();
+          await second.untilLeading();
           const held = locksOf(mark);
           // The second one deletes all other volumes. It leaves the locked ones alone, because the holder is alive.
           await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
@@ -131,7 +131,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           first = second;
         }
       },
-      2 * long,
+      2 * longTimeoutMs,
     );
 
     const locksOf = (mark: number): readonly string[] =>
@@ -155,27 +155,27 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         // Requests that failed are sent again afterwards.
         const creating = fixture.create(names).catch(() => undefined);
-        await made(10);
+        await untilVolumes(10);
         const stoppedAt = performance.now();
         await fixture.cluster.apiServer.stop();
         await creating;
         // The kubelet restarts a container that ends.
         expect(await first.ended()).toBe(1);
-        expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
+        expect(performance.now() - stoppedAt).toBeLessThan(leaderExitMs);
         const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('waits to lead');
         await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
         await fixture.cluster.apiServer.start();
-        await second.leads();
+        await second.untilLeading();
         const there = new Set((await fixture.claims()).map(({ metadata }) => metadata.name));
         await fixture.create(names.filter((name) => !there.has(name)));
         await allBoundOnce(names);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
@@ -183,45 +183,45 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         await fixture.create(names);
         const frozenAt = performance.now();
         await fixture.cluster.apiServer.freeze();
         try {
           expect(await first.ended()).toBe(1);
-          expect(performance.now() - frozenAt, first.output()).toBeLessThan(givesUpMs);
+          expect(performance.now() - frozenAt, first.output()).toBeLessThan(leaderExitMs);
         } finally {
           fixture.cluster.apiServer.thaw();
         }
         expect(first.output()).toContain('another may lead by now');
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await allBoundOnce(names);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
       'leaves nothing behind when claims are deleted while it creates their volumes',
       async () => {
         const names = named('brief', sized({ usual: 40, long: 100 }));
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         const creating = fixture.create(names);
-        await made(1);
+        await untilVolumes(1);
         // Some claims have no volume yet, some have a volume without a PV, and some are bound.
         await fixture.remove(names);
         await creating;
         await fixture.remove(names);
         await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
       'keeps volumes whose server is down until it is back, with Events that say what to do',
       async () => {
         const names = named('behind', 5);
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await fixture.create(names);
         await allBoundOnce(names);
         await fixture.nfs.stop();
@@ -238,7 +238,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         }
         await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 120_000 }).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
   },
 );

@@ -11,7 +11,7 @@ export interface RunningController {
   readonly pid: number;
   readonly output: () => string;
   /** Resolves when it leads; rejects if it ends before. */
-  leads(): Promise<void>;
+  untilLeading(): Promise<void>;
   /** Sends SIGKILL. */
   kill(): Promise<void>;
   /** Sends SIGSTOP, as when a machine suspends its processes. */
@@ -42,7 +42,7 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
   return {
     pid: child.pid ?? 0,
     output: () => output,
-    leads: () => leading.promise,
+    untilLeading: () => leading.promise,
     kill: async () => {
       child.kill('SIGKILL');
       await ended;
@@ -69,6 +69,6 @@ export async function freeLease(cluster: Cluster, namespace = 'default'): Promis
   const at = ['--namespace', namespace];
   const names = (await cluster.kubectl('get', 'leases', '--output=name', ...at)).split('\n');
   const name = names.find((each) => each.endsWith('/stowage-controller'));
-  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${nobodys}`, ...at);
+  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${releasedLease}`, ...at);
 }
-const nobodys = JSON.stringify({ spec: { holderIdentity: '' } });
+const releasedLease = JSON.stringify({ spec: { holderIdentity: '' } });

@@ -21,7 +21,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
   /** The recorded nodes, which the next leader reads. */
-  const noted = (): Promise<string> => {
+  const recordedNodes = (): Promise<string> => {
     const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
     return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
   };
@@ -36,7 +36,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
       try {
         await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('False StoreSilent');
         await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('False StoreSilent');
-        expect(await noted()).toBe('node-1');
+        expect(await recordedNodes()).toBe('node-1');
         expect(await ofStore()).toBe('["node-1"]');
         const note = "Warning VolumeConditionAbnormal: On node-1: the server of store 'files' does not answer.";
         await expect.poll(() => fixture.eventsOf('quiet'), pollOptions).toContain(note);
@@ -49,7 +49,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
       }
       await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('True Well');
       await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('True Well');
-      expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
+      expect(await Promise.all([recordedNodes(), ofStore()])).toEqual(['', '']);
       await expect
         .poll(() => fixture.eventsOf('quiet'), pollOptions)
         .toContain('Normal VolumeConditionNormal: The volume is healthy');

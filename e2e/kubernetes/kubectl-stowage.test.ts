@@ -181,7 +181,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }, 150_000);
 
     /** The requests that need each right of an account; `{id}`: the id of an operation. */
-    const uses: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
+    const requestsFor: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
       'stowage-viewer': {
         'get status': ['status'],
         'get doctor': ['doctor'],
@@ -207,7 +207,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     // The event stream doesn't end by itself, and there is no operation left to cancel.
     const endless = ['watch events', 'update operations'];
 
-    test.each(Object.entries(uses))(
+    test.each(Object.entries(requestsFor))(
       'needs every right of %s, and no other',
       async (account, all) => {
         const rights = rightsOf(account);

@@ -5,9 +5,9 @@ import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts'
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
-const place = '/var/lib/stowage/stores';
+const storesFolder = '/var/lib/stowage/stores';
 const disk = '/mnt/stowage-disk';
 const mib = 1024 * 1024;
 
@@ -37,8 +37,8 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
 
   /** `small` has room for one volume, `quick` binds immediately, the disk of `disk` is not mounted. */
   const stores = [
-    { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
-    { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
+    { name: 'small', uri: `local://${storesFolder}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
+    { name: 'quick', uri: `local://${storesFolder}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
     { name: 'disk', uri: `local://${disk}/volumes`, storageClass: {} },
   ];
 
@@ -92,7 +92,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   const onNodes = async (): Promise<readonly number[]> =>
     await Promise.all(
       fixture.cluster.nodes.map(async (node) => {
-        const found = await node.inside('sh', '-c', `find ${place}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`);
+        const found = await node.inside(
+          'sh',
+          '-c',
+          `find ${storesFolder}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`,
+        );
         return found.split('\n').filter((line) => line !== '').length;
       }),
     );
@@ -125,7 +129,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         .poll(async () => (await capacities()).toSorted(), wait)
         .toEqual(names.map((name) => `${name}=100Mi`).toSorted());
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -167,7 +171,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await first.inside('sh', '-c', `umount --lazy ${disk} ${disk}-new; true`);
       }
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -182,7 +186,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         );
       await kubectl('delete', 'store', 'lost');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -206,7 +210,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'data');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -221,7 +225,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'at-once');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -267,7 +271,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -290,7 +294,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -316,7 +320,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'late');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -343,6 +347,6 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -9,7 +9,7 @@ export interface NfsCall {
   readonly tls?: { readonly servername: string; readonly ca: string; readonly cert?: string; readonly key?: string };
 }
 
-async function ask({ host, paths, tls }: NfsCall): Promise<Readonly<Record<string, string>>> {
+async function lookUp({ host, paths, tls }: NfsCall): Promise<Readonly<Record<string, string>>> {
   using rpc = createRpcClient({
     clock: systemClock(),
     addresses: [{ host, port: 2049 }],
@@ -30,4 +30,4 @@ async function ask({ host, paths, tls }: NfsCall): Promise<Readonly<Record<strin
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.stdout.write(JSON.stringify(await ask(JSON.parse(process.argv[2] ?? ''))));
+  process.stdout.write(JSON.stringify(await lookUp(JSON.parse(process.argv[2] ?? ''))));

@@ -14,7 +14,7 @@ export interface PrivateFiler extends AsyncDisposable {
   /** The certificates, as a Secret in a namespace. */
   secret(namespace: string): object;
   /** A part of the private key. */
-  readonly clue: string;
+  readonly keyFragment: string;
   /** The contents of all files with that name, one in each volume. */
   contentsOf(name: string): Promise<readonly string[]>;
 }
@@ -66,7 +66,7 @@ export async function startPrivateFiler(cluster: Cluster, signal: AbortSignal): 
       metadata: { name: secretName, namespace },
       data: { 'ca.crt': base64(own.cert), 'tls.crt': base64(caller.cert), 'tls.key': base64(caller.key) },
     }),
-    clue: caller.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
+    keyFragment: caller.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
     contentsOf: async (name) => {
       const found: string[] = [];
       for (const volume of await readdir(exported))

@@ -107,7 +107,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       );
 
     test('a store reports its state, and has its class', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await expect
         .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
         .toMatch(/^silver +nfs +True +\S+ +0 +\S+$/);
@@ -130,7 +130,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('a claim of a store whose server denies access gets an Event that says that it is a permission, and whom to ask', async () => {
       await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
-      await start('one').leads();
+      await start('one').untilLeading();
       const reasons =
         '{.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Reachable")].reason}';
       await expect
@@ -154,7 +154,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('a claim is bound, grows, and leaves nothing behind', async () => {
       const controller = start('one', '--health', '127.0.0.1:0');
-      await controller.leads();
+      await controller.untilLeading();
       await cluster.apply(claim('cart'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
       const [made] = await list('pv');
@@ -175,7 +175,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and with Retain keeps its data', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await cluster.apply(
         {
           apiVersion: 'storage.k8s.io/v1',
@@ -213,7 +213,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('a claim of a class with unknown parameters gets an Event, waits and leaves nothing behind', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await cluster.apply(
         {
           apiVersion: 'storage.k8s.io/v1',
@@ -234,7 +234,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await cluster.apply(claim('used'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
       const [made] = await list('pv');

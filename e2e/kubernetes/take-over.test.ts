@@ -28,7 +28,7 @@ import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts'
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 400_000;
+const longTimeoutMs = 400_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
 
@@ -106,7 +106,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
       await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(shown.length).toBeGreaterThan(4);
       await all(shown);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -138,7 +138,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(new Set(nodes.split(' ')).size).toBe(2);
       await shell(`${apply.replace(' apply ', ' delete ')} --timeout=120s`);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -186,7 +186,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await kubectl('delete', 'pvc', 'odd', 'large');
       await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
     },
-    long,
+    longTimeoutMs,
   );
 
   /** A claim with a volume of another driver, as Kubernetes and the server know it. */
@@ -244,7 +244,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(refused).toMatch(/^left shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
       expect((await claimOf('data-db-0')).spec.volumeName).toBe(db.volume);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -270,7 +270,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await kubectl('delete', 'pv', 'films');
       expect(readdirSync(join(filer.exported, 'films'))).toEqual(['old']);
     },
-    long,
+    longTimeoutMs,
   );
 
   const isTaken = async (): Promise<void> => {
@@ -300,7 +300,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(await shell('kubectl stowage take-over silver shop/data-db-0')).toBe('');
       expect((await claimOf('data-db-0')).metadata.uid).toBe(uid);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -320,7 +320,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await all(take);
       await isTaken();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -354,7 +354,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       });
       expect(readFileSync(join(films.folder, 'old'), 'utf8')).toBe('of films\n');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -379,7 +379,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await expect.poll(volumes, wait).not.toContain(`${films.volume}-stowage`);
       expect(inodesOf(db.folder)).toEqual(inodes);
     },
-    long,
+    longTimeoutMs,
   );
 });
 

@@ -32,7 +32,7 @@ async function serve(): Promise<void> {
   await promise;
 }
 
-async function trial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
+async function runTrial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
   const file = join(at, `file ${what}`);
   const blocks = 64;
   await runWithFaults(often, disturb, async (round) => {
@@ -54,9 +54,9 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
 async function main(mounts: KeeperMounts): Promise<void> {
   const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
   const { at } = await mounts.mount(await sourceOf(served, '/export'));
-  await trial('killed', 12, at, () => mounts.killDataPath());
-  await trial('upgraded', 4, at, () => mounts.upgrade());
-  await trial('keeper replaced', 2, at, () => mounts.replaceKeeper());
+  await runTrial('killed', 12, at, () => mounts.killDataPath());
+  await runTrial('upgraded', 4, at, () => mounts.upgrade());
+  await runTrial('keeper replaced', 2, at, () => mounts.replaceKeeper());
   await run('umount', [at], work);
 }
 

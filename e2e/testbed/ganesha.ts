@@ -73,15 +73,15 @@ export interface GaneshaParts extends GaneshaOptions {
   readonly listen: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>;
   readonly env: Readonly<Record<string, string>>;
   /** A prefix of the command. */
-  readonly inside?: readonly string[];
+  readonly commandPrefix?: readonly string[];
 }
 
-export async function ganeshaDaemon({ folder, exports, listen, env, inside = [], signal }: GaneshaParts) {
+export async function ganeshaDaemon({ folder, exports, listen, env, commandPrefix = [], signal }: GaneshaParts) {
   const config = join(folder, 'ganesha.conf');
   await writeFile(config, await settings(exports, listen));
   const program = onPath('ganesha.nfsd') ?? 'ganesha.nfsd';
   const args = ['-F', '-L', 'STDOUT', '-f', config, '-p', join(folder, 'pid')];
-  const [first, ...rest] = [...inside, program, ...args] as const;
+  const [first, ...rest] = [...commandPrefix, program, ...args] as const;
   return await startDaemon({
     command: [first as string, ...rest],
     env,

@@ -69,7 +69,7 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
       listen,
       signal,
       env: quietEnvironment(folder),
-      inside: ['nsenter', ...enter, '--'],
+      commandPrefix: ['nsenter', ...enter, '--'],
     });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, cleanUp);

@@ -14,7 +14,7 @@ export const components = [
 export type ConformanceFixture = Pick<ChartFixture, 'cluster'> & AsyncDisposable;
 
 /** More volumes than all other tests need at the same time. */
-const mostVolumes = 40;
+const maxVolumes = 40;
 
 /** Everything that Kubernetes' own tests need: a cluster with Stowage, its classes, and the test images. */
 export async function startConformanceFixture(signal: AbortSignal): Promise<ConformanceFixture> {
@@ -28,7 +28,7 @@ export async function startConformanceFixture(signal: AbortSignal): Promise<Conf
     store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
   ];
   // One of the tests creates as many volumes as a node may have.
-  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${mostVolumes}"]`];
+  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${maxVolumes}"]`];
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`, ...most];
   await helm('install', 'stowage', chart, '--create-namespace', ...values);
   const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];

@@ -24,7 +24,7 @@ export interface AnyCluster {
   /** The log of a pod. */
   logOf(namespace: string, pod: string): Promise<string>;
   /** Polls until the condition holds; otherwise throws what it saw last. */
-  until<T>(what: string, look: () => Promise<T>, isSo: (seen: T) => boolean, limitMs?: number): Promise<T>;
+  until<T>(what: string, look: () => Promise<T>, isDone: (seen: T) => boolean, limitMs?: number): Promise<T>;
 }
 
 const manager = 'stowage-e2e';

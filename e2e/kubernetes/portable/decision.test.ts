@@ -3,10 +3,19 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import type { AnyObject } from './cluster.ts';
-import { type ClusterFacts, countsOf, decide, disksOf, imageValues, isReady, ownedBy, withImage } from './decision.ts';
+import {
+  type ClusterFacts,
+  countsOf,
+  decide,
+  imageValues,
+  isReady,
+  ownedBy,
+  volumesOfClaim,
+  withImage,
+} from './decision.ts';
 
 const nothing: ClusterFacts = { deployments: [], objects: [], stores: [], volumes: [] };
-const thing = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyObject => ({
+const anObject = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyObject => ({
   apiVersion: 'v1',
   kind,
   metadata: { name },
@@ -14,21 +23,24 @@ const thing = (kind: string, name: string, more: Partial<AnyObject> = {}): AnyOb
 });
 const controller = (namespace: string, component = 'controller'): AnyObject => {
   const labels = { 'app.kubernetes.io/name': 'stowage', 'app.kubernetes.io/component': component };
-  return thing('Deployment', 'stowage-controller', { metadata: { name: 'stowage-controller', namespace, labels } });
+  return anObject('Deployment', 'stowage-controller', { metadata: { name: 'stowage-controller', namespace, labels } });
 };
 const volume = (name: string, spec: object): AnyObject =>
-  thing('PersistentVolume', name, { spec: spec as Readonly<Record<string, unknown>> });
+  anObject('PersistentVolume', name, { spec: spec as Readonly<Record<string, unknown>> });
 const retained = (name: string, uid: string): AnyObject =>
   volume(name, { claimRef: { namespace: 'stowage-system', name: 'stowage-nfs', uid } });
-const others = volume('theirs', { claimRef: { namespace: 'default', name: 'data', uid: 'u' }, csi: { driver: 'x' } });
+const foreignVolume = volume('theirs', {
+  claimRef: { namespace: 'default', name: 'data', uid: 'u' },
+  csi: { driver: 'x' },
+});
 
 test('Stowage is installed where none of its objects exist', () => {
-  const deployment = thing('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
-  expect(decide({ ...nothing, deployments: [deployment], volumes: [others] })).toEqual({ kind: 'install' });
+  const deployment = anObject('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
+  expect(decide({ ...nothing, deployments: [deployment], volumes: [foreignVolume] })).toEqual({ kind: 'install' });
 });
 
 test('a running Stowage is used, whatever its namespace is called', () => {
-  const objects = [thing('CSIDriver', 'file.stowage.dev')];
+  const objects = [anObject('CSIDriver', 'file.stowage.dev')];
   const seen = { ...nothing, deployments: [controller('storage')], objects, volumes: [retained('disk', 'old')] };
   expect(decide(seen)).toEqual({ kind: 'use', namespace: 'storage' });
 });
@@ -41,16 +53,16 @@ test('two running Stowages are not used', () => {
 });
 
 test.each([
-  ['a namespace', { objects: [thing('Namespace', 'stowage-system')] }, 'Namespace stowage-system'],
+  ['a namespace', { objects: [anObject('Namespace', 'stowage-system')] }, 'Namespace stowage-system'],
   [
     'the definition of stores',
-    { objects: [thing('CustomResourceDefinition', 'stores.stowage.dev')] },
+    { objects: [anObject('CustomResourceDefinition', 'stores.stowage.dev')] },
     'CustomResourceDefinition stores.stowage.dev',
   ],
-  ['a store', { stores: [thing('', 'gold')] }, 'Store gold'],
+  ['a store', { stores: [anObject('', 'gold')] }, 'Store gold'],
   [
     "the NFS server's disk",
-    { volumes: [others, retained('disk', 'old')] },
+    { volumes: [foreignVolume, retained('disk', 'old')] },
     'PersistentVolume disk, of the claim stowage-system/stowage-nfs',
   ],
   [
@@ -59,7 +71,7 @@ test.each([
     'PersistentVolume kept, of no claim',
   ],
   // A Stowage without a controller that serves claims.
-  ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [thing('', 'x')] }, 'Store x'],
+  ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] }, 'Store x'],
 ] as const)('nothing is installed where %s was left', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
     kind: 'refuse',
@@ -71,20 +83,20 @@ If it is not, and neither are the data of these volumes, delete these objects. T
 });
 
 test('the disk of a claim is the one with its uid, and not that of an earlier claim with the same name', () => {
-  const claim = thing('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
+  const claim = anObject('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
   const unbound = volume('free', {});
-  const all = [retained('old', 'old'), retained('new', 'new'), others, unbound];
-  expect(disksOf(all, claim).map(({ metadata }) => metadata.name)).toEqual(['new']);
-  expect(disksOf(all, thing('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
+  const all = [retained('old', 'old'), retained('new', 'new'), foreignVolume, unbound];
+  expect(volumesOfClaim(all, claim).map(({ metadata }) => metadata.name)).toEqual(['new']);
+  expect(volumesOfClaim(all, anObject('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
 });
 
 test('classes are deleted with the stores that they were created for', () => {
   const owned = (name: string, uid: string): AnyObject =>
-    thing('StorageClass', name, {
+    anObject('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },
     });
-  const classes = [owned('local', 'mine'), owned('local-2', 'theirs'), thing('StorageClass', 'standard')];
-  const stores = [thing('Store', 'local', { metadata: { uid: 'mine' } })];
+  const classes = [owned('local', 'mine'), owned('local-2', 'theirs'), anObject('StorageClass', 'standard')];
+  const stores = [anObject('Store', 'local', { metadata: { uid: 'mine' } })];
   expect(ownedBy(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
 });
 
@@ -95,7 +107,7 @@ test('Stowage is ready when controller, agents and keepers are, whatever else is
   });
   const deployment = { ...controller('storage'), spec: { replicas: 2 }, status: { readyReplicas: 2 } };
   const areReady = (all: readonly AnyObject[]): boolean => isReady(countsOf(all));
-  const foreign = thing('Deployment', 'foreign', { spec: { replicas: 1 }, status: {} });
+  const foreign = anObject('Deployment', 'foreign', { spec: { replicas: 1 }, status: {} });
   expect(areReady([deployment, agents(2), agents(2), foreign])).toBe(true);
   expect(areReady([deployment, agents(1), agents(2)])).toBe(false);
   expect(areReady([deployment, agents(2)])).toBe(false);

@@ -68,7 +68,7 @@ const refusal = (left: readonly string[]): string =>
   ].join('\n');
 
 /** The disk of a claim. A disk that outlived an earlier claim of the same name has that claim's uid. */
-export const disksOf = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
+export const volumesOfClaim = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
   volumes.filter(({ spec }) => {
     const { uid } = (spec as VolumeSpec | undefined)?.claimRef ?? {};
     return uid !== undefined && uid === metadata.uid;

@@ -27,7 +27,7 @@ export interface InstallOptions {
 
 export interface Installed {
   /** A description for people. */
-  readonly how: string;
+  readonly description: string;
   /** Removes what was installed, and nothing that existed before. */
   uninstall(): Promise<void>;
 }
@@ -37,7 +37,7 @@ export interface Refused {
   readonly why: string;
 }
 
-interface Way extends Installed {
+interface Method extends Installed {
   install(): Promise<void>;
 }
 
@@ -67,14 +67,14 @@ export const usualHelm = (): string => onPath('helm') ?? '';
 /** Uses a running Stowage as it is. Otherwise installs the chart if there is Helm, or the plain manifests. */
 export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
   const { cluster } = clusters;
-  const decision = decide(await seenIn(cluster));
+  const decision = decide(await factsOf(cluster));
   if (decision.kind === 'refuse') return { why: decision.why };
   if (decision.kind === 'use') {
     await ready(cluster, decision.namespace);
-    const how = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
-    return { how, uninstall: async () => {} };
+    const description = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
+    return { description, uninstall: async () => {} };
   }
-  const way = wish.helm === '' ? byManifests(clusters, wish.image) : byHelm(clusters.after, wish);
+  const way = wish.helm === '' ? manifestsMethod(clusters, wish.image) : helmMethod(clusters.after, wish);
   try {
     await way.install();
     await ready(cluster, namespace);
@@ -88,19 +88,19 @@ export async function install(clusters: Clusters, wish: InstallOptions): Promise
   return way;
 }
 
-async function seenIn(cluster: AnyCluster): Promise<ClusterFacts> {
+async function factsOf(cluster: AnyCluster): Promise<ClusterFacts> {
   const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
     return metadata.namespace === undefined && kind !== 'Store';
   });
   return {
     deployments: await cluster.list('apps/v1', 'Deployment'),
-    objects: await present(cluster, wide),
+    objects: await existing(cluster, wide),
     stores: await storesOf(cluster),
     volumes: await cluster.list('v1', 'PersistentVolume'),
   };
 }
 
-async function present(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
+async function existing(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
   const found = await Promise.all(things.map((thing) => cluster.find(thing)));
   return found.filter((thing) => thing !== undefined);
 }
@@ -121,7 +121,7 @@ async function manifests(change = (text: string): string => text): Promise<reado
     .filter((thing) => thing !== null);
 }
 
-function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Way {
+function helmMethod(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Method {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
@@ -138,10 +138,10 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallO
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
     const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
     const stores = await storesOf(after);
-    return [...(await present(after, [...context, ...drivers])), ...stores, ...(await present(after, ofServer))];
+    return [...(await existing(after, [...context, ...drivers])), ...stores, ...(await existing(after, ofServer))];
   };
   return {
-    how: 'by the chart',
+    description: 'by the chart',
     install: async () => {
       try {
         await run('install', 'stowage', join(folder, 'chart'), '--create-namespace', ...set);
@@ -154,10 +154,10 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallO
   };
 }
 
-function byManifests({ cluster, after }: Clusters, image: string): Way {
+function manifestsMethod({ cluster, after }: Clusters, image: string): Method {
   const made: AnyObject[] = [];
   return {
-    how: 'by deploy/kubernetes/stowage.yaml',
+    description: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
       for (const thing of await manifests((text) => withImage(text, image))) {
         // The API server needs a moment before it serves a new CRD.

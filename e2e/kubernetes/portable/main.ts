@@ -14,7 +14,7 @@ import { createKubeClient } from '#wire/kube/client.ts';
 import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
 import { install, usualHelm } from './install.ts';
 import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
-import { nothingLeft, tests } from './tests.ts';
+import { deleteAndCheck, tests } from './tests.ts';
 
 const usage =
   'npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM, or none] [--set VALUE …] [--only WORDS of a test]';
@@ -55,7 +55,7 @@ async function main(): Promise<number> {
     console.error(installed.why);
     return 1;
   }
-  console.log(`Stowage: ${installed.how}`);
+  console.log(`Stowage: ${installed.description}`);
   const unique = `e2e-${randomBytes(4).toString('hex')}`;
   const own = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
   const images = imageStore(unique);
@@ -63,9 +63,9 @@ async function main(): Promise<number> {
     await cluster.apply(own);
     await cluster.apply(images);
     const shell = values['shell-image'];
-    const context = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
+    const context = await createTestContext(cluster, { namespace: own.metadata.name, unique, shell });
     const tally = await runAll(wanted, context, (line) => console.log(line));
-    await nothingLeft({ ...context, cluster: after });
+    await deleteAndCheck({ ...context, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;
   } finally {
@@ -92,7 +92,7 @@ const imageStore = (unique: string): object => ({
   },
 });
 
-async function groundOf(
+async function createTestContext(
   cluster: AnyCluster,
   about: Pick<TestContext, 'namespace' | 'unique' | 'shell'>,
 ): Promise<TestContext> {

@@ -53,4 +53,4 @@ export const container = (image: string, script: string, block: boolean): object
     : { volumeMounts: [{ name: 'data', mountPath: '/data' }] }),
 });
 
-export const byClaim = (claimName: string): object => ({ persistentVolumeClaim: { claimName } });
+export const claimVolume = (claimName: string): object => ({ persistentVolumeClaim: { claimName } });

@@ -1,5 +1,5 @@
 import type { AnyCluster, AnyObject } from './cluster.ts';
-import { disksOf, ownedBy } from './decision.ts';
+import { ownedBy, volumesOfClaim } from './decision.ts';
 
 /** Items of a list have no kind and apiVersion. */
 export const matchingName = (apiVersion: string, kind: string, { metadata }: AnyObject): AnyObject => ({
@@ -50,7 +50,7 @@ async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<voi
 
 /** Also deletes its volume, which would outlive it otherwise. */
 async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void> {
-  const disks = async () => disksOf(await cluster.list('v1', 'PersistentVolume'), claim);
+  const disks = async () => volumesOfClaim(await cluster.list('v1', 'PersistentVolume'), claim);
   for (const { metadata } of await disks())
     await cluster.apply({
       apiVersion: 'v1',
