@@ -7,7 +7,10 @@ import { needs } from '#testbed/needs.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
 
-/** Returns the profile's names as Debian's apparmor_parser compiles it. Doesn't need a kernel that enforces the profile. */
+/**
+ * The names that the profile defines, according to Debian's apparmor_parser. Works without a kernel that enforces
+ * profiles.
+ */
 async function compileProfile(profile: string, signal: AbortSignal): Promise<string> {
   const run = runner(signal);
   const { tar } = await rootfs(['apparmor'], run);

@@ -7,7 +7,10 @@ import { needs } from '#testbed/needs.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
-/** The csi-sanity specs that are skipped, with its reason. A spec that is skipped and not listed here, or listed and run, is a failure. */
+/**
+ * The csi-sanity specs that this driver skips, with csi-sanity's reason. Any other skipped spec is a failure, and so is
+ * a spec of this list that runs.
+ */
 const expectedSkips: Readonly<Record<string, string>> = {
   'Controller Publish, UnpublishVolume not supported': 'nothing of these drivers is attached to a node',
   'ControllerPublishVolume not supported': 'the same',
@@ -88,7 +91,7 @@ function expectAll(specs: readonly Spec[]): void {
   expect([...new Set(by('skipped').map(({ Failure }) => Failure?.Message))].toSorted()).toEqual(
     Object.keys(expectedSkips).toSorted(),
   );
-  // The authors of csi-sanity disabled this spec.
+  // csi-sanity's authors disabled this spec.
   expect(by('pending').map(({ LeafNodeText }) => LeafNodeText)).toEqual([
     'pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted',
   ]);
@@ -96,7 +99,7 @@ function expectAll(specs: readonly Spec[]): void {
 }
 
 beforeEach(() => {
-  // First remove the mounts that a failed test left.
+  // Disposed of first, to remove the mounts of a failed test.
   const scratch = createScratchFolder('stowage-sanity-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;

@@ -21,13 +21,13 @@ interface Host {
 let folder: string;
 
 beforeEach(() => {
-  // First remove the mounts that a failed test left.
+  // Disposed of first, to remove the mounts of a failed test.
   const scratch = createScratchFolder('stowage-csi-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;
 });
 
-/** A node: a Stowage with its own state, and a folder for staging and target paths. */
+/** Starts a Stowage with its own state, and a folder for staging and target paths, like a node. */
 async function startNode(name: string, uri: string): Promise<Host> {
   const top = join(folder, name);
   mkdirSync(join(top, 'stage'), { recursive: true });
@@ -135,7 +135,7 @@ describe.skipIf(needs('mount'))('an ephemeral inline volume', () => {
       const before = await startNode('one', `local://${store}`);
       const publishing = before.local.call(Node.method.nodePublishVolume, request).catch(() => undefined);
       if (afterMs === undefined) await publishing;
-      // The kill hits whatever the server does at that moment.
+      // The kill interrupts whatever the server does at that moment.
       else await new Promise((resolve) => setTimeout(resolve, afterMs));
       before.stowage.signal('SIGKILL');
       await before.stowage.ended();

@@ -38,7 +38,7 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       const log = join(folder, 'photos', 'log');
       const lines = (): readonly string[] =>
         existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
-      /** The container keeps writing after each disturbance. */
+      /** The container keeps writing after the disturbance. */
       const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
         const before = lines().length;
         await disturb();
@@ -50,7 +50,7 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       const killDataPath = async (): Promise<void> =>
         void process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
 
-      // Without shared mount propagation, the engine sees only mounts that existed before it started.
+      // The engine's mount namespace is private, so it sees only mounts that existed before it started.
       await using engine = await startDockerd(end.signal);
       await engine.docker('import', root, 'plain');
       const bound = ['--network', 'none', '-v', `${at}:/data`];

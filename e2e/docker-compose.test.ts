@@ -16,11 +16,11 @@ import { ganeshaIn, type ServerInside, untilAnswering } from './stowage-containe
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
 
-/** The user's compose file that the guide shows. */
+/** The user's compose file in the guide. */
 const documentedProject = (): string =>
   /^### docker compose$.*?^```yaml$\n(.*?)^```$/ms.exec(guide())?.[1] ?? expect.fail('no compose file in the guide');
 
-/** Returns the command below a heading of the guide that begins with `start`. */
+/** The command that begins with `start`, below a heading of the guide. */
 function documentedCommand(heading: string, start: string): string {
   const lines = guide().split('\n');
   const at = lines.indexOf(heading);
@@ -65,13 +65,13 @@ describe.skipIf(needs(...required))('docker compose', () => {
 
   beforeAll(async () => {
     const tar = await buildImage(signal);
-    // The engine also listens where compose.yaml expects it.
+    // The engine also listens on the socket that compose.yaml names.
     engine = all.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
     nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
     await docker('load', '--quiet', '--input', tar);
     await docker('tag', await loadBusybox(engine, signal), 'busybox');
     await docker('tag', imageName, 'stowage');
-    // A new version is a new image.
+    // A new version of Stowage is a new image.
     const made = await docker('create', imageName);
     await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
     await docker('rm', '-v', made);
@@ -118,14 +118,14 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(readFileSync(join(nfs.folder('silver'), 'first', 'note'), 'utf8')).toBe('hello\n');
   });
 
-  test('replaces Stowage while a container writes', { timeout: 180_000 }, async () => {
+  test('replaces Stowage while a container writes to a volume', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
     await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');
     });
-    /** The container keeps writing after each disturbance. */
+    /** The container keeps writing after the disturbance. */
     const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = logged('busy').length;
@@ -149,7 +149,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([expect.not.stringMatching(`${old}`), kept]);
     await expect(stowage('volume', 'delete', 'silver/busy')).rejects.toThrow('container writer');
 
-    // The commands of a user who does not trust a rolling replacement.
+    // The commands for users who don't want to replace Stowage while containers run.
     await keepsWriting(() => ofStowage(['down']));
     await keepsWriting(() => replaced('stowage'));
     expect(await keepers()).toEqual(kept);
@@ -198,12 +198,12 @@ describe.skipIf(needs(...required))('docker compose', () => {
     });
     await upOfUser();
     await docker('create', ...naming('album_photos'));
-    // Docker itself refuses. Compose reports that and ignores it.
+    // Docker itself refuses to remove the volume. Compose prints the error and continues.
     expect(await ofUser('down', '-t', '0', '-v')).toContain('still in use');
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
     await docker('rm', 'outside');
 
-    // Only Stowage knows that the other name means the same volume.
+    // Only Stowage knows that both names mean the same volume.
     await docker('create', ...naming('silver..album_photos'));
     await expect(ofUser('down', '-v')).rejects.toThrow('container outside');
     expect(await readdir(nfs.folder('silver'))).toContain('album_photos');
@@ -213,7 +213,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
   });
 
   test('removes Stowage and leaves nothing behind', { timeout: 120_000 }, async () => {
-    // Compares paths, because the machine also has the mounts of tests that run in parallel.
+    // Compares paths, because the machine also has mounts of tests that run in parallel.
     const mounts = async (): Promise<readonly string[]> =>
       (await runInside(engine, 'cat', '/proc/mounts'))
         .split('\n')

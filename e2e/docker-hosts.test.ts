@@ -41,14 +41,14 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await expect.poll(() => one.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
-    // Docker on that host knows no container of the volume. Stowage refuses, and names the host that uses it.
+    // Docker on that host knows no container with the volume. Stowage refuses, and names the host that uses the volume.
     const said = await two.refused('volume', 'rm', 'photos');
     expect(said).toContain('container first');
     expect(said).toMatch(/\bone\b/);
     expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
 
     await one.docker('stop', 'first');
-    // The volume is no longer mounted, but the stopped container still uses it.
+    // The volume is not mounted any longer, but the stopped container still uses it.
     await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
     await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
@@ -68,7 +68,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
     await expect.poll(() => two.recordedUsers('silver..forced'), pollOptions).toEqual(['one: container holder']);
     await two.docker('volume', 'inspect', 'forced');
-    // Engines differ in whether they report the error.
+    // Some engines report the error, others do not.
     await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
     expect(readFileSync(join(server.folder('silver'), 'forced', 'file'), 'utf8')).toBe('kept\n');
     expect(await one.docker('exec', 'holder', 'cat', '/data/file')).toBe('kept');
@@ -79,7 +79,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await two.docker('volume', 'rm', 'forced');
   });
 
-  test('keeps the volumes of a lost host until an administrator declares the host gone for good', async () => {
+  test('keeps the volumes of a lost host until an administrator declares the host gone', async () => {
     await create(two, 'left');
     await one.startIdleContainer('lost', 'left');
     await expect.poll(() => two.recordedUsers('silver..left'), pollOptions).toEqual(['one: container lost']);
@@ -95,8 +95,8 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await two.recordedUsers('silver..left')).toEqual([]);
     await two.docker('volume', 'rm', 'left');
     expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
-    // The host comes back nevertheless. Its container can be removed and leaves nothing behind. Docker does not unmount volumes of a
-    // removed container in this case: Stowage finds them in periodic checks and at each start.
+    // The lost host comes back. Its container can be removed and leaves nothing behind. Docker does not unmount the
+    // volumes of the container in this case, but Stowage does in its periodic checks and at its start.
     await one.start();
     expect(await one.mounts()).not.toEqual([]);
     await one.docker('rm', '-f', 'lost');

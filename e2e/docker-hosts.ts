@@ -14,7 +14,7 @@ import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
 
-/** An NFS server in its own network, to which hosts are connected by veth pairs. */
+/** An NFS server in a network of its own. veth pairs connect hosts to that network. */
 export interface RemoteNfsServer extends AsyncDisposable {
   /** The URI of the export with that tag. */
   uri(tag: string): string;
@@ -26,7 +26,7 @@ export interface RemoteNfsServer extends AsyncDisposable {
 const address = (number: number): string => `198.18.0.${number}`;
 const listen = { host: address(1), nfsPort: 20_490, mountPort: 20_480 };
 
-/** The command prefix of the server: creates a bridge that is up before the server listens. */
+/** Runs the server in that network, after it has created a bridge. */
 const inOwnNetwork = [
   'unshare',
   '--net',
@@ -72,7 +72,7 @@ export async function startRemoteNfsServer(
       const there = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
       const here = (...words: readonly string[]) => outputOf([...engine.beside, 'ip', ...words]);
-      // By process id, because names of network namespaces are files of this machine.
+      // By process id: the names of network namespaces are files that all hosts on this machine share.
       await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
       await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
       await here('link', 'set', 'eth0', 'up');
@@ -86,24 +86,24 @@ async function outputOf([file = '', ...args]: readonly string[]): Promise<string
   return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
-/** A machine with a Docker engine and a Stowage, with its own network and mounts. */
+/** A machine with a network and mounts of its own, a Docker engine and Stowage. */
 export interface Host extends AsyncDisposable {
   readonly name: string;
   readonly engine: Engine;
   readonly image: string;
   readonly top: string;
-  /** The Stowage that was started last. */
+  /** The current Stowage. */
   readonly stowage: Stowage;
-  /** The output of every Stowage of this host. */
+  /** The output of every Stowage that ran on this host. */
   output(): string;
   docker(...words: readonly string[]): Promise<string>;
   /** The error output of a docker command that must fail. */
   refused(...words: readonly string[]): Promise<string>;
   /** Starts an idle container in the background, with the volume at /data. */
   startIdleContainer(name: string, volume: string): Promise<string>;
-  /** Stops a running Stowage, if there is one, and starts another one on its state. */
+  /** Stops Stowage if it runs, and starts it again with the same state. */
   start(): Promise<void>;
-  /** The users of a volume, as its store records them for all hosts: `host: kind name`. */
+  /** The users of a volume that its store records, as `host: kind name`. */
   recordedUsers(volume: string): Promise<readonly string[]>;
   /** The mount points of volumes on this host. */
   mounts(): Promise<readonly string[]>;
@@ -113,7 +113,7 @@ export interface Host extends AsyncDisposable {
   loseMounts(): Promise<void>;
 }
 
-/** Process 1 of a container ignores SIGTERM unless it handles it. */
+/** With these options a container ends at once: as process 1 it would ignore SIGTERM. */
 export const endsAtOnce = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const named = 'hostname "$1" && shift && exec "$@"';

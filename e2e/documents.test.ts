@@ -10,7 +10,7 @@ import { needs } from '#testbed/needs.ts';
 
 const exec = promisify(execFile);
 
-/** A command of a document. Without an expected output, it only has to succeed. */
+/** A command of a document. Without expected output, the command only has to succeed. */
 interface Step {
   readonly command: string;
   readonly shown: string | undefined;
@@ -43,8 +43,8 @@ function sessionIn(text: string): Session {
 }
 
 /**
- * Runs the session in one shell. The shell has its own mounts, and empty folders at the paths of the document. The repository is
- * bound to another path, because it may be inside of one of them.
+ * Runs the session in one shell, which has mounts of its own and empty folders at the paths of the document. The
+ * repository is bound to another path, because it may be inside one of these folders.
  */
 async function runSession(
   session: Session,
@@ -79,7 +79,7 @@ async function runSession(
   return { greeting: await readFile(said('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
 }
 
-/** Parts that differ in each run: ids, times, devices, host name, file system overhead. */
+/** Text that differs in each run: ids, times, devices, host name, file system overhead. */
 const variableParts: readonly (readonly [RegExp, string])[] = [
   [/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/g, 'UUID'],
   [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
@@ -94,10 +94,10 @@ const variableParts: readonly (readonly [RegExp, string])[] = [
 const withoutVariableParts = (text: string): string =>
   variableParts.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
-/** `ok  kernel: Linux 6.18`: in a list that ends in …, only the names must occur. */
+/** The names in lines such as `ok  kernel: Linux 6.18`. In a list that ends in …, only the names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session that a document shows', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {
   test.each(['README.md', 'docs/getting-started.md'])(
     'works as shown: %s',
     async (document) => {
@@ -105,7 +105,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
       expect(session.steps.length).toBeGreaterThan(5);
       const { greeting, outputs } = await runSession(session);
       if (session.greeting !== undefined) {
-        // A machine may print more lines between the store and the command to try.
+        // Some machines print more lines between the store and the command to try.
         const lines = withoutVariableParts(greeting).split('\n');
         for (const line of withoutVariableParts(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
       }

@@ -12,7 +12,7 @@ import { program } from './stowage.ts';
 
 interface FirstProcess {
   readonly child: ChildProcess;
-  /** The process id outside of the container. */
+  /** The process id outside the container. */
   readonly pid: number;
   output(): string;
 }
@@ -32,7 +32,7 @@ const nodeScript = (folder: string): readonly string[] => [
   join(folder, 'k'),
 ];
 
-/** Commands that run until they get a signal. */
+/** Commands that run until they receive a signal. */
 const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
   node: nodeScript,
   up: (folder) => [...nodeScript(folder), '--listen', 'none'],
@@ -50,7 +50,7 @@ const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>
   keeper: (folder) => ['--folder', join(folder, 'keeper')],
 };
 
-/** Starts it as an engine does, as process 1 of its own PID namespace. Resolves when its program runs. */
+/** Starts the command as process 1 of a new PID namespace, as an engine does. Resolves when its program runs. */
 async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<FirstProcess> {
   const words = [command, ...(commandFor[command]?.(folder) ?? []), ...more];
   const child = spawn(
@@ -70,7 +70,7 @@ async function startFirst(folder: string, command: string, ...more: readonly str
   }
 }
 
-/** Whether the process handles SIGTERM, whatever program it runs by now. */
+/** Whether the process handles SIGTERM. */
 function hasHandler(pid: number): boolean {
   const caught = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] ?? '0';
   return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
@@ -81,7 +81,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     'handles SIGTERM from its first moment on: %s',
     { timeout: 120_000 },
     async (command) => {
-      // Each delay hits the load of another part of the program.
+      // Each delay interrupts the load of another part of the program.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
         const { child, pid } = await startFirst(folder.path, command);

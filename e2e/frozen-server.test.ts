@@ -7,11 +7,15 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
-// One store's server hangs: requests for another store must not notice, and lists of all stores must be answered.
+// The server of one store hangs. Requests for another store must not notice that, and lists of all stores must be
+// answered.
 
-/** The limit for requests that don't involve the hanging server. It is less than any timeout for that server. */
+/** The limit for requests that don't need the hanging server. It is shorter than any timeout for that server. */
 const promptMs = 4_000;
-/** The limit for requests that do: the store's `timeout`, or the time that a list waits, and some more. */
+/**
+ * The limit for requests that need the hanging server: the store's `timeout`, or the time that a list waits, and some
+ * more.
+ */
 const boundedMs = 12_000;
 const pollOptions = { timeout: 30_000, interval: 200 };
 
@@ -21,7 +25,7 @@ let healthy: NfsServer;
 let config: string;
 let count = 0;
 
-/** Fails as soon as the limit is over, and names the request. */
+/** Calls the API. Fails as soon as the limit is exceeded, and names the request. */
 async function callWithin(ms: number, server: Stowage, method: string, path: string, body?: object): Promise<Answer> {
   const { promise: late, reject } = Promise.withResolvers<never>();
   const timer = setTimeout(() => reject(new Error(`${method} ${path} was not answered within ${ms} ms`)), ms);
@@ -45,7 +49,7 @@ async function create(server: Stowage, store: string, name: string): Promise<voi
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
-/** All operations of a user on one store. */
+/** Runs every operation of a user on one store. */
 async function useStore(server: Stowage, store: string, name: string): Promise<void> {
   const prompt = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
     const answer = await callWithin(promptMs, server, method, path, body);
@@ -53,7 +57,7 @@ async function useStore(server: Stowage, store: string, name: string): Promise<v
     return answer;
   };
   const { body: made } = await prompt(201, 'POST', '/v1/volumes', { store, name });
-  // By its name without a store, for which only the default store is looked up.
+  // The name without a store is looked up in the default store only.
   if (store === 'fine') expect((await prompt(200, 'GET', `/v1/volumes/${name}`)).body['id']).toBe(made['id']);
   await prompt(200, 'GET', `/v1/volumes/${made['id']}`);
   await prompt(200, 'PATCH', `/v1/volumes/${store}..${name}`, { labels: { team: 'blue' } });
@@ -109,12 +113,12 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     onTestFinished(() => frozen.thaw());
   });
 
-  test('delays only requests for its own store, and everything continues when it is back', async () => {
+  test('delays only requests for its own store, and everything works again when the server is back', async () => {
     const server = await startServer();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await frozen.freeze();
 
-    // More requests than any pool has slots, sent before anything noticed that the server hangs.
+    // More requests than any pool has slots, sent before Stowage noticed that the server hangs.
     const waiting = Promise.all(
       Array.from({ length: 40 }, (_, i) =>
         callWithin(boundedMs, server, 'POST', '/v1/volumes', { store: 'silver', name: `v${i}` }),
@@ -131,7 +135,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     await vi.waitFor(() => create(server, 'silver', 'after'), pollOptions);
   });
 
-  test('is named by lists of all stores, which are answered in time and delay no other request', async () => {
+  test('is named in lists of all stores, which are answered in time and delay no other request', async () => {
     const server = await startServer();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await create(server, 'fine', 'trashed');
@@ -143,14 +147,14 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     const answers = await repeatUntil(waiting, (round) => useStore(server, 'fine', `fine-${round}`));
     const [volumes, trash, stores, unknown] = answers as [Answer, Answer, Answer, Answer];
     expect([volumes.status, volumes.body['unanswered']]).toEqual([200, ['silver']]);
-    // Its volumes as last seen, beside those of the stores that answer.
+    // The list contains the last known volumes of that store, and the volumes of the other stores.
     expect(namesOf(volumes)).toEqual(expect.arrayContaining(['of-fine', 'of-gold', 'of-silver']));
     expect([trash.status, trash.body['unanswered']]).toEqual([200, ['silver']]);
     expect(namesOf(trash)).toContain('trashed');
     const states = (stores.body['items'] as { name: string; state: string }[]).map(({ name, state }) => [name, state]);
     expect(Object.fromEntries(states)).toEqual({ fine: 'open', gold: 'open', silver: 'not-answering' });
     expect([unknown.status, unknown.body['reason']]).toEqual([503, 'volume-lookup-incomplete']);
-    // A second list doesn't wait for it again.
+    // A second list doesn't wait for the store again.
     const again = await callWithin(promptMs, server, 'GET', '/v1/volumes');
     expect(again.body['unanswered']).toEqual(['silver']);
 
@@ -161,7 +165,7 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     }, pollOptions);
   });
 
-  test('does not keep Stowage from starting', async () => {
+  test('does not prevent the start of Stowage', async () => {
     await frozen.freeze();
     const server = await startServer();
     expect(server.output()).toContain("trouble  store silver: store 'silver' is still being opened");

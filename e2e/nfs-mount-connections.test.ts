@@ -17,7 +17,7 @@ import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 
 const run = promisify(execFile);
 
-/** The mounted volume and the exported folder show the same files, in both directions. */
+/** Checks that the mounted volume and the exported folder show the same files, in both directions. */
 async function expectShown(at: string, exported: string): Promise<void> {
   await run('sh', ['-c', 'echo here > "$1/from-here"', 'sh', at], { timeout: 10_000 });
   expect(await readFile(join(exported, 'from-here'), 'utf8')).toBe('here\n');
@@ -28,7 +28,7 @@ async function expectShown(at: string, exported: string): Promise<void> {
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
   'the data path’s connection to the NFS server',
   () => {
-    test('uses TLS: only the data path gets the certificates', { timeout: 60_000 }, async () => {
+    test('uses TLS, and only the data path gets the certificates', { timeout: 60_000 }, async () => {
       const { top: own, exported, serve } = await createNfsServeFixture();
       const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {
         const [cert, key] = [join(own, `${name}.pem`), join(own, `${name}.key`)];
@@ -92,7 +92,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       expect(mountsIn(where.top)).toEqual([]);
     });
 
-    test('comes from a port below 1024, with that capability and no other', { timeout: 60_000 }, async () => {
+    test('comes from a port below 1024, with CAP_NET_BIND_SERVICE and no other capability', {
+      timeout: 60_000,
+    }, async () => {
       const { exported, serve } = await createNfsServeFixture();
       const where = await createServerFolders();
       const served = await serve([], { env: { STOWAGE_SOCKET: where.socket } });
@@ -104,7 +106,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       await expectShown(at, join(exported, 'photos'));
       const { pid } = await waitUntilServing(server);
       const status = await readFile(`/proc/${pid}/status`, 'utf8');
-      // Bit 10: CAP_NET_BIND_SERVICE.
+      // Bit 10 is CAP_NET_BIND_SERVICE.
       expect(status).toMatch(/^CapEff:\t0{13}400$/m);
       expect(status).toMatch(/^CapBnd:\t0{13}400$/m);
       expect(status).toMatch(/^Uid:\t6[1-5]\d{3}\t/m);

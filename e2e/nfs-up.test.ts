@@ -53,7 +53,7 @@ const names = async (server: Stowage): Promise<string[]> => {
   return (body['items'] as { name: string }[]).map(({ name }) => name);
 };
 
-/** Over the API, because starting the CLI is slow. */
+/** Uses the API, because the CLI starts slowly. */
 async function create(server: Stowage, store: string, name: string): Promise<void> {
   const { status, body } = await server.api('POST', '/v1/volumes', { store, name });
   expect(status, JSON.stringify(body)).toBe(201);
@@ -95,13 +95,13 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     const pid = await untilOtherServer(undefined, state);
     process.kill(pid, 'SIGKILL');
     await untilOtherServer(pid, state);
-    // Until the new server listens, the store reports that it can't be reached.
+    // Until the new server listens, the store reports that the server can't be reached.
     await vi.waitFor(() => create(server, 'network', 'after'), pollOptions);
     expect(await names(server)).toEqual(['after', 'before']);
     expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"the NFS server is started again"/);
   });
 
-  test('ends its NFS server when it is killed, and the next start continues with the same volumes', async () => {
+  test('ends its NFS server when Stowage is killed, and the next start continues with the same volumes', async () => {
     const state = await newState();
     const first = await up(state);
     await create(first, 'network', 'x');
@@ -117,11 +117,11 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), pollOptions);
   });
 
-  test('ends both on Ctrl-C at a terminal, the NFS server last', async () => {
+  test('ends on Ctrl-C at a terminal, with the NFS server last', async () => {
     const state = await newState();
     const server = await startStowage({ state, options: ['--nfs'], command: ['setsid', program] });
     onTestFinished(() => server.stop());
-    // The NFS server doesn't get the SIGINT, because it is in another process group.
+    // The NFS server is in another process group, so it doesn't receive the SIGINT.
     const pid = await serverOf(state);
     const [, group] = /\) \S \d+ (\d+) /.exec(await readFile(`/proc/${pid}/stat`, 'utf8')) ?? [];
     expect(Number(group)).toBe(pid);
@@ -150,7 +150,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await vi.waitFor(async () => create(server, 'network', 'x'), pollOptions);
   }, 90_000);
 
-  test('refuses a store in the directory of its volumes, unless that is read-only', async () => {
+  test('refuses to add a store in or above the directory of its volumes, unless the new store is read-only', async () => {
     const state = await newState();
     const server = await up(state);
     await create(server, 'network', 'x');
@@ -162,7 +162,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
       [`local://${state}/stores`, 'store-overlaps'],
       [at('/export/x'), 'store-overlaps'],
       [at('/export/'), 'store-place-taken'],
-      // The same server by another name.
+      // Another name of the same server.
       [at('/export').replace('127.0.0.1', 'localhost'), 'store-place-taken'],
     ] as const) {
       const { status, body } = await server.api('POST', '/v1/stores', { name: 'other', uri });

@@ -62,7 +62,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
     await outputOf(server.cli('unmount', at));
   });
 
-  test('capacity is enforced: a volume of 300 MiB does not take 400', async () => {
+  test('the size of a volume is enforced: a volume of 300 MiB does not take 400 MiB', async () => {
     const { server, top } = await startServer();
     const at = join(top, 'small');
     await mkdir(join(top, 'images'));
@@ -95,7 +95,7 @@ describe.skipIf(needs('linux'))('a first start', () => {
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
   });
 
-  test('prints commands to try next that work as printed, wherever the socket is', async () => {
+  test('prints commands to try next that work as printed, whatever the socket’s path', async () => {
     const { server } = await startServer(undefined, "stowage's session-");
     await expectToWork(suggestedCommands(server));
     expect(await outputOf(server.cli('volume', 'list'))).toContain('local/photos');
@@ -113,7 +113,7 @@ const suggestedCommands = (server: Stowage): string[] => {
   return lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
 };
 
-/** In a shell that knows nothing but what the lines say. */
+/** Runs the lines in a shell without variables that name a server, except the given ones. */
 async function expectToWork(lines: readonly string[], ...env: readonly string[]): Promise<void> {
   expect(lines).toHaveLength(3);
   for (const line of lines) {
@@ -127,7 +127,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
       '-c',
       line,
     ]);
-    // The doctor command exits with 1 where this machine lacks something.
+    // The doctor command exits with 1 if this machine lacks something.
     const most = line.endsWith(' doctor') ? 1 : 0;
     expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(most);
     expect(stderr).toBe('');
@@ -135,7 +135,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
 }
 
 describe.skipIf(needs('linux'))('help', () => {
-  test('shows a way to delete everything with a label that works, also when nothing has it', async () => {
+  test('shows how to delete everything with a label, in a way that also works when no volume has the label', async () => {
     const { server, socket } = await startServer();
     const [, line = ''] =
       /^ +(stowage volume list .*\| .*)$/m.exec(await outputOf(server.cli('volume', 'list', '--help'))) ?? [];
@@ -151,7 +151,7 @@ describe.skipIf(needs('linux'))('help', () => {
     expect(await outputOf(server.cli('volume', 'list'))).toMatch(/^VOLUME.*\nlocal\/kept .*\n$/);
   });
 
-  test('allows listing as many operations as --limit says', async () => {
+  test('lists as many operations as the help of --limit says', async () => {
     const { server } = await startServer();
     const [, most = ''] =
       /--limit <n> .* up to (\d+)/.exec(await outputOf(server.cli('operations', 'list', '--help'))) ?? [];
@@ -184,8 +184,8 @@ describe.skipIf(needs('linux'))('existing directories', () => {
 });
 
 describe.skipIf(needs('linux'))('a system that is not Linux', () => {
-  test('runs everything but mounting, and reports what it can’t do', async () => {
-    // Only process.platform differs. The kernel is still Linux.
+  test('runs every command except mounts, and reports why it can’t mount', async () => {
+    // Replaces process.platform only. The kernel is still Linux.
     const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
     const main = join(program, '../../src/app/main.ts');
     const { server, top } = await startServer(() => [

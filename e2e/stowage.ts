@@ -7,7 +7,7 @@ export const program = fileURLToPath(new URL('../bin/stowage', import.meta.url))
 
 export interface Answer {
   readonly status: number;
-  // Tests check arbitrary answers.
+  // Untyped, because tests inspect arbitrary answers.
   readonly body: { readonly [key: string]: unknown };
 }
 
@@ -17,7 +17,7 @@ export interface CommandResult {
   readonly stderr: string;
 }
 
-/** The real program in its own process, with its own state folder. */
+/** The real program as a process of its own, with its own state folder. */
 export interface Stowage {
   readonly pid: number;
   /** Its output so far. */
@@ -28,25 +28,25 @@ export interface Stowage {
   signal(signal: NodeJS.Signals): void;
   /** Resolves when the process has ended. */
   ended(): Promise<number | NodeJS.Signals | null>;
-  /** Sends SIGTERM and waits. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
 }
 
 export interface StowageOptions {
   readonly state: string;
-  /** Default: in the state folder. */
+  /** Default: a socket in the state folder. */
   readonly socket?: string;
   readonly config?: string;
   readonly listen?: string;
-  /** More options of `up`. */
+  /** Additional options of `up`. */
   readonly options?: readonly string[];
   /** The command and its first arguments. Default: `bin/stowage`. */
   readonly command?: readonly string[];
-  /** Called with the process before it is ready. */
+  /** Called as soon as the process runs. */
   readonly onSpawn?: (child: ChildProcess) => void;
 }
 
-/** Resolves at `stowage ready`. Rejects with the output if the process ends before that. */
+/** Resolves when Stowage prints `stowage ready`. Rejects with the output if the process ends before that. */
 export async function startStowage(options: StowageOptions): Promise<Stowage> {
   const [command = program, ...first] = options.command ?? [program];
   const socket = options.socket ?? `${options.state}/stowage.sock`;
@@ -96,7 +96,7 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
   return promise;
 }
 
-/** Never rejects because of an exit status, which tests check. */
+/** Resolves whatever the exit status is, because tests check it. */
 export function run(command: string, args: readonly string[]): Promise<CommandResult> {
   const { promise, resolve } = Promise.withResolvers<CommandResult>();
   let hangs = '';
@@ -113,7 +113,7 @@ export function run(command: string, args: readonly string[]): Promise<CommandRe
 
 const callLimitMs = 60_000;
 
-/** The kernel functions that its threads wait in, for diagnosis. */
+/** The kernel functions in which the threads of the process wait, for diagnosis. */
 function threadsOf(pid: number): string {
   const look = (path: string): string => {
     try {

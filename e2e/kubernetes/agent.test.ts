@@ -49,7 +49,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
       await pods.exec('reader', 'echo more >>/data/file && sync');
       expect(readFileSync(join(fixture.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
       expect(await pods.exec('writer', 'cat /data/file')).toBe('text\nmore');
-      // Both agents know the users, by their Kubernetes node and pod names.
+      // Both agents list the users by their Kubernetes node and pod names.
       const uses = await fixture.stowage(1, 'volume', 'show', 'files/shared', '--json');
       for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
       await pods.end('writer', 'reader');
@@ -59,7 +59,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
   );
 
   test(
-    'refuses a single-node volume to a second node, and an Event on the pod there names its user',
+    'refuses a single-node volume to a second node, and an Event on the pod there names the pod that uses it',
     async () => {
       const handle = await fixture.create(0, 'files/single', '--size', '1G');
       await pods.volume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
@@ -88,7 +88,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
       await pods.volume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
       await pods.pod({ name: 'only', node: 0, volume: 'alone' });
       await pods.ready('only');
-      // Set by hand, because the scheduler would not place the second pod.
+      // The test sets the node name, because the scheduler would not place the second pod.
       const more = { nodeName: fixture.cluster.nodes[1]?.name };
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
@@ -116,7 +116,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
       await pods.pod({ name: 'looker', node: 1, volume: 'frozen' });
       await pods.ready('looker');
       expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
-      // Also beside a pod that writes to the same staged mount.
+      // Also while another pod writes to the same staged mount.
       const claim = { claimName: 'frozen-rw', readOnly: true };
       const more = { volumes: [{ name: 'data', persistentVolumeClaim: claim }] };
       await pods.pod({ name: 'beside', node: 0, volume: 'frozen-rw', more });
@@ -133,7 +133,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
   );
 
   test(
-    'gives a pod a block device that keeps its bytes',
+    'gives a pod a block device that keeps its data',
     async () => {
       const handle = await fixture.create(0, 'images/raw-bytes', '--size', '64M', '--block');
       await pods.volume({ name: 'raw', driver: local, handle, mode: 'ReadWriteOnce', block: true });
@@ -148,8 +148,8 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
         await pods.end('device');
         await pods.untilNothingLeft(0, handle);
       }
-      // Waits for both loop devices to go: ours, and the one that the kubelet attaches on top. They are detached last.
-      // Doesn't use losetup, which queries every loop device of the machine.
+      // Waits until both loop devices are gone: Stowage's device, and the one that the kubelet attaches to it. They are
+      // detached last. losetup would query every loop device of the machine.
       const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
       const devices = async () => await fixture.cluster.nodes[0]?.inside(...words);
       await expect.poll(devices, pollOptions).not.toMatch(new RegExp(`${handle}|raw-bytes`));
@@ -161,7 +161,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
     [file, 'files'],
     [local, 'images'],
   ])(
-    'makes a volume of %s with its pod, and takes it away with it',
+    'creates an inline volume on a store of %s together with its pod, and deletes it together with its pod',
     async (driver, store) => {
       const volumeAttributes = { store, size: '64M' };
       await pods.pod({ name: 'passing', node: 1, volume: { driver, volumeAttributes } });
@@ -231,7 +231,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
   );
 
   test(
-    'lets the container runtime refuse pods with user namespaces',
+    'makes the container runtime refuse pods with user namespaces',
     async () => {
       const handle = await fixture.create(0, 'files/mapped', '--size', '1G');
       await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });

@@ -6,7 +6,7 @@ const { create, replace, remove, patch } = dryRuns;
 interface AddressOptions {
   readonly name: string;
   readonly where?: string;
-  /** The Service of the addresses. */
+  /** The Service that the addresses belong to. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;
@@ -37,7 +37,7 @@ function slice(options: AddressOptions): object {
 export const foreignAddresses: readonly object[] = [
   endpoints({ name: 'held', where: 'default' }),
   slice({ name: 'held', where: 'default' }),
-  // No node has that label, so the pod never runs.
+  // No node has this label, so the pod never runs.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -95,7 +95,7 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
 };
 
-/** Attempts of an account with all rights. */
+/** Attempts by an account with all rights. */
 export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
   'says elsewhere where the leader is': createAttempt(
     slice({ name: 'stowage-leader', where: 'default' }),

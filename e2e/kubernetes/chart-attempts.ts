@@ -21,7 +21,7 @@ const foreignNames = {
       labels: { mine: 'yes' },
       annotations: { [selectedNode]: 'node-1', mine: 'yes' },
     },
-    // No provisioner handles it.
+    // A class without a provisioner.
     spec: {
       accessModes: ['ReadWriteOnce'],
       storageClassName: 'none-such',
@@ -117,7 +117,7 @@ const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<
     ]),
   );
 
-/** Attempts of the controller's account with its own rights. */
+/** Attempts by the controller's account with its own rights. */
 export async function controllerAttempts(fixture: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   return { ...(await objectAttempts(fixture)), ...addressAttempts, ...(await evictionAttempts(fixture)) };
 }
@@ -185,7 +185,10 @@ async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<st
   };
 }
 
-/** Attempts with all rights, whatever a role may allow one day. kubectl must read an object before it can patch its status. */
+/**
+ * Attempts by an account with all rights, so that the policy is tested whatever the roles allow. kubectl must read an
+ * object before it can patch its status.
+ */
 export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
   'says how a claim is, and on which nodes': {
     words: [

@@ -15,8 +15,8 @@ const components = [
 ] as const;
 
 /**
- * Writes at random, reads back and compares, until told to stop. The first wrong byte ends it with an error. It records when each
- * round ended.
+ * Repeats rounds in which fio writes at random, reads back and compares, until a file `stop` exists. Ends at the first
+ * wrong byte. Records when each round ended.
  */
 const verifyScript = [
   'while [ ! -e /tmp/stop ]; do',
@@ -24,7 +24,7 @@ const verifyScript = [
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
   'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
-/** Programs of the node itself, for fio. */
+/** Host folders with the programs of the node, for fio. */
 const hostProgramFolders = ['/usr', '/lib', '/lib64'];
 
 describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
@@ -72,7 +72,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     };
   };
   const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
-  /** Waits for a complete round that starts now, and fails on an error. */
+  /** Waits for a complete round that starts now, and throws if fio ended. */
   const waitForVerifiedRound = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     longTimeoutMs,
   );
 
-  /** Remains of volumes: mounts of any kind, files of the kubelet, use records on the server. */
+  /** What is left of volumes: mounts of any kind, files of the kubelet, use records on the server. */
   const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
     const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
       (at) => `/var/lib/kubelet/${at}/vol_data.json`,
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
     return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
   };
-  /** The number of mounts that each keeper of a node serves, as the agent there reports it. */
+  /** The number of mounts that each keeper of a node serves, as the agent reports it. */
   const served = async (node: number): Promise<readonly number[]> => {
     const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
     const all = JSON.parse(await fixture.own('exec', ...where, '--json')) as readonly {
@@ -174,7 +174,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await kubectl('delete', 'pod', ...all, '--timeout=90s');
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => served(0), wait).toEqual(servedBefore);
-      // The single-node volumes are no longer in use.
+      // No node uses the single-node volumes any longer.
       await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
       await ready('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
@@ -187,7 +187,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   );
 
   test(
-    'read back what they wrote while the API server is down for half a minute, and claims from before and after get volumes',
+    'read back what they wrote while the API server is down for half a minute, and later claims get volumes, too',
     async () => {
       const names = ['before', 'after'] as const;
       const wanted = (name: string, node: number): readonly object[] => [
@@ -198,7 +198,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await fixture.cluster.apply(...wanted('before', 0));
       const stoppedAt = Date.now();
       await apiServer.stop();
-      // These reconnect with a growing backoff of up to half a minute. The test restarts them rather than wait.
+      // These programs reconnect with a backoff of up to half a minute. The test restarts them instead of waiting.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
       await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
@@ -236,7 +236,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   );
 
   test(
-    'leave a drained node in bounded time while the server does not answer',
+    'leave a drained node within a bounded time while the server does not answer',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
@@ -261,7 +261,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       }
       await kubectl('uncordon', nodeName(1));
       await waitForVerifiedRound('checked');
-      // The drained pod was the only user, and its node has released the volume.
+      // The drained pod was the only user of the volume, and its node has released it.
       await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
       await ready('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
@@ -270,7 +270,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   );
 
   test(
-    'and leave nothing behind',
+    'leave nothing behind when they are deleted',
     async () => {
       await exec('checked', 'touch /tmp/stop');
       expect(await restartsOf('checked')).toBe('0 Running');

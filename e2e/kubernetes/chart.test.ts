@@ -72,7 +72,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
   const lines = (name: string): Promise<number> => exec(name, 'wc -l </data/log').then(Number);
-  const goesOn = async (...names: readonly string[]): Promise<void> => {
+  const keepsWriting = async (...names: readonly string[]): Promise<void> => {
     for (const name of names) {
       const before = await lines(name);
       await expect.poll(() => lines(name), wait).toBeGreaterThan(before);
@@ -84,7 +84,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
     }
   };
-  /** The applications exit on an I/O error. Reports how they exited, with the agents' logs. */
+  /** The applications exit at the first I/O error. Throws if one has exited, with the agents' logs. */
   const expectRunning = async (...names: readonly string[]): Promise<void> => {
     const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
     const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
@@ -102,7 +102,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     );
 
   test(
-    'is installed, and all its pods become ready',
+    'is installed, and all pods become ready',
     async () => {
       await kubectl('create', 'namespace', namespace);
       await fixture.cluster.apply(inPrivate.secret(namespace));
@@ -131,7 +131,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     longTimeoutMs,
   );
 
-  test('shows metrics where the ServiceMonitors point to', async () => {
+  test('serves metrics where the ServiceMonitors point to', async () => {
     for (const component of ['controller', 'agent']) {
       const monitor = ['get', 'servicemonitor', `stowage-${component}`];
       const part =
@@ -150,7 +150,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'elects another leader when the leader’s container is killed, and knows that the old process is dead',
+    'elects another leader when the leader’s container is killed, and the new leader knows that the old process is dead',
     async () => {
       const lease = async (): Promise<Lease> =>
         JSON.parse(await fixture.own('get', 'lease/stowage-controller', '--output=json'));
@@ -159,7 +159,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const [leader] = (await processes()).processes;
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
       await killContainer(fixture, leader?.pod?.name ?? '');
-      // As the next process in that container reports it.
+      // The next process in that container reports it.
       await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
       const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
@@ -171,7 +171,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'gives a pod a local volume without configuration, and a volume of a store from the values',
+    'provides a local volume without configuration, and a volume of a store from the values',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
@@ -180,7 +180,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         pod('remote', 1, 'remote', appendScript),
       );
       await ready('own', 'remote');
-      await goesOn('own', 'remote');
+      await keepsWriting('own', 'remote');
     },
     longTimeoutMs,
   );
@@ -202,7 +202,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'has an embedded NFS server that requires its certificates; the one for mounts opens no directory by path',
+    'has an embedded NFS server that requires certificates, and the certificate for mounts can’t open a directory by path',
     async () => {
       const paths = ['/export', '/export/.stowage'];
       const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
@@ -214,7 +214,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     longTimeoutMs,
   );
 
-  test('creates a new certificate for a new address of the embedded NFS server, and keeps those of clients', async () => {
+  test('renews the certificate of the embedded NFS server for a new address, and keeps the clients’ certificates', async () => {
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
     const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
     const text = await fixture.helm(...words, ...withTag('testbed'), ...other);
@@ -244,7 +244,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'uses a server that requires certificates, which are in a Secret and nowhere else',
+    'uses a server that requires certificates, which only a Secret contains',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
@@ -265,7 +265,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'refuses pods with user namespaces, and says so',
+    'refuses pods with user namespaces, and the error says so',
     async () => {
       const node = fixture.cluster.nodes[0]?.name ?? '';
       const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
@@ -284,7 +284,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'checks a store from the network of a pod, on the node of that pod',
+    'checks a store from the network of a pod, on the pod’s node',
     async () => {
       const [first, second] = fixture.cluster.nodes;
       await fixture.cluster.apply(
@@ -293,7 +293,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       await ready('idle-0', 'idle-1');
       const check = async (from: string): Promise<CheckOutcome> => await checkFrom(fixture, 'silver', from);
-      // A busy machine may miss the check's own deadlines.
+      // On a busy machine, the check may exceed its own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
           .poll(() => check(`pod:default/${name}`), wait)
@@ -323,7 +323,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
-      // Without the right to get pods, the answer doesn't reveal whether a pod exists.
+      // Without the right to get pods, the error doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
         .poll(() => check('pod:default/idle-0'), wait)
@@ -343,7 +343,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await outcomesOf(fixture, 'controller', attempts)).toEqual(expectedOf(attempts));
       const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
       await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
-      // The policy also applies to an account with all rights.
+      // The policy applies even to an account with all rights.
       for (const [name, more] of [
         ['controller', controllerWithAllRights] as const,
         ['agent', agentWithAllRights] as const,
@@ -355,7 +355,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     longTimeoutMs,
   );
 
-  test('says what to do first where the Store CRD is older', async () => {
+  test('says what to do when the Store CRD is too old', async () => {
     await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
     const said = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
     expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
@@ -364,18 +364,18 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'is upgraded and rolled back while pods write without an error',
+    'is upgraded and rolled back while pods write without errors',
     async () => {
       await fixture.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
-      await goesOn('own', 'remote', 'writer');
+      await keepsWriting('own', 'remote', 'writer');
       await fixture.helm('rollback', 'stowage');
       await rolledOut();
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
       await expectRunning('own', 'remote', 'writer', 'reader');
-      await goesOn('own', 'remote', 'writer');
+      await keepsWriting('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
       await expectRunning('own', 'remote', 'writer', 'reader');
     },
@@ -383,7 +383,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
-    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again after a new installation',
+    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again when it is reinstalled',
     async () => {
       await fixture.helm('uninstall', 'stowage');
       await expect
@@ -403,16 +403,16 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       const phases = await kubectl('get', 'pv', '--output=jsonpath={.items[*].status.phase}');
       expect(phases).toBe('Bound Bound Bound Bound');
-      await goesOn('own', 'remote', 'writer');
+      await keepsWriting('own', 'remote', 'writer');
       await fixture.helm('install', 'stowage', chart, ...withTag('testbed'));
       await fixture.registerInDns();
       await rolledOut();
       expect(await server.certificates()).toEqual(certificates);
       await expectRunning('own', 'remote', 'writer', 'reader');
-      await goesOn('own', 'remote', 'writer');
+      await keepsWriting('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
       await expectRunning('own', 'remote', 'writer', 'reader');
-      // The old keepers have ended, because new ones took over.
+      // New keepers took over, and the old ones have ended.
       await expect
         .poll(
           () =>

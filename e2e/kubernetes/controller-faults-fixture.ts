@@ -16,23 +16,25 @@ import { freeLease, type RunningController, startController } from './controller
 const namespace = 'default';
 const inFlight = 32;
 
-/** A cluster, an NFS server, and a store `silver` with its class on it. */
+/** A cluster, an NFS server, and a store `silver` on it with its class. */
 export interface ControllerFaultsFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly nfs: NfsServer;
   start(...more: readonly string[]): RunningController;
-  /** Kills all running controllers and frees their Lease, so nobody waits until it expires. */
+  /**
+   * Kills all running controllers and frees their Lease, so that the next controller does not wait until it expires.
+   */
   killAll(): Promise<void>;
   create(names: readonly string[]): Promise<void>;
-  /** Returns before they are gone. */
+  /** Deletes the claims. Returns before they are gone. */
   remove(names: readonly string[]): Promise<void>;
   claims(): Promise<readonly PersistentVolumeClaim[]>;
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of the volumes on the store. */
   volumesOnStore(): readonly string[];
-  /** For each lock on the store, the process mark of its holder. */
+  /** The process mark of the holder of each lock on the store, by lock. */
   heldLocks(): ReadonlyMap<string, number>;
-  /** Everything that is left, on the store and in the cluster. */
+  /** Everything that is left on the store and in the cluster. */
   leftovers(): Promise<readonly string[]>;
   /** The messages of an object's Events. */
   notes(name: string): Promise<string>;
@@ -66,7 +68,10 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
     for (const one of running) await one.kill();
   });
   const all = stack.move();
-  /** Includes the volumes' records, but not the store's own files: a controller that is killed during its write check leaves a file there. */
+  /**
+   * Includes the volumes' records, but not the store's own files: a controller that is killed during its write check
+   * leaves a file among them.
+   */
   const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
   return {
     cluster,

@@ -5,12 +5,12 @@ import { type ControllerFaultsFixture, startControllerFaultsFixture } from './co
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
-/** The limit for anything that may be slow on a busy machine. */
+/** The limit for anything that is slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
 const longTimeoutMs = 600_000;
-/** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
+/** A leader that can't renew its Lease gives up after 10 s, and then has 3 s to stop. */
 const leaderExitMs = 20_000;
-/** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */
+/** A Lease expires 15 s after its last renewal. Candidates check the Lease every 2 s. */
 const takeOverMs = 30_000;
 const releasedLeaseMs = 14_000;
 
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
     afterEach(() => fixture.killAll(), 60_000);
 
-    /** Every claim is bound, and to one volume only. */
+    /** Checks that every claim is bound, and that it has one volume only. */
     const allBoundOnce = async (names: readonly string[]): Promise<void> => {
       const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
       await expect.poll(phases, wait).toEqual(new Set(['Bound']));
@@ -49,11 +49,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
-      'gives each of many claims one volume although it is killed repeatedly, and leaves nothing after their deletion although it is killed meanwhile',
+      'creates one volume for each of many claims although it is killed repeatedly, and leaves nothing behind when they are deleted although it is killed again',
       async () => {
         const names = named('many', sized({ usual: 60, long: 200 }));
         const creating = fixture.create(names);
-        // Random moments in the first, second and last third.
+        // Random moments in the first, second and last third of the work.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
           await fixture.start().untilLeading();
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'is replaced in bounded time when it is killed during its work',
+      'is replaced within a bounded time when it is killed during its work',
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
@@ -96,7 +96,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
         await third.untilLeading();
-        // The Lease was released, so the next leader didn't wait for it to expire.
+        // The old leader released the Lease, so the next leader didn't wait until it expired.
         expect(performance.now() - stoppedAt).toBeLessThan(releasedLeaseMs);
         await allGone(names);
       },
@@ -104,7 +104,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'keeps its locks when it is suspended, while another one leads',
+      'keeps its locks while it is suspended and another controller leads',
       async () => {
         let first = fixture.start();
         await first.untilLeading();
@@ -114,20 +114,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           await allBoundOnce(names);
           await fixture.remove(names);
           const mark = await suspendWithLock(first);
-          // The deletion completed before the suspend.
+          // The deletion completed before the controller was suspended.
           if (mark === undefined) continue;
           const second = fixture.start();
           await second.untilLeading();
           const held = locksOf(mark);
-          // The second one deletes all other volumes. It leaves the locked ones alone, because the holder is alive.
+          // The second controller deletes all other volumes. It leaves the locked ones alone, because the holder of the
+          // locks is alive.
           await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
-          // The first may have had no time to release its locks. The second one started before the first one ended, and waits for them.
+          // The first controller may have had no time to release its locks. The second one started before the end of
+          // the first one, and waits for these locks.
           await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
-          // The server had received the release of the last lock.
+          // The server had received the release of the last lock before the suspend.
           first = second;
         }
       },
@@ -137,7 +139,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const locksOf = (mark: number): readonly string[] =>
       [...fixture.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
 
-    /** Suspends the only controller on the store while it holds a lock. Returns its mark, or undefined if no volume is left. */
+    /**
+     * Suspends the only controller while it holds a lock on the store. Returns its process mark, or undefined if no
+     * volume is left.
+     */
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
       const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
@@ -151,18 +156,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
 
     test(
-      'waits for an API server that is down for half a minute; it ends once and starts again once',
+      'exits once and is restarted once when the API server is down for half a minute, and then continues',
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
         await first.untilLeading();
-        // Requests that failed are sent again afterwards.
+        // The client repeats failed requests when the API server is back.
         const creating = fixture.create(names).catch(() => undefined);
         await untilVolumes(10);
         const stoppedAt = performance.now();
         await fixture.cluster.apiServer.stop();
         await creating;
-        // The kubelet restarts a container that ends.
+        // The kubelet would restart the ended container.
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(leaderExitMs);
         const second = fixture.start();
@@ -179,7 +184,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     );
 
     test(
-      'ends in bounded time when the API server does not answer, and the next leader finishes its work',
+      'ends within a bounded time when the API server does not answer, and the next leader finishes its work',
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
@@ -208,7 +213,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await fixture.start().untilLeading();
         const creating = fixture.create(names);
         await untilVolumes(1);
-        // Some claims have no volume yet, some have a volume without a PV, and some are bound.
+        // At this moment some claims have no volume, some have a volume without a PV, and some are bound.
         await fixture.remove(names);
         await creating;
         await fixture.remove(names);

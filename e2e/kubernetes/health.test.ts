@@ -20,7 +20,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
     return kubectl('get', kind, name, `--output=jsonpath=${chosen}.status} ${chosen}.reason}`);
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
-  /** The recorded nodes, which the next leader reads. */
+  /** The unhealthy nodes that the PV's annotation records for the next leader. */
   const recordedNodes = (): Promise<string> => {
     const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
     return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
@@ -59,7 +59,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
   );
 
   test(
-    'whose mount was lost is healthy for a new pod, which is created only if the claim asks for it',
+    'with a lost mount is healthy in a new pod, and Stowage replaces the pod only if the claim allows it',
     async () => {
       await fixture.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
       await fixture.application('silent', 0);

@@ -31,16 +31,18 @@ export interface HttpAnswer {
   readonly body: any;
 }
 
-/** A controller in a cluster with its TLS server, and clients of it. */
+/** A cluster and a controller process with its TLS server, and clients of that server. */
 export interface KubectlStowageFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
-  /** A kubeconfig of a service account in the namespace `default`, without rights until a test grants some. */
+  /**
+   * A kubeconfig of a service account in the namespace `default`. The account has no rights until a test grants some.
+   */
   kubeconfigOf(account: string): Promise<string>;
   token(account: string, audience?: string): Promise<string>;
-  /** `kubectl stowage`, as kubectl runs it. */
+  /** Runs `kubectl stowage` as kubectl does. */
   stowage(kubeconfig: string, ...words: readonly string[]): Promise<CommandResult>;
-  /** Calls the controller directly, without the API server. */
+  /** Calls the controller directly, without the API server's proxy. */
   callController(
     method: string,
     path: string,
@@ -53,13 +55,13 @@ export interface KubectlStowageFixture extends AsyncDisposable {
 }
 
 export interface Agent {
-  /** Runs the CLI on the agent's own socket. */
+  /** Runs the CLI on the agent's socket. */
   stowage(...words: readonly string[]): Promise<CommandResult>;
 }
 
 const kinds = ['Namespace', 'ServiceAccount', 'Role', 'RoleBinding', 'ClusterRole', 'ClusterRoleBinding', 'Service'];
 
-/** The chart's objects for users, as rendered by Helm. */
+/** The chart's objects for users, as Helm renders them. */
 async function chartObjects(): Promise<readonly object[]> {
   const all = parseAllDocuments(await readFile(manifests, 'utf8'));
   return all
@@ -68,7 +70,7 @@ async function chartObjects(): Promise<readonly object[]> {
 }
 
 const objects: readonly object[] = [
-  // The controller is a process of this machine. The API server's proxy needs a pod with its address.
+  // The controller is a process of this machine, and the API server's proxy needs a pod with its address.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -171,7 +173,10 @@ async function end(child: ChildProcess, how: NodeJS.Signals): Promise<void> {
   await ended;
 }
 
-/** The token of an agent, as projected into its pod. The pod is bound to the node and has no other content. */
+/**
+ * The token of an agent, as Kubernetes projects it into the agent's pod. The pod is bound to the node and has no other
+ * content.
+ */
 async function agentToken(cluster: Cluster): Promise<string> {
   const name = 'stowage-agent-0';
   await cluster.apply({
@@ -198,7 +203,7 @@ interface Config {
 const adminConfig = async (cluster: Cluster): Promise<Config> =>
   JSON.parse(await readFile(cluster.kubeconfig, 'utf8')) as Config;
 
-/** For a process in the control plane's network. */
+/** A kubeconfig for a process in the control plane's network. */
 async function controlPlaneConfig(cluster: Cluster, folder: string): Promise<string> {
   const config = await adminConfig(cluster);
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;

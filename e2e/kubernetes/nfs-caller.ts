@@ -1,11 +1,12 @@
-// Looks up directories by path on an NFS server, and prints the result of each: node nfs-caller.ts CALL, as JSON.
+// Looks up directories by path on an NFS server, and prints the result of each path. Usage: node nfs-caller.ts CALL,
+// where CALL is JSON.
 import { systemClock } from '#base/clock.ts';
 import { createRpcClient, MountError, mnt, mountProgram, mountVersion, RpcError } from '#wire/nfs3/index.ts';
 
 export interface NfsCall {
   readonly host: string;
   readonly paths: readonly string[];
-  /** Undefined: without TLS. */
+  /** Undefined: TLS is not used. */
   readonly tls?: { readonly servername: string; readonly ca: string; readonly cert?: string; readonly key?: string };
 }
 

@@ -6,16 +6,16 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 import { certificate } from '#testing/certificate.ts';
 import { program } from '../stowage.ts';
 
-/** An NFS server that nodes can reach, and that requires client certificates. */
+/** An NFS server that nodes can reach and that requires client certificates. */
 export interface PrivateFiler extends AsyncDisposable {
-  /** The spec of a Store on it. */
+  /** The spec of a Store on this server. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
   readonly secretName: string;
-  /** The certificates, as a Secret in a namespace. */
+  /** The certificates, as a Secret of that namespace. */
   secret(namespace: string): object;
-  /** A part of the private key. */
+  /** A part of the private key, to search for. */
   readonly keyFragment: string;
-  /** The contents of all files with that name, one in each volume. */
+  /** The contents of the files with that name in all volumes. */
   contentsOf(name: string): Promise<readonly string[]>;
 }
 

@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a table of all runs;
- * the last line is the result.
+ * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a
+ * table of all runs. The last line of output is the result.
  */
 
 import { AssertionError } from 'node:assert/strict';
@@ -28,17 +28,17 @@ import { runWorkload } from './nfsd-workload.ts';
 const seed = Number(process.argv[2] ?? 1);
 const shortHandles = '/srv/ext4';
 const longHandles = '/srv/xfs/below';
-/** nfsd does not cache its replies to CREATE and SYMLINK there. */
+/** nfsd does not cache replies to CREATE and SYMLINK in this export. */
 const longestHandles = '/srv/xfs/checked';
-/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server works on it. */
+/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server executes it. */
 const trialMs = 5 * 60_000;
 
-/** nfsd restarts after so many changes. */
+/** nfsd restarts after this many changes. */
 const changesOfRun = 100;
 
 interface Row {
   readonly what: string;
-  /** `window`: the design document says that this sequence breaks the rule, and it did. */
+  /** `window`: the sequence broke the rule, as the design document says. */
   readonly result: 'passed' | 'FAILED' | 'window';
   readonly seconds: string;
   readonly detail: string;
@@ -154,7 +154,7 @@ async function otherAddresses(): Promise<void> {
   }
 }
 
-/** The windows of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
+/** The known gaps of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
 async function windows(): Promise<void> {
   for (const mutation of [...dataMutations, ...creatingMutations])
     await runTrial(

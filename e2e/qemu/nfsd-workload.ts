@@ -6,8 +6,9 @@ import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import { pick } from '../crash/seeded-random.ts';
 
 /**
- * Two clients take turns at changing names and data in one directory. The test compares each change with a model, on the server's disk.
- * Each client soon changes what the other one changed, so the effect of a call that runs twice or late is visible.
+ * Two clients take turns at changing names and data in one directory. The test compares each change with a model, on
+ * the server's disk. Each client soon changes what the other one has changed, so that a call that runs twice or late
+ * has a visible effect.
  */
 export interface WorkloadParts {
   readonly clients: readonly NfsClient[];
@@ -56,7 +57,7 @@ async function writeAt({ client, slot, random }: Change, offset: number): Promis
     const how = isStable ? stability.fileSync : stability.unstable;
     const { count, verifier } = await client.write(handle, offset, bytes, how, hard);
     equal(count, bytes.length);
-    // The verifier changed: the server restarted, and may have lost the data.
+    // The server has restarted since the write and may have lost the data, because the verifier has changed.
     if (isStable || (await client.commit(handle, 0, 0, hard)).verifier === verifier) break;
   }
   const data = Buffer.alloc(Math.max(before.length, offset + bytes.length));

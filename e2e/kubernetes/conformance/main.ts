@@ -71,7 +71,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   return hasFailed ? 1 : 0;
 }
 
-/** Copies the logs of Kubernetes and Stowage, which are deleted with the cluster. */
+/** Copies the logs of Kubernetes and Stowage, which would be deleted with the cluster. */
 async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
   await cp(join(folder, 'log'), to, { recursive: true });
   const own = ['--namespace', namespace];

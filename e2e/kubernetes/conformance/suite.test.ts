@@ -12,7 +12,7 @@ const spec = (text: string, State: string, Message = '') => ({
 const setUp = (State: string) => ({ ...spec('', State), ContainerHierarchyTexts: null, LeafNodeType: 'BeforeSuite' });
 const read = (...SpecReports: readonly object[]) => specsOf(JSON.stringify([{ SpecReports }]));
 
-test('a report counts the tests that ran, and those that say why they were skipped', () => {
+test('a report counts the tests that ran and the tests that say why they skipped themselves', () => {
   const specs = read(
     spec('writes', 'passed'),
     spec('grows', 'timedout', 'too late\nby far'),

@@ -11,7 +11,7 @@ export type Driver = (typeof drivers)[number];
 
 export interface Selection {
   readonly driver: Driver;
-  /** A regular expression for the full names of tests. Undefined: all tests that the driver's definition selects. */
+  /** A regular expression for the full names of tests. Undefined: every test that the driver's definition selects. */
   readonly focus?: string;
 }
 
@@ -35,17 +35,17 @@ export interface SuiteOptions extends Selection {
   readonly signal: AbortSignal;
 }
 
-/** Slow tests, and tests that restart kubelets. Tests for features that a driver lacks skip themselves. */
+/** Excludes slow tests and tests that restart kubelets. Tests of features that a driver lacks skip themselves. */
 const alwaysExcluded = '!Slow && !Disruptive';
 
 /** Runs the tests of External.Storage that the driver's definition selects. */
 export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> {
   const { driver, focus, kubeconfig, folder, parallel, minutes, signal } = options;
   await mkdir(folder, { recursive: true });
-  // The suite leaves temporary folders behind.
+  // The suite does not remove its temporary folders.
   await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const report = 'report.json';
-  // Left over from another run.
+  // A report that another run left.
   await rm(join(folder, report), { force: true });
   const words = [
     'run',
@@ -76,7 +76,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   return withEarlyEnd(specsOf(await readFile(join(folder, report), 'utf8')), code);
 }
 
-/** When the time is up, the report shows tests that did not run as if they had not been selected. */
+/** When the time is up, the report shows the remaining tests as if they were not selected. */
 export function withEarlyEnd(specs: readonly Spec[], code: number | null): readonly Spec[] {
   if (code === 0 || specs.some(({ state }) => state === 'failed')) return specs;
   return [...specs, { name: 'the whole run', state: 'failed', seconds: 0, why: `it ended with ${code ?? 'a signal'}` }];
@@ -96,7 +96,7 @@ interface ReportedSpec {
   }[];
 }
 
-/** The tests of a report that the selection includes. A failure outside of tests counts as a failure too. */
+/** The tests of a report that the selection includes. A failure outside a test counts as a failure, too. */
 export function specsOf(report: string): readonly Spec[] {
   const suites: readonly ReportedSpec[] = JSON.parse(report);
   return suites
@@ -105,7 +105,7 @@ export function specsOf(report: string): readonly Spec[] {
       const { State, Failure } = one;
       const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
       if (State === 'passed' && one.LeafNodeType !== 'It') return [];
-      // A test that the selection excludes has no reason.
+      // A test that the selection excludes has no skip reason.
       if (State === 'pending' || (State === 'skipped' && why === '')) return [];
       const state = State === 'passed' || State === 'skipped' ? State : 'failed';
       const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
@@ -113,7 +113,7 @@ export function specsOf(report: string): readonly Spec[] {
     });
 }
 
-/** Lines for people: the counts, the failures, and the reasons of skipped tests. */
+/** Lines for people: the counts, the failures, and why tests were skipped. */
 export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
   const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
   const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];

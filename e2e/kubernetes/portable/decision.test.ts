@@ -45,7 +45,7 @@ test('a running Stowage is used, whatever its namespace is called', () => {
   expect(decide(seen)).toEqual({ kind: 'use', namespace: 'storage' });
 });
 
-test('two running Stowages are not used', () => {
+test('no Stowage is used if two are running', () => {
   expect(decide({ ...nothing, deployments: [controller('one'), controller('two')] })).toEqual({
     kind: 'refuse',
     why: 'Stowage is in several namespaces: one, two.',
@@ -67,10 +67,14 @@ test.each([
   ],
   [
     'a volume',
-    { volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })] },
+    {
+      volumes: [
+        volume('nothing is installed if an earlier installation left %s', { csi: { driver: 'local.stowage.dev' } }),
+      ],
+    },
     'PersistentVolume kept, of no claim',
   ],
-  // A Stowage without a controller that serves claims.
+  // A Stowage without a controller.
   ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] }, 'Store x'],
 ] as const)('nothing is installed where %s was left', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
@@ -82,7 +86,7 @@ If it is not, and neither are the data of these volumes, delete these objects. T
   });
 });
 
-test('the disk of a claim is the one with its uid, and not that of an earlier claim with the same name', () => {
+test('the disk of a claim is the volume with the claim’s uid, and not that of an earlier claim with the same name', () => {
   const claim = anObject('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
   const unbound = volume('free', {});
   const all = [retained('old', 'old'), retained('new', 'new'), foreignVolume, unbound];
@@ -100,7 +104,7 @@ test('classes are deleted with the stores that they were created for', () => {
   expect(ownedBy(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
 });
 
-test('Stowage is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
+test('Stowage is ready when its controller, agents and keepers are, whatever else is in the namespace', () => {
   const agents = (ready: number): AnyObject => ({
     ...controller('storage', 'agent'),
     status: { desiredNumberScheduled: 2, numberReady: ready },
@@ -120,11 +124,11 @@ test.each([
   ['host:5000/stowage:1', ['image.repository=host:5000/stowage', 'image.tag=1']],
   ['a/stowage@sha256:12', ['image.repository=a/stowage', 'image.digest=sha256:12']],
   ['a/stowage:1@sha256:12', ['image.repository=a/stowage', 'image.digest=sha256:12']],
-])('the image %s is a repository and what of it', (image, values) => {
+])('the image %s is split into repository and tag', (image, values) => {
   expect(imageValues(image)).toEqual(values);
 });
 
-test('the plain manifests use the given image everywhere', () => {
+test('every container of the plain manifests uses the given image', () => {
   const manifests = readFileSync(join(repository, 'deploy', 'kubernetes', 'stowage.yaml'), 'utf8');
   const images = [...withImage(manifests, 'host:5000/$1:next').matchAll(/ image: (.*)/g)].map(([, image]) => image);
   expect(images).toEqual(Array(3).fill('host:5000/$1:next'));

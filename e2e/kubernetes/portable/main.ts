@@ -1,10 +1,10 @@
 /**
- * Our end-to-end tests on any cluster:
+ * Runs end-to-end tests on any cluster:
  *
  *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …] [--only WORDS]
  *
- * Installs Stowage if it is absent, and removes it again. If only remains of another installation exist, it does nothing. All objects
- * that the tests create have unique names and are removed.
+ * Installs Stowage if it is absent, and removes it again. Does nothing if the cluster contains only remains of another
+ * installation. All objects that the tests create have unique names and are removed.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
@@ -42,7 +42,7 @@ async function main(): Promise<number> {
   const access = await kubeAccess({ kubeconfig, env: process.env, clock });
   using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
   const cluster = createAnyCluster(client, stop.signal);
-  // On an interrupt, the tests end but the clean-up still runs.
+  // An interrupt ends the tests, but not the clean-up.
   const after = createAnyCluster(client, new AbortController().signal);
   const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
   const wanted = tests.filter(({ name }) => name.includes(values.only));
@@ -80,7 +80,7 @@ async function main(): Promise<number> {
   }
 }
 
-/** A store for block volumes, because the cluster may have no store of images. It leaves an empty folder on each node. */
+/** A store for block volumes, because the cluster may have none. It leaves an empty folder on each node. */
 const imageStore = (unique: string): object => ({
   apiVersion: 'stowage.dev/v1',
   kind: 'Store',

@@ -29,7 +29,7 @@ const volumesOf = async ({ cluster, namespace }: TestContext): Promise<readonly 
     ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
   );
 
-/** Deletes everything in the namespace, and waits until nothing is left of its claims either. */
+/** Deletes everything in the namespace, and waits until nothing is left of its claims, either. */
 export async function deleteAndCheck(context: TestContext): Promise<void> {
   const { cluster, namespace } = context;
   const kinds = [
@@ -49,7 +49,7 @@ export async function deleteAndCheck(context: TestContext): Promise<void> {
 
 const noClass = (what: string) => `there is no class of ${what}`;
 
-/** The life of a volume: one pod writes, a second one reads, the volume is expanded while in use, and deleted. */
+/** One pod writes to a volume and another one reads it, the volume grows while a pod uses it, and is deleted. */
 async function checkLifeCycle(context: TestContext, of: ClassOfStore): Promise<void> {
   const { cluster, namespace } = context;
   const wish = { name: 'life', of, mode: of === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
@@ -79,7 +79,7 @@ async function checkLifeCycle(context: TestContext, of: ClassOfStore): Promise<v
 }
 
 const lifeCycle = (what: string, pick: (context: TestContext) => ClassOfStore | undefined): PortableTest => ({
-  name: `a claim of ${what}: bound, written, read by another pod, made larger while it is used, deleted`,
+  name: `a claim of ${what} is bound, written, read by another pod, expanded while in use, and deleted`,
   unless: (context) => (pick(context) === undefined ? noClass(what) : undefined),
   run: async (context) => {
     const of = pick(context);
@@ -88,7 +88,7 @@ const lifeCycle = (what: string, pick: (context: TestContext) => ClassOfStore | 
 });
 
 const twoNodes: PortableTest = {
-  name: 'a claim for many nodes is the same on two of them',
+  name: 'a ReadWriteMany claim shows the same files on two nodes',
   unless: ({ shared, nodes }) => {
     if (shared === undefined) return noClass('a shared store');
     return nodes.length < 2 ? 'there is one node' : undefined;
@@ -163,7 +163,7 @@ const inlineVolume = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): 
 });
 
 const refused: PortableTest = {
-  name: 'a volume that a pod brings is refused on a store that nodes share, unless that allows it',
+  name: 'an inline volume on a shared store is refused unless the store allows inline volumes',
   unless: ({ shared }) => (shared === undefined ? noClass('a shared store') : undefined),
   run: async (context) => {
     const { cluster, namespace, shared } = context;
@@ -184,7 +184,7 @@ const refused: PortableTest = {
 };
 
 const inline: PortableTest = {
-  name: 'a volume that a pod brings lives with the pod',
+  name: 'an inline volume is created and deleted together with its pod',
   unless: ({ local }) => (local === undefined ? noClass('a local store') : undefined),
   run: async (context) => {
     const volume = inlineVolume(context.local);
@@ -215,7 +215,7 @@ const block: PortableTest = {
 };
 
 const wrong: PortableTest = {
-  name: 'a class with a parameter that is not known: told on the claim, which waits',
+  name: 'a claim of a class with an unknown parameter waits, and an Event says why',
   unless: ({ shared, local }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
   run: async (context) => {
     const { cluster, namespace, unique } = context;
