@@ -26,7 +26,7 @@ const client: KubeClient = createKubeClient({
 });
 
 /** Calls `isEnough` with every existing and new object until it returns true. Returns when that was. */
-async function unlessAborted<T extends KubeObject>(
+async function untilSeen<T extends KubeObject>(
   resource: Resource<T>,
   isEnough: (object: T, isThere: boolean) => boolean,
   ready: () => void,
@@ -69,7 +69,7 @@ async function create(): Promise<object> {
     listed++;
     if (listed === 2) both.resolve();
   };
-  const volumesMade = unlessAborted(
+  const volumesMade = untilSeen(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.add(volume.metadata.name ?? '');
@@ -77,7 +77,7 @@ async function create(): Promise<object> {
     },
     ready,
   );
-  const claimsBound = unlessAborted(
+  const claimsBound = untilSeen(
     claims,
     ({ metadata: { name = '' }, status }) => {
       if (name.startsWith(`${prefix}-`) && status?.phase === 'Bound') bound.add(name);
@@ -98,7 +98,7 @@ async function remove(sweep: boolean): Promise<object> {
   for await (const { items } of client.list(persistentVolumes, {}, signal))
     for (const volume of items) if (isOurs(volume)) left.add(volume.metadata.name ?? '');
   const here = Promise.withResolvers<void>();
-  const gone = unlessAborted(
+  const gone = untilSeen(
     persistentVolumes,
     ({ metadata: { name = '' } }, isThere) => {
       if (!isThere) left.delete(name);
@@ -120,7 +120,7 @@ async function remove(sweep: boolean): Promise<object> {
 async function bind(): Promise<object> {
   const made = new Map<string, string>();
   const here = Promise.withResolvers<void>();
-  const allMade = unlessAborted(
+  const allMade = untilSeen(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.set(volume.spec.claimRef?.name ?? '', volume.metadata.name ?? '');

@@ -47,8 +47,7 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
     late.catch(() => undefined);
     limit.addEventListener('abort', () => reject(limit.reason), { once: true });
     // First the turn in progress ends, and then a complete one.
-    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; )
-      await Promise.race([nextReport.promise, late]);
+    for (const minTurns = last.turns + 2; last.turns < minTurns; ) await Promise.race([nextReport.promise, late]);
   }
 
   await progress();

@@ -50,7 +50,7 @@ test('counts containers that use Stowage under another plugin name', async () =>
   const create = (name: string) =>
     core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
   const [asked, unasked] = [await create('photos'), await create('films')];
-  // By its engine name, whatever the volume is called by now; or by the volume's own.
+  // `web` refers to its volume by the name that the engine uses, `db` by the volume's own name.
   await core.pluginNames.resolve('stowage-local', 'local..photos', aCall());
   docker.run('web', { 'local..photos': undefined, other: undefined });
   docker.run('db', { films: undefined }, false);

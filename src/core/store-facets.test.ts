@@ -14,7 +14,7 @@ import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Volume } from './model.ts';
 import { storeName } from './names.ts';
 
-// What core does on a store that has the required members and nothing else.
+// The behaviour of core with a store that has the required members only.
 
 const minimal = createMinimalStoreKind();
 const kind = gated(minimal);

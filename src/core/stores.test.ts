@@ -287,7 +287,7 @@ describe('finding volumes', () => {
       });
     }
     await expect(next.core.catalogue.resolve('local..nobody', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    // Known, but not to be worked on.
+    // The volume is on record, but its store is down.
     await expect(next.core.volumes.inspect(id, aCall())).rejects.toMatchObject({ code: 'unavailable' });
     await expect(next.core.deletions.delete(id, undefined, aCall())).rejects.toMatchObject({ code: 'unavailable' });
     await rename(join(server.folder, 'aside'), join(server.folder, 'keep'));
