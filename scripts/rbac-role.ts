@@ -14,7 +14,7 @@ export interface RbacRule {
 /** The condition for Helm, and for documentation. */
 export const conditions = {
   certificateOwn: { helm: 'not .Values.tls.secretName', text: 'Only without `tls.secretName`.' },
-  certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
+  certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`.' },
 } as const;
 
 export const ownNamespace = 'own';
