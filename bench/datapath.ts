@@ -11,7 +11,7 @@ import { type OurDataPathOptions, startOurDataPath } from './datapath/our-data-p
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
-import { checkOut, noSlower } from './earlier-commit.ts';
+import { checkOut, notSlower } from './earlier-commit.ts';
 import { startRaw } from './nfs/driver.ts';
 import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
@@ -82,7 +82,7 @@ async function speedRows(
     if (side !== 'raw') return await onMount(task, mountings[side], place.path, signal);
     if (task.raw === undefined) return [];
     const [name, times] = task.raw;
-    return [await raw.ask<number>(`${name} ${place.path} ${times}`, rawMs)];
+    return [await raw.request<number>(`${name} ${place.path} ${times}`, rawMs)];
   };
   const measured = await compare(wanted, { sides, rounds, measure, note });
   return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
@@ -104,7 +104,7 @@ async function versionRows(about: DataPathBenchOptions, tree: string, rounds: nu
 const versionRowsOf = ({ task, values }: Measured<Version>): readonly Row[] =>
   task.rows.map(({ name, unit }, i) => {
     const [ours, earlier] = versions.map((side) => values[side].map((one) => one[i] ?? Number.NaN));
-    return toRow({ name, unit, values: ours ?? [], yardsticks: earlier ?? [], goal: noSlower });
+    return toRow({ name, unit, values: ours ?? [], yardsticks: earlier ?? [], goal: notSlower });
   });
 
 async function memoryOf(about: DataPathBenchOptions): Promise<readonly Row[]> {

@@ -5,7 +5,7 @@ import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { command } from './datapath/command.ts';
 
 /** The minimum ratio to the earlier commit. Less than 1, because two runs of the same code differ by a few per cent. */
-export const noSlower = { ratioAtLeast: 0.95 } as const;
+export const notSlower = { ratioAtLeast: 0.95 } as const;
 /** The same for rows in which less is better. */
 export const noMore = { ratioAtMost: 1.05 } as const;
 

@@ -31,7 +31,7 @@ export const bench = {
     for (let round = 0; round <= rounds; round++) {
       // The sides take turns at going first.
       for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
-        const one = await drivers[side].ask<Made>(`r${round} ${volumes} ${inFlight}`, 0);
+        const one = await drivers[side].request<Made>(`r${round} ${volumes} ${inFlight}`, 0);
         note(`${round === 0 ? 'warm-up' : `round ${round}/${rounds}`}: ${side} ${Math.round(one.perSecond)} volumes/s`);
         if (round > 0) made[side].push(one);
       }

@@ -1,6 +1,6 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { Bench } from './bench.ts';
-import { checkOut, noMore, noSlower } from './earlier-commit.ts';
+import { checkOut, noMore, notSlower } from './earlier-commit.ts';
 import { type Comparison, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
 import { makeFolder, measuredFileSystems } from './nfs/measured-folder.ts';
@@ -29,7 +29,7 @@ export const bench: Bench = {
         ? startLibnfs(target, 'yardstick', signal)
         : startOurs(target, 'yardstick', signal, earlier.path);
     const compared = await compare({ ours, yardstick }, tasks, rounds, note, earlier && longSampleMs);
-    const goals = earlier === undefined ? besideLibnfs : besideEarlier;
+    const goals = earlier === undefined ? goalsAgainstLibnfs : goalsAgainstEarlier;
     return [...compared.map((one) => speed(one, goals)), ...compared.map((one) => cpu(one, goals))];
   },
 };
@@ -39,12 +39,12 @@ interface Goals {
   cpu(task: Task): Goal | undefined;
 }
 
-const besideLibnfs: Goals = {
+const goalsAgainstLibnfs: Goals = {
   speed: (task) => ({ ratioAtLeast: isPipelined(task) || isWrite(task) ? 1 : 0.9 }),
   cpu: (task) => (isDeep(task) ? { ratioAtMost: 1.5 } : undefined),
 };
 
-const besideEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
+const goalsAgainstEarlier: Goals = { speed: () => notSlower, cpu: () => noMore };
 
 const speed = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({

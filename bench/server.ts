@@ -66,13 +66,13 @@ async function end(child: ChildProcess): Promise<void> {
 }
 
 const sampleMs = 250;
-const usualQuietMs = 3_000;
+const defaultQuietMs = 3_000;
 
 /** The minimum of many samples, until no smaller one was seen for a while: the garbage collector runs some time after the work. */
 export async function restingMemory(
   child: Pick<ChildProcess, 'pid'>,
   signal: AbortSignal,
-  quietMs = usualQuietMs,
+  quietMs = defaultQuietMs,
 ): Promise<number> {
   const quietSamples = quietMs / sampleMs;
   const mostSamples = 10 * quietSamples;

@@ -21,7 +21,7 @@ const out = join(dirname(import.meta.dirname), 'src', 'wire', 'csi', 'generated'
  * its number is reserved, so this adds it again.
  */
 const condition = 'VolumeCondition volume_condition = 2;';
-const putBack: readonly (readonly [line: string, instead: string, times: number])[] = [
+const restoredLines: readonly (readonly [line: string, instead: string, times: number])[] = [
   ['    reserved 2;\n', `    ${condition}\n`, 2],
   ['\n  reserved 2;\n', `\n  ${condition}\n`, 1],
   ['reserved 11;', 'VOLUME_CONDITION = 11 [(alpha_enum_value) = true];', 1],
@@ -39,7 +39,7 @@ message VolumeCondition {
 
 function withCondition(text: string): string {
   let result = text;
-  for (const [line, instead, times] of putBack) {
+  for (const [line, instead, times] of restoredLines) {
     const found = result.split(line).length - 1;
     if (found !== times) throw new Error(`${JSON.stringify(line)} is there ${found} times, not ${times}`);
     result = result.replaceAll(line, instead);

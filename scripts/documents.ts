@@ -9,13 +9,13 @@ export interface Document {
   readonly text: string;
 }
 
-const notOurs = ['**/node_modules/**', '.git/**', 'dist/**', '.stowage-*/**'];
+const foreignFiles = ['**/node_modules/**', '.git/**', 'dist/**', '.stowage-*/**'];
 
 export async function documentsIn(root: string): Promise<readonly Document[]> {
   const found: Document[] = [];
   for await (const path of glob('**/*.md', {
     cwd: root,
-    exclude: notOurs,
+    exclude: foreignFiles,
   })) {
     found.push({ path, text: readFileSync(join(root, path), 'utf8') });
   }
@@ -23,14 +23,14 @@ export async function documentsIn(root: string): Promise<readonly Document[]> {
 }
 
 export async function filesIn(root: string): Promise<readonly string[]> {
-  const found = await Array.fromAsync(glob('**', { cwd: root, exclude: notOurs, withFileTypes: true }));
+  const found = await Array.fromAsync(glob('**', { cwd: root, exclude: foreignFiles, withFileTypes: true }));
   return found
     .filter((entry) => !entry.isDirectory())
     .map((entry) => relative(root, join(entry.parentPath, entry.name)));
 }
 
 /** Without code: code contains no links, and a comment in it is not a heading. */
-const prose = (text: string): string => text.replaceAll(/^```.*?^```/gms, '').replaceAll(/`[^`\n]*`/g, '');
+const withoutCode = (text: string): string => text.replaceAll(/^```.*?^```/gms, '').replaceAll(/`[^`\n]*`/g, '');
 
 function anchorsOf(text: string): ReadonlySet<string> {
   const headings = text.replaceAll(/^```.*?^```/gms, '').matchAll(/^#+ (.*)$/gm);
@@ -41,7 +41,7 @@ function anchorsOf(text: string): ReadonlySet<string> {
 export function brokenLinks(documents: readonly Document[], root: string): readonly string[] {
   const anchors = new Map(documents.map(({ path, text }) => [path, anchorsOf(text)]));
   return documents.flatMap(({ path, text }) =>
-    [...prose(text).matchAll(/\]\(([^)\s]+)\)/g)].flatMap(([, link = '']) => {
+    [...withoutCode(text).matchAll(/\]\(([^)\s]+)\)/g)].flatMap(([, link = '']) => {
       if (/^[a-z]+:/.test(link)) return [];
       const [file = '', fragment] = link.split('#');
       const target = file === '' ? path : normalize(join(dirname(path), file));

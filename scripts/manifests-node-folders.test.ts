@@ -32,7 +32,7 @@ async function agentOf(values: Readonly<Record<string, unknown>>): Promise<Agent
 }
 
 /** The node folders that an agent mounts besides its own, each at the same path as on the node. */
-async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
+async function nodeFolders(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
   const { containers, volumes } = await agentOf(values);
   return volumes.flatMap(({ name, hostPath }) => {
     if (!name.startsWith('store-')) return [];
@@ -49,12 +49,11 @@ const at = (...places: readonly string[]): Readonly<Record<string, unknown>> => 
 
 describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by Helm,', () => {
   test('contain the stores; the stores’ own folders are never created, because their disk may not be mounted', async () => {
-    expect(await shown(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
-    expect(await shown(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
-    expect(await shown({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual([
-      '/srv',
-      '/data/stowage',
-    ]);
+    expect(await nodeFolders(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
+    expect(await nodeFolders(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
+    expect(await nodeFolders({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual(
+      ['/srv', '/data/stowage'],
+    );
   });
 
   test('include the network namespaces of pods, unless the administrator disables that', async () => {
@@ -67,15 +66,15 @@ describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by 
   });
 
   test('are mounted once, and not again inside of another one', async () => {
-    expect(await shown(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
-    expect(await shown(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
-    expect(await shown({})).toEqual([]);
+    expect(await nodeFolders(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
+    expect(await nodeFolders(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
+    expect(await nodeFolders({})).toEqual([]);
   });
 
   test('are the stores’ own folders where the parent folder belongs to the container', async () => {
     const own = ['/data', '/var/stowage', '/var/lib/disks', '/opt', '/usr/local/stowage', '/tmp/vols', '/run/vols'];
-    expect(await shown(at(...own))).toEqual(own);
-    expect(await shown({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([
+    expect(await nodeFolders(at(...own))).toEqual(own);
+    expect(await nodeFolders({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([
       '/var/lib/k0s/vols',
     ]);
   });

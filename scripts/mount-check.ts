@@ -14,7 +14,7 @@ export async function createMountCheck(): Promise<MountCheck> {
   return async () => {
     const { entries } = await readMountTable();
     const stayed = entries.filter((entry) => before.has(keyOf(entry)));
-    const isFromOutside = outside(stayed);
+    const isFromOutside = outsideFilter(stayed);
     const left = entries.filter((entry) => !stayed.includes(entry) && ours(entry) && !isFromOutside(entry));
     return left.map(({ at, type, source }) => `${at} (${type} of ${source})`);
   };
@@ -24,7 +24,7 @@ export async function createMountCheck(): Promise<MountCheck> {
  * Mounts that other programs make outside are visible here, too. Such a mount is a slave of another one, in its own peer group. A mount
  * that was made here is no slave, or is a bind of a mount that `stayed`, in the same group. The kernel reuses group numbers.
  */
-function outside(stayed: readonly MountEntry[]): (entry: MountEntry) => boolean {
+function outsideFilter(stayed: readonly MountEntry[]): (entry: MountEntry) => boolean {
   const groups = new Set(stayed.flatMap(({ propagation }) => propagation.filter(isGroup)));
   return ({ propagation }) =>
     propagation.some((word) => word.startsWith('master:')) && !propagation.some((word) => groups.has(word));

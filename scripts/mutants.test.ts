@@ -8,7 +8,7 @@ import { describe, expect, test } from 'vitest';
 import { cacheKey } from './mutants/cache.ts';
 import { graphOf, relatedTests } from './mutants/graph.ts';
 import { judge, nextBatch, type TestBench } from './mutants/judge.ts';
-import { choose, type Mutant, mutantOf, mutated } from './mutants/mutant.ts';
+import { applyMutant, chooseMutants, type Mutant, mutantOf } from './mutants/mutant.ts';
 import { changesOf } from './mutants/operators.ts';
 import { reportLines, verdictLine } from './mutants/report.ts';
 import type { Run } from './mutants/run.ts';
@@ -85,13 +85,13 @@ const many = {
 
 describe('the choice of mutants', () => {
   test('depends on the seed and the sources only', () => {
-    expect(choose([many], 1, 10)).toEqual(choose([many], 1, 10));
-    expect(choose([many], 2, 10)).not.toEqual(choose([many], 1, 10));
-    expect(choose([many], 1, 10).map(({ line }) => line)).toEqual([32, 1, 27, 50, 48, 14, 30, 36, 20, 49]);
+    expect(chooseMutants([many], 1, 10)).toEqual(chooseMutants([many], 1, 10));
+    expect(chooseMutants([many], 2, 10)).not.toEqual(chooseMutants([many], 1, 10));
+    expect(chooseMutants([many], 1, 10).map(({ line }) => line)).toEqual([32, 1, 27, 50, 48, 14, 30, 36, 20, 49]);
   });
 
   test('takes no mutant twice', () => {
-    const chosen = choose([many], 1, 100);
+    const chosen = chooseMutants([many], 1, 100);
     expect(new Set(chosen.map(({ offset }) => offset)).size).toBe(50);
     expect(chosen.length).toBe(50);
   });
@@ -115,14 +115,14 @@ describe('a mutant', () => {
 
   test('is found again in a file that was edited elsewhere', () => {
     const edited = `// First line\nfunction f() {\n${text}}\n`;
-    expect(second && mutated(edited, second)).toBe(lastReplaced(edited, 'return 2;'));
+    expect(second && applyMutant(edited, second)).toBe(lastReplaced(edited, 'return 2;'));
   });
 
   test.each([
     ['its line changed', lastReplaced(text, 'return 3;')],
     ['it is unclear which of several equal lines it is', text.replace('one();', 'one();\n  return 1;')],
   ])('is gone if %s', (_, edited) => {
-    expect(second && mutated(edited, second)).toBeUndefined();
+    expect(second && applyMutant(edited, second)).toBeUndefined();
   });
 });
 
@@ -156,7 +156,7 @@ describe('the tests related to a file', () => {
   });
 });
 
-const [mutant] = choose([{ path: 'src/a/x.ts', text: 'x = a === b;\n' }], 1, 1) as [Mutant];
+const [mutant] = chooseMutants([{ path: 'src/a/x.ts', text: 'x = a === b;\n' }], 1, 1) as [Mutant];
 
 const budget = { seconds: 45, atLeast: 1 };
 

@@ -6,7 +6,7 @@ import { parseArgs } from 'node:util';
 import { type Cache, cacheKey, openCache } from './mutants/cache.ts';
 import { type Graph, readGraph, relatedTests } from './mutants/graph.ts';
 import { type Budget, judge, type TestBench, type Verdict } from './mutants/judge.ts';
-import { choose, type Mutant, mutableFiles, readMutants } from './mutants/mutant.ts';
+import { chooseMutants, type Mutant, mutableFiles, readMutants } from './mutants/mutant.ts';
 import { type Judged, reportLines, verdictLine } from './mutants/report.ts';
 import { runTests } from './mutants/run.ts';
 import { createScratch, type Scratch } from './mutants/scratch.ts';
@@ -89,7 +89,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   const seed = whole('seed', options.seed, 1);
   const mutants =
     options.from === undefined
-      ? choose(await mutableFiles(settings.checkout), seed, count)
+      ? chooseMutants(await mutableFiles(settings.checkout), seed, count)
       : await readMutants(options.from);
   if (options.list !== undefined) {
     await writeFile(options.list, `${JSON.stringify(mutants, undefined, 2)}\n`);

@@ -45,13 +45,13 @@ function alternatives(path: string): readonly string[] {
 const pathsIn = (text: string): readonly string[] =>
   [...text.matchAll(/`([^`\n]+)`/g)].flatMap(([, span = '']) => (isPath(span) ? alternatives(span) : []));
 
-interface Drawn {
+interface DrawnPath {
   readonly folder: string;
   readonly name: string;
 }
 
 /** ARCHITECTURE.md draws `src`: a line such as `├─ core/` begins a folder, and the lines after it name files below it. */
-function drawnIn(text: string): readonly Drawn[] {
+function drawnPaths(text: string): readonly DrawnPath[] {
   const [, drawing = ''] = /^src\/\n((?:[│├└].*\n)+)/m.exec(text) ?? [];
   let folder = 'src';
   return drawing.split('\n').flatMap((line) => {
@@ -86,12 +86,12 @@ const patternOf = (path: string): string => RegExp.escape(path.replace(/\/$/, ''
 export function pathFaults(documents: readonly Document[], files: readonly string[]): readonly string[] {
   const all = `\n${files.map((file) => `/${file}`).join('\n')}\n`;
   const exists = (path: string): boolean => new RegExp(`/${patternOf(path)}[/\\n]`).test(all);
-  const isBelow = ({ folder, name }: Drawn): boolean =>
+  const isBelow = ({ folder, name }: DrawnPath): boolean =>
     new RegExp(`\\n/${patternOf(folder)}/(?:.*/)?${patternOf(name)}[/\\n]`).test(all);
   return documents.flatMap(({ path, text }) => {
     const { now, later } = splitLater(text.replaceAll(/^```.*?^```/gms, ''));
     const missing = pathsIn(now).filter((named) => !exists(named));
-    const misplaced = drawnIn(text).filter(
+    const misplaced = drawnPaths(text).filter(
       (drawn) => !isBelow(drawn) && !(drawn.name.includes('/') && exists(drawn.name)),
     );
     return [

@@ -6,13 +6,13 @@ import { filesThatShareProcesses, needOwnProcess } from './shared-process.ts';
 const repository = dirname(import.meta.dirname);
 
 /** Calls whose effect stays for the next file in the same process, or that see the effect of an earlier one. */
-const ofTheProcess =
+const changesProcess =
   /\bvi\.(mock|doMock|stubEnv|stubGlobal|useFakeTimers)\b|\bprocess\.(chdir|umask|memoryUsage)\b|delete process\.env|process\.env(\.\w+|\[[^\]]*\]) = |'\/proc\/self\/fd'/;
 
 test('no test file that shares a process changes or counts state of the process', () => {
   const shared = filesThatShareProcesses(repository);
   expect(shared.length).toBeGreaterThan(100);
-  const found = shared.filter((path) => ofTheProcess.test(readFileSync(join(repository, path), 'utf8')));
+  const found = shared.filter((path) => changesProcess.test(readFileSync(join(repository, path), 'utf8')));
   expect(found, 'name these files in scripts/shared-process.ts').toEqual([]);
 });
 
@@ -23,7 +23,7 @@ test.each([
   "process.env['HOME'] = folder;",
   "readdirSync('/proc/self/fd').length",
 ])('such a file is found: %s', (text) => {
-  expect(text).toMatch(ofTheProcess);
+  expect(text).toMatch(changesProcess);
 });
 
 test('the files that need their own process exist', () => {

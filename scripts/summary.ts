@@ -22,7 +22,7 @@ interface Result {
   readonly require: string | undefined;
 }
 
-const mostSlowest = 15;
+const slowestCount = 15;
 
 /** The last lines of `npm test`: the slowest files, the skipped tests with reasons and remedies, and the counts on the last line. */
 export function summaryLines(result: Result, skips: readonly Skip[]): readonly string[] {
@@ -46,7 +46,7 @@ export function exitStatus({ outcome, left, require }: Result): number {
 function slowestLines({ milliseconds }: Outcome): readonly string[] {
   const slowest = Object.entries(milliseconds).toSorted(([, a], [, b]) => b - a);
   if (slowest.length < 2) return [];
-  const lines = slowest.slice(0, mostSlowest).map(([file, ms]) => `${(ms / 1000).toFixed(1).padStart(8)} s  ${file}`);
+  const lines = slowest.slice(0, slowestCount).map(([file, ms]) => `${(ms / 1000).toFixed(1).padStart(8)} s  ${file}`);
   return [`Slowest files, of ${slowest.length}:`, ...lines, ''];
 }
 

@@ -31,7 +31,7 @@ export function runOrder(
     seconds: slow[file.path] ?? shortestSeconds + file.bytes / bytesASecond,
   }));
   const { slow: waiting = [], quick = [] } = Object.groupBy(estimated, ({ isSlow }) => (isSlow ? 'slow' : 'quick'));
-  return [...lane(waiting, half), ...lane(quick, half)]
+  return [...estimateStarts(waiting, half), ...estimateStarts(quick, half)]
     .toSorted((a, b) => a.beginsAt - b.beginsAt)
     .map(({ file }) => file);
 }
@@ -42,7 +42,7 @@ interface Estimated {
 }
 
 /** Estimates when each file starts if these workers run only these files. */
-function lane(
+function estimateStarts(
   files: readonly Estimated[],
   workers: number,
 ): readonly { readonly file: TestFile; readonly beginsAt: number }[] {

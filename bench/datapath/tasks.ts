@@ -25,8 +25,8 @@ export interface TaskRow {
 }
 
 export const largeMib = 256;
-const created = 5000;
-const looked = 10_000;
+const createdFiles = 5000;
+const statFiles = 10_000;
 const randomMs = 1500;
 const randomReads = { 1: 8000, 32: 25_000 } as const;
 
@@ -97,8 +97,8 @@ export const tasks: readonly Task[] = [
     rows: [{ name: 'create + write 4 KiB', unit: 'files/s', ofRaw: 0.75 }],
     folder: 'empty',
     isCaching: true,
-    raw: ['create', created],
-    measure: (at, signal) => application('create', `${at}/made`, created, signal),
+    raw: ['create', createdFiles],
+    measure: (at, signal) => application('create', `${at}/made`, createdFiles, signal),
   },
   {
     rows: [
@@ -108,14 +108,14 @@ export const tasks: readonly Task[] = [
     ],
     folder: 'shared',
     isCaching: true,
-    raw: ['stat', looked],
-    measure: (at, signal) => application('stat', `${at}/tree`, looked, signal),
+    raw: ['stat', statFiles],
+    measure: (at, signal) => application('stat', `${at}/tree`, statFiles, signal),
   },
   {
     rows: [{ name: 'stat, attribute caching off', unit: 'files/s', atLeast: 1 }],
     folder: 'shared',
     isCaching: false,
-    measure: (at, signal) => application('stat-once', `${at}/tree`, looked, signal),
+    measure: (at, signal) => application('stat-once', `${at}/tree`, statFiles, signal),
   },
   {
     rows: [{ name: 'ls -lR', unit: 'files/s', atLeast: 1 }],

@@ -12,7 +12,7 @@ import type { Answer, Task } from './operations.ts';
 export interface Driver extends AsyncDisposable {
   measure(task: Task, ms: number): Promise<Answer>;
   /** Sends a line and returns the answer. `ms` is the expected time. */
-  ask<T>(line: string, ms: number): Promise<T>;
+  request<T>(line: string, ms: number): Promise<T>;
 }
 
 export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'> {
@@ -72,7 +72,7 @@ function start(
     return JSON.parse(value) as T;
   };
   return {
-    ask,
+    request: ask,
     measure: ({ operation, inFlight }, ms) => ask<Answer>(`${operation} ${inFlight} ${ms}`, ms),
     [Symbol.asyncDispose]: () => end(child),
   };

@@ -9,8 +9,8 @@ export interface CpuShare {
 }
 
 /** The weight relative to other processes, for both cgroup v1 and v2. */
-const times = 16;
-const usual = { 'cpu.shares': 1_024, 'cpu.weight': 100 } as const;
+const weightFactor = 16;
+const defaultWeights = { 'cpu.shares': 1_024, 'cpu.weight': 100 } as const;
 
 /**
  * Gives pods of the cluster in `folder` priority over all other processes. Real control planes have their own machines. Here they share a few CPUs
@@ -20,7 +20,8 @@ export async function prioritizePods(folder: string): Promise<CpuShare> {
   const group = basename(folder);
   const found = globSync([`/sys/fs/cgroup/cpu*/${group}/cpu.shares`, `/sys/fs/cgroup/${group}/cpu.weight`]);
   if (found.length === 0) throw new Error('the pods have no group of their own');
-  for (const file of found) await writeFile(file, `${times * usual[basename(file) as keyof typeof usual]}`);
+  for (const file of found)
+    await writeFile(file, `${weightFactor * defaultWeights[basename(file) as keyof typeof defaultWeights]}`);
   return {
     join: async (pid) => {
       for (const file of found) {

@@ -23,15 +23,15 @@ export interface Running {
   stop(): Promise<void>;
 }
 
-const shown = 2_000;
+const maxErrorLength = 2_000;
 const stopMs = 15_000;
 const timeoutMs = 120_000;
 /** Programs check every ten seconds whether they are idle, and then release unused memory. */
-const restMs = 25_000;
+const idleMs = 25_000;
 
 /** Measurements of any process. */
 export const processOf = (pid: number | undefined, signal: AbortSignal): Pick<Running, 'restingMemory' | 'cpuMs'> => ({
-  restingMemory: () => restingMemory({ pid }, signal, restMs),
+  restingMemory: () => restingMemory({ pid }, signal, idleMs),
   cpuMs: async () => {
     const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
     // The fields follow the name, which may contain blanks. They count hundredths of a second, in user and kernel mode.
@@ -53,7 +53,7 @@ export function start(
   let errors = '';
   child.stderr.setEncoding('utf8').on('data', (chunk: string) => {
     // When a bundle throws, Node prints the line: most of the program.
-    errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-shown);
+    errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-maxErrorLength);
   });
   const ended = once(child, 'close').then(([code, by]): ExitResult => ({ status: code ?? by, errors }));
   return {

@@ -12,7 +12,7 @@ import { parse, type Source } from './syntax.ts';
 const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Harmless placeholders: input of the caller, names that the caller may see, numbers and states. */
-const filledIn = words(`
+const harmlessPlaceholders = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
   reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace
@@ -20,7 +20,7 @@ const filledIn = words(`
 
 let failures: readonly Failure[];
 /** The reasons that stores use. */
-let ofStores: readonly Failure[];
+let storeFailures: readonly Failure[];
 
 beforeAll(async () => {
   const cwd = dirname(dirname(import.meta.dirname));
@@ -29,7 +29,7 @@ beforeAll(async () => {
   for await (const path of glob('src/**/*.ts', { cwd, exclude }))
     sources.push(parse(path, await readFile(join(cwd, path), 'utf8')));
   failures = failuresIn(sources);
-  ofStores = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
+  storeFailures = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
 });
 
 const table = Object.entries<ErrorReason>(errorReasons);
@@ -60,7 +60,7 @@ test('no message about NFS is for everybody', () => {
 });
 
 test('every reason with which a store denies access is classified as a permission problem, whatever its code', () => {
-  const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
+  const denied = storeFailures.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
   // These mean that Stowage distrusts the server, or that something is read-only or in the way. Stowage is not denied access, and users get other texts.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
   const noAnswer = ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'];
@@ -83,5 +83,5 @@ test('messages for everybody contain no placeholder that reveals a location', ()
   const asked = ({ reason, word }: (typeof used)[number]): boolean =>
     word === 'path' && ['path-invalid', 'path-relative'].includes(reason);
   expect(used.length).toBeGreaterThan(50);
-  expect(used.filter((one) => !filledIn.includes(one.word) && !asked(one))).toEqual([]);
+  expect(used.filter((one) => !harmlessPlaceholders.includes(one.word) && !asked(one))).toEqual([]);
 });

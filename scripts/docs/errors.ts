@@ -25,7 +25,7 @@ export interface Failure {
 }
 
 /** An object in the sources that describes an error. */
-interface Place {
+interface ErrorSite {
   readonly source: Source;
   readonly around: readonly Syntax[];
   readonly message: Syntax | undefined;
@@ -39,15 +39,15 @@ interface Place {
 const functions = ['FunctionDeclaration', 'FunctionExpression', 'ArrowFunctionExpression'];
 const nothing: Known = { ways: new Map(), given: new Map() };
 /** The limit for callers of callers. */
-const deepest = 3;
+const maxCallDepth = 3;
 
 /** `new StowageError(message, …)` or `relayed(message, …)`. */
 const makesError = (part: Syntax | undefined): boolean =>
   part?.type === 'NewExpression' || (part?.type === 'CallExpression' && nameOf(partOf(part['callee'])) === 'relayed');
 
 /** Every object with a code, a reason and an action. Most are the second argument of `new StowageError`. */
-function placesIn(source: Source): Place[] {
-  const found: Place[] = [];
+function placesIn(source: Source): ErrorSite[] {
+  const found: ErrorSite[] = [];
   for (const [part, around] of walk(source.program)) {
     if (part.type !== 'ObjectExpression') continue;
     const properties = propertiesOf(part);
@@ -105,11 +105,11 @@ function* callsOf(
 }
 
 /** The arguments of each caller by parameter name. A function without callers gets one empty set. */
-function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
-  if (wrapper === undefined || depth > deepest) return [nothing.given];
+function callerArguments(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
+  if (wrapper === undefined || depth > maxCallDepth) return [nothing.given];
   const found: Known['given'][] = [];
   for (const [source, handed, around] of callsOf(wrapper, sources)) {
-    for (const given of givenTo(wrapperOf(source, around, handed), sources, depth + 1)) {
+    for (const given of callerArguments(wrapperOf(source, around, handed), sources, depth + 1)) {
       const texts = wrapper.parameters.flatMap(({ name, standard }, at): [string, string][] => {
         const part = handed[at] ?? standard;
         return part === undefined ? [] : [[name, rendered(source, part, { ...nothing, given })]];
@@ -121,7 +121,7 @@ function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth
 }
 
 /** Each combination of the conditions that decide the code or the reason. */
-function waysOf({ source, code, reason }: Place): Known['ways'][] {
+function conditionsOf({ source, code, reason }: ErrorSite): Known['ways'][] {
   const tests = new Set<string>();
   for (const decisive of [code, reason]) {
     for (const [part] of decisive === undefined ? [] : walk(decisive)) {
@@ -134,7 +134,7 @@ function waysOf({ source, code, reason }: Place): Known['ways'][] {
   );
 }
 
-const ofCause = '<that of the cause>';
+const codeOfCause = '<that of the cause>';
 
 /** `const { code } = stowageError(cause)`: the code is that of the cause. */
 function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean {
@@ -149,13 +149,13 @@ function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean
   });
 }
 
-function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
+function failuresAt(place: ErrorSite, sources: readonly Source[]): Failure[] {
   const { source, around, message, code, reason, action } = place;
   const wrapper = wrapperOf(source, around, [message, code, reason, action]);
-  return givenTo(wrapper, sources).flatMap((given) =>
-    waysOf(place).map((ways) => {
+  return callerArguments(wrapper, sources).flatMap((given) =>
+    conditionsOf(place).map((ways) => {
       const text = (part: Syntax | undefined): string => rendered(source, part, { ways, given });
-      const named = isOfCause(code, around) ? ofCause : text(code);
+      const named = isOfCause(code, around) ? codeOfCause : text(code);
       const found = { reason: text(reason), code: named, message: place.before + text(message), action: text(action) };
       if (message === undefined && isFailure(found))
         throw new Error(`${source.path}: ${found.reason} has no message that scripts/docs/errors.ts can find`);
@@ -166,7 +166,7 @@ function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
 
 const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
 const isFailure = ({ reason, code }: Failure): boolean => isReason(reason) && isCode(code);
-const isCode = (text: string): boolean => text === ofCause || Object.hasOwn(errorCodes, text);
+const isCode = (text: string): boolean => text === codeOfCause || Object.hasOwn(errorCodes, text);
 
 /** All errors in the sources. Throws for a reason that it can't analyse. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {

@@ -14,7 +14,7 @@ test('every code has an entry in the page for clusters', () => {
 });
 
 /** Messages of Kubernetes and of the C library. */
-const ofOthers = [
+const foreignMessages = [
   'Disk quota exceeded',
   'Read-only file system',
   'Stale file handle',
@@ -50,10 +50,10 @@ describe('the symptoms on the page for clusters', () => {
   test('are texts of the program, of Kubernetes or of the C library', async () => {
     const all = await sources();
     const unsaid = symptomsIn(page)
-      .filter((symptom) => !ofOthers.includes(symptom))
+      .filter((symptom) => !foreignMessages.includes(symptom))
       .filter((symptom) => !patternsOf(symptom).every((pattern) => all.some((text) => pattern.test(text))));
     expect(unsaid).toEqual([]);
-    expect(ofOthers.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
+    expect(foreignMessages.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
   });
 
   test('match with different placeholders, and do not match with a different word', () => {

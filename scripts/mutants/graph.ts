@@ -12,10 +12,10 @@ export interface Graph {
 }
 
 /** Every run depends on these, whatever the tests import. */
-const always = ['vitest.config.ts', 'src/testing/setup.ts', 'package.json', 'package-lock.json'];
+const alwaysLoaded = ['vitest.config.ts', 'src/testing/setup.ts', 'package.json', 'package-lock.json'];
 
 export async function readGraph(root: string): Promise<Graph> {
-  const paths = new Set(always.filter((path) => existsSync(join(root, path))));
+  const paths = new Set(alwaysLoaded.filter((path) => existsSync(join(root, path))));
   for await (const path of glob('{src,e2e,scripts}/**/*.ts', { cwd: root })) paths.add(path);
   return graphOf([...paths].toSorted().map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') })));
 }
@@ -80,7 +80,7 @@ const compare = (a: readonly number[], b: readonly number[]): number =>
 /** A hash of the files, of all that they load, and of what every run depends on. */
 export function closureHash({ files, loads }: Graph, of: readonly string[]): string {
   const hash = createHash('sha256');
-  for (const path of [...distances(loads, [...of, ...always]).keys()].toSorted()) {
+  for (const path of [...distances(loads, [...of, ...alwaysLoaded]).keys()].toSorted()) {
     const file = files.get(path);
     if (file !== undefined) hash.update(`${path}\0${file.text.length}\0${file.text}\0`);
   }

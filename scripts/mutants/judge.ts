@@ -1,4 +1,4 @@
-import { type Mutant, mutated } from './mutant.ts';
+import { applyMutant, type Mutant } from './mutant.ts';
 import type { Run } from './run.ts';
 
 /** What the tests make of a mutant. */
@@ -45,7 +45,7 @@ const unknownSeconds = 4;
 /** Runs the tests, the nearest first, until one notices the mutant or the budget is used up. */
 export async function judge(mutant: Mutant, original: string | undefined, bench: TestBench): Promise<Verdict> {
   const related = bench.tests.length;
-  const changed = original === undefined ? undefined : mutated(original, mutant);
+  const changed = original === undefined ? undefined : applyMutant(original, mutant);
   if (original === undefined || changed === undefined) {
     return { status: 'gone', passed: 0, related, seconds: 0, left: [] };
   }

@@ -24,9 +24,9 @@ export async function mutableFiles(root: string): Promise<readonly SourceFile[]>
 }
 
 /** `count` mutants of all that there are, each as likely as any other. Depends on the seed and the sources only. */
-export function choose(files: readonly SourceFile[], seed: number, count: number): readonly Mutant[] {
+export function chooseMutants(files: readonly SourceFile[], seed: number, count: number): readonly Mutant[] {
   const pool = files.flatMap((file) => changesOf(file.path, file.text).map((change) => ({ file, change })));
-  const random = generator(seed);
+  const random = seededRandom(seed);
   const chosen: Mutant[] = [];
   while (chosen.length < count && pool.length > 0) {
     const at = Math.floor(random() * pool.length);
@@ -37,7 +37,7 @@ export function choose(files: readonly SourceFile[], seed: number, count: number
 }
 
 /** The generator mulberry32: numbers from 0 to 1, the same ones for the same seed. */
-function generator(seed: number): () => number {
+function seededRandom(seed: number): () => number {
   let state = seed | 0;
   return () => {
     state = (state + 0x6d2b79f5) | 0;
@@ -73,7 +73,7 @@ function startsOf(text: string, context: string): readonly number[] {
 }
 
 /** The file with the mutant in it. Undefined if the lines that it changes are gone, or are no longer the same ones. */
-export function mutated(text: string, mutant: Mutant): string | undefined {
+export function applyMutant(text: string, mutant: Mutant): string | undefined {
   const starts = startsOf(text, mutant.context);
   const start = starts[mutant.contextsBefore];
   if (start === undefined || starts.length !== mutant.contexts) return undefined;

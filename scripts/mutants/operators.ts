@@ -91,34 +91,34 @@ function callIn(expression: Syntax | undefined): Syntax | undefined {
   return expression?.type === 'ChainExpression' ? callIn(partOf(expression['expression'])) : undefined;
 }
 
-type Replaced = readonly [start: number, end: number, replacement: string];
+type Replacement = readonly [start: number, end: number, replacement: string];
 
-function changesAt(part: Syntax, text: string): readonly Replaced[] {
+function changesAt(part: Syntax, text: string): readonly Replacement[] {
   switch (part.type) {
     case 'BinaryExpression':
     case 'LogicalExpression':
-      return swapped(part, text);
+      return swapChanges(part, text);
     case 'IfStatement':
     case 'ConditionalExpression':
     case 'WhileStatement':
     case 'DoWhileStatement':
-      return negated(partOf(part['test']), text);
+      return negationChanges(partOf(part['test']), text);
     case 'UnaryExpression':
       return part['operator'] === '!' ? [[part.start, part.start + 1, '']] : [];
     case 'Literal':
       return literalChanges(part, part['value']);
     case 'ExpressionStatement':
-      return removed(part);
+      return removalChanges(part);
     case 'ReturnStatement':
-      return undefinedFor(partOf(part['argument']));
+      return undefinedChanges(partOf(part['argument']));
     case 'ArrowFunctionExpression':
-      return part['expression'] === true ? undefinedFor(partOf(part['body'])) : [];
+      return part['expression'] === true ? undefinedChanges(partOf(part['body'])) : [];
     default:
       return [];
   }
 }
 
-function swapped(part: Syntax, text: string): readonly Replaced[] {
+function swapChanges(part: Syntax, text: string): readonly Replacement[] {
   const operator = String(part['operator']);
   const replacement = swaps[operator];
   const [left, right] = [partOf(part['left']), partOf(part['right'])];
@@ -139,24 +139,24 @@ function isText(part: Syntax): boolean {
 }
 
 /** Not where another operator makes the same change: `!x`, `a === b`, `true`. */
-function negated(test: Syntax | undefined, text: string): readonly Replaced[] {
+function negationChanges(test: Syntax | undefined, text: string): readonly Replacement[] {
   if (test === undefined || test.type === 'Literal') return [];
   if (['!', '===', '!=='].includes(String(test['operator']))) return [];
   return [[test.start, test.end, `!(${text.slice(test.start, test.end)})`]];
 }
 
-function literalChanges({ start, end }: Syntax, value: unknown): readonly Replaced[] {
+function literalChanges({ start, end }: Syntax, value: unknown): readonly Replacement[] {
   if (typeof value === 'boolean') return [[start, end, String(!value)]];
   return typeof value === 'number' && value + 1 !== value ? [[start, end, String(value + 1)]] : [];
 }
 
-function removed(statement: Syntax): readonly Replaced[] {
+function removalChanges(statement: Syntax): readonly Replacement[] {
   const call = callIn(partOf(statement['expression']));
   if (call === undefined || partOf(call['callee'])?.type === 'Super') return [];
   return [[statement.start, statement.end, ';']];
 }
 
-function undefinedFor(returned: Syntax | undefined): readonly Replaced[] {
+function undefinedChanges(returned: Syntax | undefined): readonly Replacement[] {
   if (returned === undefined || nameOf(returned) === 'undefined' || isSkipped(returned)) return [];
   return [[returned.start, returned.end, 'undefined']];
 }

@@ -7,11 +7,11 @@ export interface Judged {
 }
 
 /** Longer texts are cut: a line is for reading, `--json` has everything. */
-const longest = 60;
+const maxTextLength = 60;
 
 function short(text: string): string {
   const line = text.replaceAll(/\s+/g, ' ');
-  return line.length > longest ? `${line.slice(0, longest - 1)}…` : line;
+  return line.length > maxTextLength ? `${line.slice(0, maxTextLength - 1)}…` : line;
 }
 
 /** `src/core/names.ts:12  a === b → a !== b` */

@@ -4,12 +4,12 @@ import { open, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { ownMounts } from '#testbed/mount-namespace.ts';
-import type { Event } from './reporter.ts';
+import type { MutantRunEvent } from './reporter.ts';
 import type { Scratch } from './scratch.ts';
 
 /** What became of a run of test files. */
 export interface Run {
-  readonly events: readonly Event[];
+  readonly events: readonly MutantRunEvent[];
   readonly status: 'passed' | 'failed' | 'timeout';
   /** Mounts that the tests left. They ended with their namespace. */
   readonly leftMounts: readonly string[];
@@ -39,7 +39,7 @@ export async function runTests(scratch: Scratch, files: readonly string[], limit
     stdio: ['ignore', log.fd, log.fd],
     detached: true,
   });
-  const wasKilled = await ended(child, scratch, limits);
+  const wasKilled = await waitForEnd(child, scratch, limits);
   limits.signal.throwIfAborted();
   const events = await eventsIn(scratch);
   const hasFailed = events.some(({ kind }) => kind === 'failed') || (!wasKilled && child.exitCode !== 0);
@@ -85,7 +85,11 @@ function environmentFor({ temporary, eventsFile }: Scratch): NodeJS.ProcessEnv {
 }
 
 /** True if the run had to be killed. */
-async function ended(child: ChildProcess, scratch: Scratch, { limitSeconds, signal }: RunLimits): Promise<boolean> {
+async function waitForEnd(
+  child: ChildProcess,
+  scratch: Scratch,
+  { limitSeconds, signal }: RunLimits,
+): Promise<boolean> {
   const over = new AbortController();
   const exit = once(child, 'exit').finally(() => over.abort());
   let deadline = performance.now() + limitSeconds * 1000;
@@ -111,10 +115,10 @@ function killGroup(pid: number): void {
   }
 }
 
-async function eventsIn({ eventsFile }: Scratch): Promise<readonly Event[]> {
+async function eventsIn({ eventsFile }: Scratch): Promise<readonly MutantRunEvent[]> {
   const lines = (await textOf(eventsFile)).split('\n');
   // What follows the last line break is not complete yet.
-  return lines.slice(0, -1).map((line): Event => JSON.parse(line));
+  return lines.slice(0, -1).map((line): MutantRunEvent => JSON.parse(line));
 }
 
 const textOf = async (file: string): Promise<string> => await readFile(file, 'utf8').catch(() => '');
