@@ -48,7 +48,7 @@ interface Pair {
   readonly without: number;
 }
 
-/** Runs one container at a time: one with our volume and one with Docker's, in alternating order. */
+/** Runs one container at a time, one with a Stowage volume and one with a Docker volume, in alternating order. */
 async function oneAtATime(
   host: DockerHost,
   rounds: number,
@@ -110,7 +110,7 @@ const msOf = (calls: readonly RecordedCall[], method: string): readonly number[]
 async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
   const rows: Row[] = [];
   for (const side of ours) {
-    // The first container finds a restarted plugin.
+    // The first container uses a restarted plugin.
     await host.run(side);
     const runs: (readonly RecordedCall[])[] = [];
     for (taken(); runs.length < burstRounds; runs.push(taken())) await host.run(side);
@@ -129,7 +129,7 @@ async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]):
   return rows;
 }
 
-/** Many containers at once, each with its own volume. */
+/** Runs many containers at once, each with its own volume. */
 async function burstRows(
   host: DockerHost,
   taken: () => readonly RecordedCall[],

@@ -6,7 +6,7 @@ import { command } from './datapath/command.ts';
 
 /** The minimum ratio to the earlier commit. Less than 1, because two runs of the same code differ by a few per cent. */
 export const notSlower = { ratioAtLeast: 0.95 } as const;
-/** The same for rows in which less is better. */
+/** The maximum ratio for rows in which less is better. */
 export const noMore = { ratioAtMost: 1.05 } as const;
 
 /** The sources of an earlier commit in a temporary folder. */

@@ -35,7 +35,7 @@ function list(): number {
   return 0;
 }
 
-/** Returns the error in the options, if there is one. */
+/** Returns the error in the options, or undefined. */
 function readOptions(
   values: { readonly rounds?: string; readonly only?: string; readonly against?: string },
   { options = [] }: Bench,
@@ -62,7 +62,7 @@ async function main(): Promise<number> {
     return 2;
   }
   const stop = new AbortController();
-  // So that an interrupt also stops servers and removes folders.
+  // An interrupt must also stop servers and remove folders.
   for (const signal of ['SIGINT', 'SIGTERM'] as const)
     process.once(signal, () => stop.abort(new Error(`stopped by ${signal}`)));
   const rows = await bench.run(stop.signal, (text) => console.error(text), options);

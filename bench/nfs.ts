@@ -8,7 +8,7 @@ import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations
 import { type Goal, type Row, toRow } from './report.ts';
 
 const usualRounds = 17;
-/** Two versions of our client differ little, so the samples are longer. */
+/** Two versions of the same client differ little, so the samples must be longer. */
 const longSampleMs = 500;
 
 export const bench: Bench = {

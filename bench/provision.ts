@@ -17,7 +17,7 @@ const claims = 300;
 /** The number of volumes after which memory is reported. */
 const mediumCount = 1_000;
 const largeCount = 10_000;
-/** The goals in MB. */
+/** The memory goals in MB. */
 const nodeMemoryGoals: Readonly<Record<(typeof nodeProcesses)[number], number>> = { agent: 100, keeper: 65 };
 
 export const bench: Bench = {
@@ -46,7 +46,7 @@ interface Round extends Created {
   readonly requests: ReadonlyMap<string, number>;
 }
 
-/** Restarts both sides for each round, and makes some volumes before the measurement. */
+/** Restarts both sides in each round, and creates some volumes before the measurement. */
 async function speedRows(
   benchCluster: BenchCluster,
   rounds: number,
@@ -141,14 +141,14 @@ async function memoryRows(benchCluster: BenchCluster, note: (text: string) => vo
     await benchCluster.create('nfs', 'some', mediumCount);
     await benchCluster.settled();
     await add('controller', `after ${mediumCount} claims`, 130, controller.restingMemory());
-    // The agent makes the volumes of the local store.
+    // The agent creates the volumes of the local store.
     await benchCluster.create('local', 'own', mediumCount);
     await addNode(`after ${mediumCount} claims`);
     await benchCluster.createMany('nfs', 'many', largeCount - 2 * mediumCount);
     await benchCluster.settled();
     await add('controller', `${largeCount} volumes`, 150, controller.restingMemory());
   }
-  // Another controller process has made the volumes so far.
+  // So far, another controller process has created the volumes.
   await using controller = await benchCluster.startProvisioner('nfs');
   await add('controller', `${largeCount} volumes, after a restart`, 150, controller.restingMemory());
   return rows;

@@ -11,9 +11,9 @@ const parallelVolumes = 50;
 const burstRounds = 9;
 
 /**
- * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the same two calls,
- * and nothing else. Compared with mount(2) alone, one at a time, the two gRPC calls already take longer, as `calls` shows: a driver
- * that only answers them.
+ * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the
+ * same two calls, and nothing else. Without concurrency, the two gRPC calls alone take longer than mount(2), as `calls`
+ * shows: a driver that only answers them.
  */
 const yardsticks = ['driver', 'calls', 'programs'] as const;
 const sideNames: Readonly<Record<Side, string>> = {
@@ -51,7 +51,7 @@ export const bench: Bench = {
   },
 };
 
-/** Runs every side once in each round. The order alternates. */
+/** Runs every side once per round, in alternating order. */
 async function oneAtATime(host: PublishHost, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
   const taken = emptySamples();
   for (let round = 1 - warmUps; round <= rounds; round++) {
@@ -66,7 +66,7 @@ async function oneAtATime(host: PublishHost, rounds: number, note: (text: string
   return rowsOf('one at a time', taken, { nfsBelow: 50 });
 }
 
-/** All volumes at once, from the first call to the last answer. */
+/** Publishes all volumes at once, measured from the first call to the last answer. */
 async function burstRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
   const all = emptySamples();
   const each: number[] = [];

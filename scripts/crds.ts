@@ -1,4 +1,4 @@
-// Generates the CRDs from the program's own definitions of stores: node scripts/crds.ts
+// Generates the CRDs from the store kinds of the program: node scripts/crds.ts
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
@@ -6,10 +6,10 @@ import { policyOptions } from '#core/store-uri.ts';
 import { storeKinds } from './store-kinds.ts';
 
 const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
-/** For Helm, and for users without it: the CRD must exist before any store. */
+/** One for Helm, and one for users without Helm: the CRD must exist before any store. */
 export const storesFiles = [join(folder, 'chart', 'crds', 'stores.yaml'), join(folder, 'crds', 'stores.yaml')];
 
-/** Increased when a field is added: a chart that needs the field reports it if the cluster has an older CRD. */
+/** Increased when a field is added. A chart that needs the field reports a cluster with an older CRD. */
 const schema = 2;
 
 const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });

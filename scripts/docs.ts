@@ -25,7 +25,7 @@ async function pages(): Promise<Readonly<Record<string, string>>> {
   };
 }
 
-/** Generated parts of hand-written pages, between two markers. */
+/** Hand-written pages with a generated part between two markers. */
 const parts: Readonly<Record<string, () => string>> = { 'SECURITY.md': rightsTable };
 const [partBegins, partEnds] = ['<!-- Made by `npm run docs`. Do not edit. -->', '<!-- End of what is made. -->'];
 

@@ -4,7 +4,7 @@ import { dirname, join, normalize, relative } from 'node:path';
 import { anchor } from './docs/markdown.ts';
 
 export interface Document {
-  /** Relative to the repository's root. */
+  /** The path from the repository's root. */
   readonly path: string;
   readonly text: string;
 }
@@ -29,7 +29,7 @@ export async function filesIn(root: string): Promise<readonly string[]> {
     .map((entry) => relative(root, join(entry.parentPath, entry.name)));
 }
 
-/** Without code: code contains no links, and a comment in it is not a heading. */
+/** The text without code: links and headings in code don't count. */
 const withoutCode = (text: string): string => text.replaceAll(/^```.*?^```/gms, '').replaceAll(/`[^`\n]*`/g, '');
 
 function anchorsOf(text: string): ReadonlySet<string> {
@@ -37,7 +37,7 @@ function anchorsOf(text: string): ReadonlySet<string> {
   return new Set([...headings].map(([, heading = '']) => anchor(heading)));
 }
 
-/** Relative links without a target, as sentences. */
+/** Each relative link without a target, as a sentence. */
 export function brokenLinks(documents: readonly Document[], root: string): readonly string[] {
   const anchors = new Map(documents.map(({ path, text }) => [path, anchorsOf(text)]));
   return documents.flatMap(({ path, text }) =>
@@ -54,7 +54,7 @@ export function brokenLinks(documents: readonly Document[], root: string): reado
 
 type Manifest = Readonly<Record<string, Readonly<Record<string, string>>>>;
 
-/** Differences between DEPENDENCIES.txt and package.json, as sentences. */
+/** Each difference between DEPENDENCIES.txt and package.json, as a sentence. */
 export function dependencyFaults(list: string, manifest: Manifest): readonly string[] {
   const said = new Map(
     [...list.matchAll(/^(@?[a-z][\w./-]*) (\d\S*) [A-Z].*$/gm)].map(([, name = '', version = '']) => [name, version]),

@@ -46,7 +46,7 @@ export function lockfileGaps({ packages }: Lockfile): Readonly<Record<string, Lo
   return gaps;
 }
 
-/** The folders where Node looks for imports of a package, nearest first. */
+/** The folders in which Node searches the imports of a package, nearest first. */
 function foldersFrom(place: string): readonly string[] {
   const at = place.lastIndexOf('node_modules/');
   const own = place === '' ? 'node_modules/' : `${place}/node_modules/`;

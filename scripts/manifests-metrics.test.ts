@@ -24,7 +24,7 @@ interface Kubernetes {
   };
 }
 
-/** Which port of which pods a monitor reads. */
+/** The port that a monitor scrapes, and the pods of that port. */
 function scrapedPort({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): string {
   const { matchLabels } = spec.selector as { readonly matchLabels: Readonly<Record<string, string>> };
   const services = all.filter(

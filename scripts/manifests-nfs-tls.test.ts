@@ -34,7 +34,7 @@ function certificatesIn(things: readonly RenderedObject[]): (name: string) => X5
   return (name) => new X509Certificate(Buffer.from(data?.[`${name}.crt`] ?? '', 'base64'));
 }
 
-/** Which keys of the Secret the pods of an object get. */
+/** The keys of the Secret that the pods of an object mount. */
 const keysOf = (
   things: readonly RenderedObject[],
   kind: string,
@@ -50,7 +50,7 @@ const argsOf = (things: readonly RenderedObject[]): readonly string[] =>
   find(things, 'StatefulSet', 'stowage-nfs')?.spec?.template?.spec.containers[0]?.args ?? [];
 
 describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, rendered by Helm,', () => {
-  test('have one authority: one for the server, one for Stowage, and one for mounts, which the server restricts', async () => {
+  test('have one authority and three certificates: for the server, for Stowage, and for mounts, which the server restricts', async () => {
     const things = await renderObjects();
     const of = certificatesIn(things);
     for (const name of ['server', 'client', 'mount']) {
@@ -81,13 +81,10 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, ren
     expect(keysOf(things, 'Deployment', 'stowage-controller')).toContain('client.key');
   });
 
-  test.each(['10.96.0.49', 'fd00::49'])(
-    'are for the address of the server where it has a fixed one: %s',
-    async (ip) => {
-      const of = certificatesIn(await renderObjects({ 'embeddedNFS.clusterIP': ip }));
-      expect(of('server').checkIP(ip)).toBe(ip);
-    },
-  );
+  test.each(['10.96.0.49', 'fd00::49'])('name the address of the server if it has a fixed one: %s', async (ip) => {
+    const of = certificatesIn(await renderObjects({ 'embeddedNFS.clusterIP': ip }));
+    expect(of('server').checkIP(ip)).toBe(ip);
+  });
 
   test('are not required by stored values of an older chart without TLS settings', async () => {
     const older = { 'embeddedNFS.tls': null, 'embeddedNFS.insecure': true };
@@ -110,7 +107,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, ren
     await renderObjects({ 'networkPolicy.enabled': false });
   });
 
-  test('are not created if a Secret is given, or without TLS', async () => {
+  test('are not created if the values name a Secret, or disable TLS', async () => {
     const given = await renderObjects({ 'embeddedNFS.tls.secretName': 'mine' });
     expect(find(given, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
     expect(keysOf(given, 'DaemonSet', 'stowage-agent', 'mine')).toContain('mount.key');

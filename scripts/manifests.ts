@@ -17,7 +17,7 @@ export const files = {
 };
 
 const namespace = 'stowage-system';
-/** Agents are privileged, which the namespace must allow if Pod Security admission is enabled. */
+/** The namespace must allow privileged agents if Pod Security admission is enabled. */
 const head = `# Made by scripts/manifests.ts from the chart beside it, with its default values; do not edit. For users without Helm:
 #
 #   kubectl apply --server-side -f crds/stores.yaml
@@ -33,11 +33,11 @@ metadata:
 export const chartValues = (): ReturnType<typeof readValues> =>
   readValues(readFileSync(join(chart, 'values.yaml'), 'utf8'));
 
-/** Rendered by a real Helm, which needs no cluster for that. */
+/** Renders the manifests with a real Helm, which needs no cluster for that. */
 export async function manifestsText(helm: string): Promise<string> {
   const words = ['template', 'stowage', chart, '--namespace', namespace, '--kube-version', '1.30.0'];
   const { stdout } = await promisify(execFile)(helm, words, { maxBuffer: 16 * 1024 * 1024, timeout: 60_000 });
-  // Removes source comments, and annotations that only Helm reads.
+  // Removes comments of the sources, and annotations that only Helm reads.
   const own = stdout
     .replaceAll(/^# Source: .*\n/gm, '')
     .replaceAll(/^ {2}annotations:\n {4}helm\.sh\/resource-policy: keep\n/gm, '');

@@ -120,7 +120,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
 
 async function judgeAll(mutants: readonly Mutant[], session: Session): Promise<readonly Judged[]> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'sm-'));
-  // Tests that run as an ordinary user read the sources.
+  // Tests that run as an ordinary user must be able to read the sources.
   chmodSync(folder.path, 0o755);
   const judged = new Map<number, Judged>();
   const queue = mutants.entries();
@@ -156,7 +156,7 @@ async function verdictOn(mutant: Mutant, scratch: Scratch, session: Session): Pr
     clean: async () => await scratch.clean(),
   };
   const verdict = await judge(mutant, graph.files.get(mutant.file)?.text, bench);
-  // A test that failed without the mutant may pass the next time.
+  // A test that failed without the mutant may pass next time, so the verdict is not cached.
   if (!tests.some((file) => unreliable.has(file))) cache.verdicts.set(key, verdict);
   await cache.save();
   return verdict;

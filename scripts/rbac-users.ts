@@ -1,4 +1,4 @@
-// The roles for users who read, and for users who change something.
+// The roles of users who read, and of users who change something.
 import { core, getListWatch, ownNamespace, type RbacRole, stowage } from './rbac-role.ts';
 
 export const viewer: RbacRole = {

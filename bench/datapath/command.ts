@@ -15,8 +15,8 @@ export interface CommandOptions {
 const defaultTimeoutMs = 180_000;
 
 /**
- * Runs a program on a mount. A process that waits for a mount without a server can't be killed. So on a timeout or an abort this
- * function returns without waiting for the process, which ends with the mount.
+ * Runs a program on a mount. A process that waits for a mount without a server can't be killed, so on a timeout or an
+ * abort this function returns without waiting for the process. The process ends when the mount is removed.
  */
 export async function command(
   [file, ...args]: readonly [string, ...string[]],

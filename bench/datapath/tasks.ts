@@ -6,7 +6,10 @@ import { files } from './tree.ts';
 export interface Task {
   /** One row for each value that `measure` returns. */
   readonly rows: readonly TaskRow[];
-  /** The contents of the folder: `shared` has `large` and `tree` and is only read, `tree` has its own tree, `empty` is empty. */
+  /**
+   * `shared`: a folder with `large` and `tree` that tasks only read. `tree`: a folder with a tree of its own. `empty`:
+   * an empty folder.
+   */
   readonly folder: 'shared' | 'tree' | 'empty';
   readonly isCaching: boolean;
   /** Runs on a new mount. */
@@ -20,7 +23,7 @@ export interface TaskRow {
   readonly unit: string;
   /** The goal as a ratio to sshfs. */
   readonly atLeast?: number;
-  /** The goal as a ratio to our client without a mount. */
+  /** The goal as a ratio to the NFS client without a mount. */
   readonly ofRaw?: number;
 }
 
@@ -32,7 +35,7 @@ const randomReads = { 1: 8000, 32: 25_000 } as const;
 
 async function dd(args: readonly string[], signal: AbortSignal): Promise<readonly number[]> {
   const { stderr } = await command(['dd', 'bs=1M', `count=${largeMib}`, ...args], signal);
-  // Uses dd's own measurement: starting a program takes a hundredth of the measured time.
+  // dd measures the time itself: starting the program takes a hundredth of it.
   const seconds = Number(/copied, ([\d.e-]+) s/.exec(stderr)?.[1]);
   return [largeMib / seconds];
 }

@@ -1,7 +1,7 @@
 /**
- * Creates claims of a class, 32 at a time, and reports when all PersistentVolumes existed and all claims were bound; or deletes them,
- * and reports when the last PersistentVolume was gone. Runs in its own process in the cluster's network, so that it reaches the API
- * server in the same way as the measured programs.
+ * Creates claims of a class, 32 at a time, and reports when all PersistentVolumes existed and when all claims were
+ * bound. Or deletes them, and reports when the last PersistentVolume was gone. It is a process in the cluster's
+ * network, so that it reaches the API server in the same way as the measured programs.
  */
 import { readFileSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
@@ -25,7 +25,7 @@ const client: KubeClient = createKubeClient({
   maxSockets: inFlight,
 });
 
-/** Calls `isEnough` with every existing and new object until it returns true. Returns when that was. */
+/** Calls `isEnough` with every existing and new object until it returns true. Returns the time of that. */
 async function untilSeen<T extends KubeObject>(
   resource: Resource<T>,
   isEnough: (object: T, isThere: boolean) => boolean,
@@ -92,7 +92,7 @@ async function create(): Promise<object> {
   return { claimsMs, madeMs: (await volumesMade) - began, boundMs: (await claimsBound) - began };
 }
 
-/** `sweep`: deletes the PersistentVolumes, too, because no provisioner does. */
+/** `sweep`: also deletes the PersistentVolumes, because no provisioner does. */
 async function remove(sweep: boolean): Promise<object> {
   const left = new Set<string>();
   for await (const { items } of client.list(persistentVolumes, {}, signal))
@@ -116,7 +116,7 @@ async function remove(sweep: boolean): Promise<object> {
   return { goneMs: (await gone) - began };
 }
 
-/** Binds claims as the PersistentVolume controller does. That one is not used here, because it would take many minutes. */
+/** Binds claims like the PersistentVolume controller, which would take many minutes. */
 async function bind(): Promise<object> {
   const made = new Map<string, string>();
   const here = Promise.withResolvers<void>();

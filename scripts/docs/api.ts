@@ -10,7 +10,7 @@ const entries = (value: unknown): readonly (readonly [string, Json])[] =>
 const text = (value: unknown): string => (typeof value === 'string' ? value : '');
 const list = (value: unknown): readonly Json[] => (Array.isArray(value) ? value.filter(isJson) : []);
 
-/** Replaces each `$ref` by its target. `around`: the enclosing references, because a schema may be recursive. */
+/** Replaces each `$ref` by its target. `around` has the enclosing references, because a schema may be recursive. */
 function resolved(value: unknown, document: unknown, around: readonly string[] = []): unknown {
   if (Array.isArray(value)) return value.map((part) => resolved(part, document, around));
   if (!isJson(value)) return value;
@@ -60,7 +60,7 @@ function fieldRows(schema: unknown): readonly (readonly [name: string, type: str
   ]);
 }
 
-/** Tables by content. A table that repeats becomes a link to the first one. */
+/** The printed tables by their content. A repeated table becomes a link to the first one. */
 type Seen = Map<string, string>;
 
 function answerLines(operation: Json, heading: string, seen: Seen): readonly string[] {
@@ -80,7 +80,7 @@ function answerLines(operation: Json, heading: string, seen: Seen): readonly str
   return [said, '', ...rows, ''];
 }
 
-/** Headers that are explained once at the top. */
+/** Headers that the page explains once, at the top. */
 const everywhere = ['Idempotency-Key', 'Prefer'];
 
 function aboutLine(operation: Json): string {

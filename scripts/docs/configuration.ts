@@ -4,7 +4,10 @@ import { storeKinds } from '../store-kinds.ts';
 import { code, table } from './markdown.ts';
 import { literal, nameOf, partOf, partsOf, type Source, walk } from './syntax.ts';
 
-/** One line of help for each key. The page fails if the program reads a key that is not listed, or does not read a listed one. */
+/**
+ * One line of help for each key. The generator fails if the program reads a key that is not listed, or does not read a
+ * listed one.
+ */
 const topKeys: Readonly<Record<string, string>> = {
   version: 'the format of the file: `1`',
   default: 'which of the stores below new volumes go to when they name none',
@@ -47,7 +50,7 @@ const variables: Readonly<Record<string, string>> = {
   PATH: 'where programs such as `mkfs.xfs` are looked for, with the usual `sbin` folders added',
 };
 
-/** Set by `bin/stowage`, the server or the tests for internal use. */
+/** Variables that `bin/stowage`, the server or the tests set for internal use. */
 const internal = ['NODE_COMPILE_CACHE', 'STOWAGE_PROGRAM', 'STOWAGE_VERSION'];
 
 function refuseDifference(what: string, found: ReadonlySet<string>, known: readonly string[]): void {
@@ -59,7 +62,7 @@ function refuseDifference(what: string, found: ReadonlySet<string>, known: reado
   );
 }
 
-/** Names in `env['NAME']`, and XDG names that a function reads. */
+/** The names in `env['NAME']`, and the XDG variables that a function reads. */
 function variablesIn(sources: readonly Source[]): ReadonlySet<string> {
   const found = new Set<string>();
   for (const { program } of sources) {
@@ -97,7 +100,7 @@ function folderRows(): string[][] {
   return rows.map(([what, key]) => [what, code(root[key]), code(user[key])]);
 }
 
-/** All settings of users, by name. */
+/** The names of all settings of users. */
 export const configurationNames = (sources: readonly Source[]): readonly string[] => [
   ...[...topKeysIn(sources)].map((key) => `stowage.yaml: ${key}`),
   ...Object.keys(policyOptions).map((option) => `every store: ${option}`),

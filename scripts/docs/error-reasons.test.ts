@@ -7,11 +7,11 @@ import { errorReasons } from '#core/error-reasons.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 
-// The table of reasons agrees with the sources, and the readers of a message are allowed to see its contents.
+// The table of reasons agrees with the sources, and messages contain only what their readers may see.
 
 const words = (text: string): string[] => text.trim().split(/\s+/);
 
-/** Harmless placeholders: input of the caller, names that the caller may see, numbers and states. */
+/** Placeholders that reveal nothing: the caller's own input, names that the caller may see, numbers and states. */
 const harmlessPlaceholders = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
@@ -19,7 +19,7 @@ const harmlessPlaceholders = words(`
   anywhere knownOptions onMany from place mountFlags nameTemplate value writer`);
 
 let failures: readonly Failure[];
-/** The reasons that stores use. */
+/** The failures that the sources of stores define. */
 let storeFailures: readonly Failure[];
 
 beforeAll(async () => {
@@ -61,13 +61,14 @@ test('no message about NFS is for everybody', () => {
 
 test('every reason with which a store denies access is classified as a permission problem, whatever its code', () => {
   const denied = storeFailures.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
-  // These mean that Stowage distrusts the server, or that something is read-only or in the way. Stowage is not denied access, and users get other texts.
+  // With these, Stowage distrusts the server, or a file system is read-only or a file is in the way. The server does
+  // not deny access, so users see other texts.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
   const noAnswer = ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'];
   const inShort = reasonsThat(({ short }) => short !== undefined);
   expect(inShort.filter((reason) => !/^(agent|pod)-/.test(reason)).sort()).toEqual([...noAnswer, ...others].sort());
   for (const reason of others) expect(denied.map((failure) => failure.reason)).toContain(reason);
-  // These two may have another cause, so their code is `unavailable`.
+  // Two reasons that may have another cause, so their code is `unavailable`.
   const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);
   for (const reason of others) expected.delete(reason);
   expect(expected.size).toBeGreaterThan(10);
@@ -79,7 +80,7 @@ test('messages for everybody contain no placeholder that reveals a location', ()
   const used = harmless.flatMap(({ reason, message, action }) =>
     Array.from(`${message} ${action}`.matchAll(/<(?:folder of )?([^<>]+)>/g), ([, word = '']) => ({ reason, word })),
   );
-  // Two of them contain a path that the caller sent.
+  // Two of the messages contain a path that the caller sent.
   const asked = ({ reason, word }: (typeof used)[number]): boolean =>
     word === 'path' && ['path-invalid', 'path-relative'].includes(reason);
   expect(used.length).toBeGreaterThan(50);

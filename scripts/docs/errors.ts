@@ -16,7 +16,7 @@ import {
   walk,
 } from './syntax.ts';
 
-/** One way in which a user can get an error. */
+/** One combination of code, reason, message and action that a user can get. */
 export interface Failure {
   readonly reason: string;
   readonly code: string;
@@ -29,7 +29,7 @@ interface ErrorSite {
   readonly source: Source;
   readonly around: readonly Syntax[];
   readonly message: Syntax | undefined;
-  /** The prefix that an enclosing place adds to the message. */
+  /** The prefix that an enclosing error adds to the message. */
   readonly before: string;
   readonly code: Syntax | undefined;
   readonly reason: Syntax | undefined;
@@ -38,7 +38,7 @@ interface ErrorSite {
 
 const functions = ['FunctionDeclaration', 'FunctionExpression', 'ArrowFunctionExpression'];
 const nothing: Known = { ways: new Map(), given: new Map() };
-/** The limit for callers of callers. */
+/** The limit for following callers of callers. */
 const maxCallDepth = 3;
 
 /** `new StowageError(message, …)` or `relayed(message, …)`. */
@@ -56,7 +56,7 @@ function placesIn(source: Source): ErrorSite[] {
     const made = makesError(around[0]) ? partsOf(around[0]?.['arguments'])[0] : undefined;
     const message = made ?? properties.get('message') ?? properties.get('why');
     const isWhy = message !== undefined && message === properties.get('why');
-    // `other ?? 'mine'`: the first one has its own place.
+    // In `other ?? 'mine'`, the first operand has an error site of its own.
     const own = reason.type === 'LogicalExpression' ? partOf(reason['right']) : reason;
     found.push({ source, around, message, before: isWhy ? '<doing this> failed: ' : '', code, reason: own, action });
   }
@@ -69,7 +69,7 @@ interface Wrapper {
   readonly parameters: readonly { readonly name: string; readonly standard: Syntax | undefined }[];
 }
 
-/** The enclosing named function, if one of `parts` is one of its parameters. */
+/** The enclosing named function, if one of `parts` is a parameter of it. */
 function wrapperOf(
   source: Source,
   around: readonly Syntax[],
@@ -88,7 +88,7 @@ function wrapperOf(
   return name !== undefined && handedIn ? { name, source, parameters } : undefined;
 }
 
-/** Calls of that function in its own file and in files that import it. */
+/** Calls of the function in its own file and in files that import it. */
 function* callsOf(
   { name, source: own }: Wrapper,
   sources: readonly Source[],
@@ -104,7 +104,7 @@ function* callsOf(
   }
 }
 
-/** The arguments of each caller by parameter name. A function without callers gets one empty set. */
+/** For each caller, its arguments by parameter name. A function without callers gets one empty set. */
 function callerArguments(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
   if (wrapper === undefined || depth > maxCallDepth) return [nothing.given];
   const found: Known['given'][] = [];
@@ -120,7 +120,7 @@ function callerArguments(wrapper: Wrapper | undefined, sources: readonly Source[
   return found.length === 0 ? [nothing.given] : found;
 }
 
-/** Each combination of the conditions that decide the code or the reason. */
+/** Every combination of the conditions that decide the code or the reason. */
 function conditionsOf({ source, code, reason }: ErrorSite): Known['ways'][] {
   const tests = new Set<string>();
   for (const decisive of [code, reason]) {
@@ -136,7 +136,7 @@ function conditionsOf({ source, code, reason }: ErrorSite): Known['ways'][] {
 
 const codeOfCause = '<that of the cause>';
 
-/** `const { code } = stowageError(cause)`: the code is that of the cause. */
+/** For `const { code } = stowageError(cause)`, the code is the code of the cause. */
 function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean {
   const name = nameOf(code);
   const declared = around
@@ -168,7 +168,7 @@ const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
 const isFailure = ({ reason, code }: Failure): boolean => isReason(reason) && isCode(code);
 const isCode = (text: string): boolean => text === codeOfCause || Object.hasOwn(errorCodes, text);
 
-/** All errors in the sources. Throws for a reason that it can't analyse. */
+/** All errors in the sources. Throws for a reason that the analysis does not understand. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {
   const found = new Map<string, Failure>();
   for (const failure of sources.flatMap(placesIn).flatMap((place) => failuresAt(place, sources))) {
@@ -181,7 +181,7 @@ export function failuresIn(sources: readonly Source[]): readonly Failure[] {
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
 
-/** A safety net: a text search must not find a reason that the analysis did not. */
+/** Checks with a text search that the analysis has found every reason. */
 function refuseMissing(sources: readonly Source[], failures: readonly Failure[]): void {
   const known = new Set(failures.map((failure) => failure.reason));
   const missed: string[] = [];
@@ -242,7 +242,7 @@ export function errorPage(failures: readonly Failure[]): string {
 
 const reasons = Object.entries<ErrorReason>(errorReasons).sort(([a], [b]) => compare(a, b));
 
-/** Which readers get another text than the message, and the text. */
+/** Says which readers see another text instead of the message, and which text. */
 function noteFor({ readers, short, denial }: ErrorReason): readonly string[] {
   if (readers === 'everybody') return [];
   if (readers === 'local') return ['Only the command line, or a server that fails to start, shows this error.'];

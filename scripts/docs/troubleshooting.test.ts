@@ -29,7 +29,7 @@ const symptomsIn = (text: string): readonly string[] =>
     Array.from(bold.matchAll(/`([^`]+)`/g), ([, quoted = '']) => quoted),
   );
 
-/** Also matches an Event's reason at the beginning. Placeholders match anything: `…`, a name as 'x', NAME. */
+/** The symptom may begin with an Event's reason. The placeholders `…`, 'x' and NAME match anything. */
 function patternsOf(symptom: string): readonly RegExp[] {
   const [, reason, rest = symptom] = /^([A-Z][a-z]+[A-Z]\w+) … (.+)$/.exec(symptom) ?? [];
   const said = rest.replaceAll(/^… | …$/g, '');
@@ -42,7 +42,7 @@ async function sources(): Promise<readonly string[]> {
   const texts: string[] = [];
   for await (const path of glob('src/**/*.ts', { cwd: repository, exclude: ['src/**/*.test.ts', 'src/testing/**'] }))
     texts.push(await readFile(join(repository, path), 'utf8'));
-  // Comments are removed, because users do not see them.
+  // Without comments, which users do not see.
   return texts.map((text) => text.replaceAll(/^\s*(?:\/\/|\/?\*).*$/gm, ''));
 }
 

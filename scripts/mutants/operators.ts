@@ -2,7 +2,7 @@ import { nameOf, parse, partOf, partsOf, type Syntax } from '../docs/syntax.ts';
 
 /** One change of a source file. */
 export interface Change {
-  /** In UTF-16 units, from the start of the file. */
+  /** The offset from the start of the file, in UTF-16 units. */
   readonly offset: number;
   readonly original: string;
   readonly replacement: string;
@@ -21,13 +21,13 @@ const swaps: Readonly<Record<string, string>> = {
   '||': '&&',
 };
 
-/** Properties that hold text for people. */
+/** Properties that contain text for people. */
 const textProperties = new Set(['action', 'description', 'detail', 'help', 'message', 'summary', 'title']);
 
-/** Syntax of TypeScript around a value: the value still runs. */
+/** TypeScript syntax around a value. The value itself still runs. */
 const valueWrappers = new Set(['TSAsExpression', 'TSInstantiationExpression', 'TSNonNullExpression']);
 
-/** Every change of the file that the mutation operators allow, in the order of the text and without duplicates. */
+/** Every change that the operators allow, in the order of the text and without duplicates. */
 export function changesOf(path: string, text: string): readonly Change[] {
   const found = new Map<string, Change>();
   for (const change of changesBelow(parse(path, text).program, text)) {
@@ -68,7 +68,7 @@ function isSkipped(part: Syntax): boolean {
     case 'Property':
       return part['computed'] !== true && textProperties.has(nameOf(partOf(part['key'])) ?? '');
     default:
-      // Types, interfaces, `satisfies never`; the parser names all of them TS….
+      // Types, interfaces and `satisfies never`. The parser's names for all of them begin with TS.
       return part.type.startsWith('TS') && !valueWrappers.has(part.type) && !isOtherSatisfies(part);
   }
 }
@@ -76,7 +76,7 @@ function isSkipped(part: Syntax): boolean {
 const isOtherSatisfies = (part: Syntax): boolean =>
   part.type === 'TSSatisfiesExpression' && partOf(part['typeAnnotation'])?.type !== 'TSNeverKeyword';
 
-/** `log.warn(…)`, `scope.log.info(…)`, `console.log(…)`. */
+/** Whether the call is `log.warn(…)`, `scope.log.info(…)` or `console.log(…)`. */
 function isLogCall(call: Syntax | undefined): boolean {
   const callee = call?.type === 'CallExpression' ? partOf(call['callee']) : undefined;
   const owner = callee?.type === 'MemberExpression' ? partOf(callee['object']) : undefined;
@@ -84,7 +84,7 @@ function isLogCall(call: Syntax | undefined): boolean {
   return name === 'log' || name === 'console';
 }
 
-/** The call of `f()`, `await f()` and `a?.f()`. */
+/** The call in `f()`, `await f()` and `a?.f()`. */
 function callIn(expression: Syntax | undefined): Syntax | undefined {
   if (expression?.type === 'CallExpression') return expression;
   if (expression?.type === 'AwaitExpression') return callIn(partOf(expression['argument']));
@@ -123,7 +123,7 @@ function swapChanges(part: Syntax, text: string): readonly Replacement[] {
   const replacement = swaps[operator];
   const [left, right] = [partOf(part['left']), partOf(part['right'])];
   if (replacement === undefined || left === undefined || right === undefined) return [];
-  // Text that is put together is text.
+  // A concatenation of texts is a text.
   if (operator === '+' && [left, right].some(isText)) return [];
   const between = text
     .slice(left.end, right.start)
@@ -138,7 +138,7 @@ function isText(part: Syntax): boolean {
   return part.type === 'Literal' && typeof part['value'] === 'string';
 }
 
-/** Not where another operator makes the same change: `!x`, `a === b`, `true`. */
+/** Leaves out conditions that another operator changes in the same way: `!x`, `a === b`, `true`. */
 function negationChanges(test: Syntax | undefined, text: string): readonly Replacement[] {
   if (test === undefined || test.type === 'Literal') return [];
   if (['!', '===', '!=='].includes(String(test['operator']))) return [];

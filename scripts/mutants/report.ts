@@ -6,7 +6,7 @@ export interface Judged {
   readonly verdict: Verdict;
 }
 
-/** Longer texts are cut: a line is for reading, `--json` has everything. */
+/** Longer texts are cut in the report. `--json` writes them in full. */
 const maxTextLength = 60;
 
 function short(text: string): string {
@@ -42,7 +42,7 @@ function reasonOf({ status, by, passed, related }: Verdict): string {
 const isKilled = ({ verdict: { status } }: Judged): boolean => status === 'killed' || status === 'timeout';
 const hasSurvived = ({ verdict: { status } }: Judged): boolean => status === 'survived';
 
-/** Survivors, a table by top folder of src/, what did not work as it should, and the figures on the last line. */
+/** The survivors, a table by top folder of src/, the problems, and the totals on the last line. */
 export function reportLines(judged: readonly Judged[], unreliable: ReadonlyMap<string, string>): readonly string[] {
   const survivors = judged.filter(hasSurvived).map(({ mutant }) => `  ${changeLine(mutant)}`);
   const left = judged.flatMap(({ mutant, verdict }) =>
