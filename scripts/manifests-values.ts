@@ -116,7 +116,7 @@ export function valuesPage(values: readonly ChartValue[]): string {
   return [
     '<!-- Made by `node scripts/manifests.ts` from deploy/kubernetes/chart/values.yaml. Do not edit. -->',
     '# The values of the chart',
-    'Nothing has to be said. What can be is here; how to install, upgrade and uninstall is in [Installing on Kubernetes](../kubernetes-install.md).',
+    'All values are optional. How to install, upgrade and uninstall is described in [Installing on Kubernetes](../kubernetes-install.md).',
     [...head, ...top.flatMap(rows)].join('\n'),
     ...sections,
   ]
