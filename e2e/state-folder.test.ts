@@ -10,7 +10,7 @@ import { call, startStowage } from './stowage.ts';
 const run = promisify(execFile);
 
 test.skipIf(needs('root', 'mount'))(
-  'only root can reach volumes in the state folder, whoever created it and with whatever mode',
+  'only root can reach volumes in the state folder, regardless of the folder’s creator and mode',
   async () => {
     const state = await mkdtemp(join(tmpdir(), 'stowage-state-'));
     await chmod(state, 0o755);
