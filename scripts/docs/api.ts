@@ -130,11 +130,11 @@ export function apiPage(document: unknown): string {
   return [
     '# REST API',
     '',
-    'Made from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) says how to use it,',
+    'Generated from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) describes its use,',
     'with examples. Every error is a [problem](errors.md).',
     '',
     'Every request that changes something (`POST`, `PATCH`, `DELETE`) also takes the header `Idempotency-Key`: the same key',
-    'gives the same answer for a day. Those that say so take `Prefer: respond-async`: they answer `202` with an',
+    'returns the same answer for a day. Some also take `Prefer: respond-async`, as documented below: they answer `202` with an',
     '[operation](#get-v1operationsid) as soon as the work is on record.',
     '',
     ...[...byTag].flatMap(([tag, found]) => [

@@ -6,7 +6,7 @@ import { createPoisonRequests } from '#datapath/poison-requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
-import { defaultWishes } from './fuse-mount.ts';
+import { defaultInitOptions } from './fuse-mount.ts';
 
 /**
  * Serves a file `data` on descriptor 3 (/dev/fuse). Its contents come from the file on descriptor 5, and its journal is
@@ -75,7 +75,7 @@ await serveMount({
   mount: 0,
   requests,
   operations,
-  initOptions: defaultWishes,
+  initOptions: defaultInitOptions,
   paused: new Set(),
   left,
   clock,

@@ -41,13 +41,13 @@ export async function startProxy(
   let stalledUpTo = 0;
   let connections = 0;
 
-  function carry(client: Socket): void {
+  function onClient(client: Socket): void {
     const number = ++connections;
-    const goesNowhere = (): boolean => isStalled || number <= stalledUpTo;
+    const dropsBytes = (): boolean => isStalled || number <= stalledUpTo;
     const server = connect(to);
     joinSockets(sockets, client, server);
     onRecords(client, (call) => {
-      if (goesNowhere()) return;
+      if (dropsBytes()) return;
       if (cutting === procedureOf(call)) {
         cutting = undefined;
         watched = call.xid;
@@ -55,7 +55,7 @@ export async function startProxy(
       server.write(call.bytes);
     });
     onRecords(server, (reply) => {
-      if (goesNowhere()) return;
+      if (dropsBytes()) return;
       if (reply.xid === watched) statuses.push(statusOf(reply));
       if (reply.xid !== watched || statuses.length > 1) client.write(reply.bytes);
       else if (held === undefined) client.destroy();
@@ -67,7 +67,7 @@ export async function startProxy(
   let port = 0;
   const up = async (): Promise<void> => {
     isStalled = false;
-    listener = createServer(carry).listen(port, host);
+    listener = createServer(onClient).listen(port, host);
     await once(listener, 'listening');
     ({ port } = listener.address() as AddressInfo);
   };

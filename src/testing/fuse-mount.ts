@@ -12,7 +12,7 @@ import type { ScratchFolder } from './scratch-folder.ts';
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
 
-export const defaultWishes: InitOptions = {
+export const defaultInitOptions: InitOptions = {
   flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
   maxWrite,
   maxReadahead: maxWrite,
@@ -56,7 +56,7 @@ export function startUnmountWatchdog(at: string): Disposable {
 export async function mountFuse(
   { folder }: Pick<ScratchFolder, 'folder'>,
   operations: Partial<Operations>,
-  wishes = defaultWishes,
+  wishes = defaultInitOptions,
   { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
@@ -74,7 +74,7 @@ export async function mountFuse(
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
   const kept = new Set<number>();
-  const letGo = (place: number): void => {
+  const freeSlot = (place: number): void => {
     const slot = used.get(place);
     if (slot !== undefined) free.push(slot);
     used.delete(place);
@@ -89,9 +89,9 @@ export async function mountFuse(
     store: {
       reply: (place, bytes) => {
         device.write(bytes);
-        if (!kept.has(place)) letGo(place);
+        if (!kept.has(place)) freeSlot(place);
       },
-      finished: letGo,
+      finished: freeSlot,
     },
     onFault: (operation, cause) => faults.push({ operation, cause }),
   });
@@ -121,7 +121,7 @@ export async function mountFuse(
       // Deferred, because the device may still have to write the answer.
       setImmediate(() => {
         kept.delete(place);
-        letGo(place);
+        freeSlot(place);
       });
     },
     [Symbol.asyncDispose]: async () => {

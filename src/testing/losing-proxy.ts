@@ -59,7 +59,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
     } else for (const one of writes) if (one.answered > 0 && one.answered <= call.commitSince) one.isSafe = true;
   }
 
-  function carry(client: Socket): void {
+  function onClient(client: Socket): void {
     const server = connect(to);
     const calls = new Map<number, Call | undefined>();
     joinSockets(sockets, client, server);
@@ -78,7 +78,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
 
   async function up(): Promise<void> {
     isDown = false;
-    listener = createServer(carry).listen(port, '127.0.0.1');
+    listener = createServer(onClient).listen(port, '127.0.0.1');
     await once(listener, 'listening');
     ({ port } = listener.address() as AddressInfo);
   }

@@ -16,7 +16,7 @@ import { header, type Message } from '#wire/fuse/message.ts';
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import { defaultWishes } from '../fuse-mount.ts';
+import { defaultInitOptions } from '../fuse-mount.ts';
 
 hardenProcess('stowage standby', -900);
 
@@ -61,19 +61,19 @@ let journal = -1;
 async function serve(fd: number, as: As): Promise<Device> {
   const free = Array.from({ length: 8 }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
-  const letGo = (place: number): void => {
+  const freeSlot = (place: number): void => {
     free.push(used.get(place) ?? createSlot(place));
     used.delete(place);
   };
   const session = createSession({
     operations,
-    initOptions: defaultWishes,
+    initOptions: defaultInitOptions,
     store: {
       reply: (place, bytes) => {
         device.write(bytes);
-        letGo(place);
+        freeSlot(place);
       },
-      finished: letGo,
+      finished: freeSlot,
     },
   });
   const device = openDevice({
@@ -110,7 +110,7 @@ function readStoredMkdir(): Message | undefined {
 }
 
 function createSlot(place: number): Slot {
-  const memory = new ArrayBuffer(defaultWishes.maxWrite + requestOverhead);
+  const memory = new ArrayBuffer(defaultInitOptions.maxWrite + requestOverhead);
   return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 
