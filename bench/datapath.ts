@@ -23,7 +23,7 @@ const rawMs = 60_000;
 /** `ssh` is encrypted sshfs, as users run it. It is shown for comparison; no goal depends on it. */
 const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
-/** With `--against`: this data path and the one of the earlier commit. */
+/** With `--against`: this data path and the data path of the earlier commit. */
 const versions = ['ours', 'earlier'] as const;
 type Version = (typeof versions)[number];
 

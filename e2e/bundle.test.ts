@@ -20,7 +20,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
   let home: Awaited<ReturnType<typeof mkdtempDisposable>>;
   let starts = 0;
 
-  // Without the sources beside it, only the bundle, which is built here, can run.
+  // The bundle is built into a folder without the sources, so only the bundle can run.
   beforeAll(async () => {
     home = await mkdtempDisposable(join(tmpdir(), 'stowage-bundle-'));
     for (const folder of ['bin', 'dist', 'node_modules/.bin'])

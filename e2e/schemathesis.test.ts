@@ -19,12 +19,12 @@ const excluded = 'ensure_resource_availability';
 
 /**
  * Generates requests from /openapi.json against the running server, with every check of schemathesis: no 5xx, no answer that differs
- * from the document, no request accepted that the document forbids, and none refused that it allows, except for those that
- * schemathesis.toml names. The requests differ in each run; a failure prints the STOWAGE_SEED that reproduces it.
+ * from the document, no request accepted that the document forbids, and none refused that it allows, except for the
+ * requests that schemathesis.toml lists. The requests differ in each run; a failure prints the STOWAGE_SEED that reproduces it.
  *
- * Runs once as an administrator of everything and once as a user of one store, who is refused everything else. Skips the event
+ * Runs once with the token of an administrator, and once with the token of a user of one store, which gives access to nothing else. Skips the event
  * stream, which doesn't end. The server runs as an ordinary user, because generated stores and mount targets could harm the
- * machine. Mounts fail there, so the tests below check them.
+ * machine. An ordinary user cannot mount, so the tests below check mounts.
  */
 describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
   const examples = sized({

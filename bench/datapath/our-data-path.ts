@@ -32,7 +32,7 @@ export interface OurDataPathOptions {
 }
 
 /** The following values are the program's own (src/clients/data-path, and the defaults of an NFS store). */
-/** For clean-up, which also runs after an abort. */
+/** For the clean-up, which must run even after an abort. */
 const never = new AbortController().signal;
 const mib = 1024 * 1024;
 const cacheMs = 1000;

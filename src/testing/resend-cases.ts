@@ -7,7 +7,7 @@ import type { ReplayingProxy } from './replaying-proxy.ts';
 import { hardMount, type Mutation, namesIn, type ResendNodes } from './resend-mutations.ts';
 
 /**
- * The sequences of docs/designs/nfs-resends.md. The tests run them on our own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
+ * The sequences of docs/designs/nfs-resends.md. The tests run them on Stowage's own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
  * on a Linux nfsd. They throw if the result on the server's disk is wrong.
  */
 
