@@ -1,11 +1,11 @@
 import type { Row } from './report.ts';
 
 export interface BenchOptions {
-  /** Undefined: the default of the benchmark. */
+  /** Undefined: the benchmark's own default. */
   readonly rounds: number | undefined;
-  /** Only rows whose name contains this text. */
+  /** Measures only rows whose name contains this text. */
   readonly only: string;
-  /** An earlier commit to compare with, instead of other software. */
+  /** Compares with this earlier commit instead of with other software. */
   readonly against?: string | undefined;
 }
 
@@ -13,6 +13,6 @@ export interface Bench {
   readonly about: string;
   /** The options that the benchmark supports. */
   readonly options?: readonly (keyof BenchOptions)[];
-  /** `note` reports progress; the result is the rows. */
+  /** Measures and returns the rows. `note` reports progress. */
   run(signal: AbortSignal, note: (text: string) => void, options: BenchOptions): Promise<readonly Row[]>;
 }

@@ -20,14 +20,14 @@ import { requireComponents } from './required-components.ts';
 const usualRounds = 5;
 /** The limit for one task without a mount. */
 const rawMs = 60_000;
-/** `ssh` is encrypted sshfs, as users run it. It is shown for comparison, and no goal depends on it. */
+/** `ssh` is encrypted sshfs, as users run it. It is shown for comparison; no goal depends on it. */
 const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
-/** With `--against`: this data path and the one of the earlier commit. */
+/** With `--against`: this data path and the data path of the earlier commit. */
 const versions = ['ours', 'earlier'] as const;
 type Version = (typeof versions)[number];
 
-/** The values of one task by side, one for each round. */
+/** The values of one task for each side, one per round. */
 interface Measured<S extends string> {
   readonly task: Task;
   readonly values: Readonly<Record<S, (readonly number[])[]>>;
@@ -82,7 +82,7 @@ async function speedRows(
     if (side !== 'raw') return await onMount(task, mountings[side], place.path, signal);
     if (task.raw === undefined) return [];
     const [name, times] = task.raw;
-    return [await raw.ask<number>(`${name} ${place.path} ${times}`, rawMs)];
+    return [await raw.request<number>(`${name} ${place.path} ${times}`, rawMs)];
   };
   const measured = await compare(wanted, { sides, rounds, measure, note });
   return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
@@ -112,7 +112,7 @@ async function memoryOf(about: DataPathBenchOptions): Promise<readonly Row[]> {
   return await memoryRows(ours, about.exported, about.signal);
 }
 
-/** All sides read this folder in turn. After the first one, the server has it cached for all. */
+/** All sides read this folder in turn. After the first read, the server has it in its cache for all sides. */
 async function plantShared(folder: string): Promise<void> {
   await mkdir(folder);
   await writeFile(join(folder, 'large'), Buffer.alloc(largeMib * 1024 * 1024, 'stowage '));
@@ -121,7 +121,7 @@ async function plantShared(folder: string): Promise<void> {
 
 let count = 0;
 
-/** Created directly on the disk, so the server has not cached it. */
+/** Created directly on the server's disk, so that the server's cache is cold. */
 async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & { readonly path: string }> {
   const shared = join(parent, 'shared');
   if (task.folder === 'shared') return { path: shared, [Symbol.asyncDispose]: () => Promise.resolve() };
@@ -143,14 +143,14 @@ interface Comparison<S extends string> {
   measure(task: Task, side: S): Promise<readonly number[]>;
 }
 
-/** Runs every task on every side in each round. The order of the sides changes, so none is always the first. */
+/** Runs every task on every side in each round. The order of the sides rotates, so that no side is always the first. */
 async function compare<S extends string>(
   wanted: readonly Task[],
   { sides, rounds, measure, note }: Comparison<S>,
 ): Promise<readonly Measured<S>[]> {
   const noValues = () => Object.fromEntries(sides.map((side) => [side, []])) as unknown as Measured<S>['values'];
   const all = wanted.map((task): Measured<S> => ({ task, values: noValues() }));
-  // Round 0 warms up: code is not compiled yet, and the servers' caches are cold.
+  // Round 0 is a warm-up: code is not compiled yet, and the servers' caches are cold.
   for (let round = 0; round <= rounds; round++) {
     for (const { task, values } of all) {
       const order = sides.map((_, i) => sides[(i + round) % sides.length] as S);

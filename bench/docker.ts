@@ -7,14 +7,14 @@ import { requireComponents } from './required-components.ts';
 
 const usualRounds = 60;
 const warmUps = 3;
-const atOnce = 20;
-const rushes = 5;
+const parallelContainers = 20;
+const burstRounds = 5;
 const restarts = 9;
 const ours = ['local', 'nfs'] as const;
 type Ours = (typeof ours)[number];
 /** The goal: how many milliseconds longer a container may take to start and end. */
 const goals: Readonly<Record<Ours, number>> = { local: 10, nfs: 25 };
-const named: Readonly<Record<Side, string>> = {
+const sideNames: Readonly<Record<Side, string>> = {
   local: 'local store',
   nfs: 'NFS store',
   plain: "Docker's own driver",
@@ -38,7 +38,7 @@ export const bench: Bench = {
       ...ours.flatMap((side) => pairRows(side, pairs[side])),
       ...back,
       ...(await callRows(host, taken)),
-      ...(await rushRows(host, taken, note)),
+      ...(await burstRows(host, taken, note)),
     ];
   },
 };
@@ -48,7 +48,7 @@ interface Pair {
   readonly without: number;
 }
 
-/** Runs one container at a time: one with our volume and one with Docker's, in alternating order. */
+/** Runs one container at a time, one with a Stowage volume and one with a Docker volume, in alternating order. */
 async function oneAtATime(
   host: DockerHost,
   rounds: number,
@@ -60,7 +60,7 @@ async function oneAtATime(
     for (const side of round % 2 === 0 ? ours : ours.toReversed()) {
       const pair = await pairOf(host, side, round % 4 < 2);
       note(
-        `${round < 1 ? 'warm-up' : `round ${round}/${rounds}`}: ${named[side]} ${pair.with.toFixed(1)} ms, without ${pair.without.toFixed(1)} ms`,
+        `${round < 1 ? 'warm-up' : `round ${round}/${rounds}`}: ${sideNames[side]} ${pair.with.toFixed(1)} ms, without ${pair.without.toFixed(1)} ms`,
       );
       if (round >= 1) pairs[side].push(pair);
     }
@@ -79,12 +79,12 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
   const yardsticks = pairs.map((pair) => pair.without);
   return [
     toRow({
-      name: `added to docker run, ${named[side]}`,
+      name: `added to docker run, ${sideNames[side]}`,
       unit: 'ms',
       values: pairs.map((pair) => pair.with - pair.without),
       goal: { valueBelow: goals[side] },
     }),
-    toRow({ name: `docker run, ${named[side]}`, unit: 'ms', values, yardsticks }),
+    toRow({ name: `docker run, ${sideNames[side]}`, unit: 'ms', values, yardsticks }),
   ];
 }
 
@@ -110,38 +110,45 @@ const msOf = (calls: readonly RecordedCall[], method: string): readonly number[]
 async function callRows(host: DockerHost, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
   const rows: Row[] = [];
   for (const side of ours) {
-    // The first container finds a restarted plugin.
+    // The first container uses a restarted plugin.
     await host.run(side);
     const runs: (readonly RecordedCall[])[] = [];
-    for (taken(); runs.length < rushes; runs.push(taken())) await host.run(side);
+    for (taken(); runs.length < burstRounds; runs.push(taken())) await host.run(side);
     for (const method of methods) {
       const own = runs.map((calls) => msOf(calls, method));
       rows.push(
-        toRow({ name: `calls of one run, ${named[side]}: ${method}`, unit: '', values: own.map((all) => all.length) }),
-        toRow({ name: `one at a time, ${named[side]}: ${method}, p50`, unit: 'ms', values: own.flat() }),
+        toRow({
+          name: `calls of one run, ${sideNames[side]}: ${method}`,
+          unit: '',
+          values: own.map((all) => all.length),
+        }),
+        toRow({ name: `one at a time, ${sideNames[side]}: ${method}, p50`, unit: 'ms', values: own.flat() }),
       );
     }
   }
   return rows;
 }
 
-/** Many containers at once, each with its own volume. */
-async function rushRows(
+/** Runs many containers at once, each with its own volume. */
+async function burstRows(
   host: DockerHost,
   taken: () => readonly RecordedCall[],
   note: (text: string) => void,
 ): Promise<readonly Row[]> {
-  const volumes = (side: Side): readonly string[] => Array.from({ length: atOnce }, (_, i) => `${side}-${i}`);
+  const volumes = (side: Side): readonly string[] =>
+    Array.from({ length: parallelContainers }, (_, i) => `${side}-${i}`);
   for (const side of sides) for (const name of volumes(side)) await host.makeVolume(side, name);
   const seconds: Record<Side, number[]> = { local: [], nfs: [], plain: [] };
   const calls: Record<Side, RecordedCall[]> = { local: [], nfs: [], plain: [] };
-  for (let rush = 0; rush <= rushes; rush++) {
+  for (let rush = 0; rush <= burstRounds; rush++) {
     for (const side of rush % 2 === 0 ? sides : sides.toReversed()) {
       taken();
       const since = performance.now();
       await Promise.all(volumes(side).map((name) => host.run(name)));
       const took = (performance.now() - since) / 1000;
-      note(`${rush === 0 ? 'warm-up' : `${rush}/${rushes}`}: ${atOnce} at once, ${named[side]} ${took.toFixed(1)} s`);
+      note(
+        `${rush === 0 ? 'warm-up' : `${rush}/${burstRounds}`}: ${parallelContainers} at once, ${sideNames[side]} ${took.toFixed(1)} s`,
+      );
       if (rush === 0) continue;
       seconds[side].push(took);
       calls[side].push(...taken());
@@ -149,7 +156,7 @@ async function rushRows(
   }
   return ours.flatMap((side) => [
     toRow({
-      name: `${atOnce} at once, ${named[side]}: all of them`,
+      name: `${parallelContainers} at once, ${sideNames[side]}: all of them`,
       unit: 's',
       values: seconds[side],
       yardsticks: seconds.plain,
@@ -158,7 +165,7 @@ async function rushRows(
       const sorted = msOf(calls[side], method).toSorted((a, b) => a - b);
       return [0.5, 0.99].map((part) =>
         toRow({
-          name: `${atOnce} at once, ${named[side]}: ${method}, p${part * 100}`,
+          name: `${parallelContainers} at once, ${sideNames[side]}: ${method}, p${part * 100}`,
           unit: 'ms',
           values: [sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN],
         }),

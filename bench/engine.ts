@@ -83,7 +83,7 @@ async function speed(folder: string, signal: AbortSignal, note: Note): Promise<r
   };
   const times: Record<keyof typeof sides, Times[]> = { ours: [], bare: [] };
   for (let round = 0; round <= rounds; round++) {
-    // The sides take turns at going first.
+    // The sides take turns at being the first.
     const order = round % 2 === 0 ? (['ours', 'bare'] as const) : (['bare', 'ours'] as const);
     for (const side of order) {
       const took = await sides[side](`${side}-${round}`);

@@ -74,7 +74,7 @@ async function main(): Promise<number> {
     return 2;
   }
   const stop = new AbortController();
-  // So that an interrupt also stops servers and removes folders.
+  // An interrupt must also stop servers and remove folders.
   for (const signal of ['SIGINT', 'SIGTERM'] as const)
     process.once(signal, () => stop.abort(new Error(`stopped by ${signal}`)));
   const note = (text: string): void => console.error(text);

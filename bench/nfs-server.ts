@@ -15,12 +15,12 @@ export const bench = {
   about: 'our NFS server against nfs-ganesha on the same file system, both driven by libnfs (C)',
   run: async (signal: AbortSignal, note: Note): Promise<readonly Row[]> => {
     const rows: Row[] = [];
-    for (const place of measuredFileSystems()) rows.push(...(await onPlace(place, signal, note)));
+    for (const place of measuredFileSystems()) rows.push(...(await measureOn(place, signal, note)));
     return rows;
   },
 };
 
-async function onPlace(place: MeasuredFileSystem, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
+async function measureOn(place: MeasuredFileSystem, signal: AbortSignal, note: Note): Promise<readonly Row[]> {
   await using folder = await makeFolder(place, ['ours', 'ganesha']);
   const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
   await using ganesha = await startGanesha({ exports, signal });

@@ -29,9 +29,9 @@ export const bench = {
     const drivers = { store, bare };
     const made: Record<(typeof sides)[number], Made[]> = { store: [], bare: [] };
     for (let round = 0; round <= rounds; round++) {
-      // The sides take turns at going first.
+      // The sides take turns at being the first.
       for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
-        const one = await drivers[side].ask<Made>(`r${round} ${volumes} ${inFlight}`, 0);
+        const one = await drivers[side].request<Made>(`r${round} ${volumes} ${inFlight}`, 0);
         note(`${round === 0 ? 'warm-up' : `round ${round}/${rounds}`}: ${side} ${Math.round(one.perSecond)} volumes/s`);
         if (round > 0) made[side].push(one);
       }

@@ -8,7 +8,7 @@ import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations
 import { type Goal, noMore, noSlower, type Row, toRow } from './report.ts';
 
 const usualRounds = 17;
-/** Two versions of our client differ little, so the samples are longer. */
+/** Two versions of the same client differ little, so the samples must be longer. */
 const longSampleMs = 500;
 
 export const bench: Bench = {
@@ -29,7 +29,7 @@ export const bench: Bench = {
         ? startLibnfs(target, 'yardstick', signal)
         : startOurs(target, 'yardstick', signal, earlier.path);
     const compared = await compare({ ours, yardstick }, tasks, rounds, note, earlier && longSampleMs);
-    const goals = earlier === undefined ? besideLibnfs : besideEarlier;
+    const goals = earlier === undefined ? goalsAgainstLibnfs : goalsAgainstEarlier;
     return [...compared.map((one) => speed(one, goals)), ...compared.map((one) => cpu(one, goals))];
   },
 };
@@ -39,12 +39,12 @@ interface Goals {
   cpu(task: Task): Goal | undefined;
 }
 
-const besideLibnfs: Goals = {
+const goalsAgainstLibnfs: Goals = {
   speed: (task) => ({ ratioAtLeast: isPipelined(task) || isWrite(task) ? 1 : 0.9 }),
   cpu: (task) => (isDeep(task) ? { ratioAtMost: 1.5 } : undefined),
 };
 
-const besideEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
+const goalsAgainstEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
 
 const speed = ({ task, ours, yardstick }: Comparison, goals: Goals): Row =>
   toRow({

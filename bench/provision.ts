@@ -15,10 +15,10 @@ const usualRounds = 5;
 const warmUp = 50;
 const claims = 300;
 /** The number of volumes after which memory is reported. */
-const some = 1_000;
-const many = 10_000;
-/** The goals in MB. */
-const mostOfNode: Readonly<Record<(typeof nodeProcesses)[number], number>> = { agent: 100, keeper: 65 };
+const mediumCount = 1_000;
+const largeCount = 10_000;
+/** The memory goals in MB. */
+const nodeMemoryGoals: Readonly<Record<(typeof nodeProcesses)[number], number>> = { agent: 100, keeper: 65 };
 
 export const bench: Bench = {
   about:
@@ -46,7 +46,7 @@ interface Round extends Created {
   readonly requests: ReadonlyMap<string, number>;
 }
 
-/** Restarts both sides for each round, and makes some volumes before the measurement. */
+/** Restarts both sides in each round, and creates some volumes before the measurement. */
 async function speedRows(
   benchCluster: BenchCluster,
   rounds: number,
@@ -68,12 +68,12 @@ async function speedRows(
   return stores.flatMap((side) => rowsOf(side, all[side], all.bare));
 }
 
-const named: Readonly<Record<(typeof stores)[number], string>> = { nfs: 'NFS store', local: 'local store' };
+const storeNames: Readonly<Record<(typeof stores)[number], string>> = { nfs: 'NFS store', local: 'local store' };
 
-function rowsOf(side: keyof typeof named, ours: readonly Round[], bare: readonly Round[]): readonly Row[] {
+function rowsOf(side: keyof typeof storeNames, ours: readonly Round[], bare: readonly Round[]): readonly Row[] {
   const ratio = (what: string, pick: (round: Round) => number, most: number): Row =>
     toRow({
-      name: `${claims} claims, ${named[side]}: ${what}`,
+      name: `${claims} claims, ${storeNames[side]}: ${what}`,
       unit: 's',
       values: ours.map((one) => pick(one) / 1000),
       yardsticks: bare.map((one) => pick(one) / 1000),
@@ -83,19 +83,19 @@ function rowsOf(side: keyof typeof named, ours: readonly Round[], bare: readonly
     ratio('all PVs made', ({ madeMs }) => madeMs, 1.25),
     ratio('all bound', ({ boundMs }) => boundMs, 1.1),
     toRow({
-      name: `requests for a claim, ${named[side]}`,
+      name: `requests for a claim, ${storeNames[side]}`,
       unit: '',
       values: ours.map(({ requests }) => perClaim(requests)),
       goal: { valueBelow: 2.01 },
     }),
     toRow({
-      name: `processor time of the controller for a claim, ${named[side]}`,
+      name: `processor time of the controller for a claim, ${storeNames[side]}`,
       unit: 'ms',
       values: ours.map(({ cpuMs }) => cpuMs / claims),
       yardsticks: bare.map(({ cpuMs }) => cpuMs / claims),
     }),
     toRow({
-      name: `${claims} claims deleted, ${named[side]}: all volumes gone`,
+      name: `${claims} claims deleted, ${storeNames[side]}: all volumes gone`,
       unit: 's',
       values: ours.map(({ goneMs }) => goneMs / 1000),
     }),
@@ -132,24 +132,24 @@ async function memoryRows(benchCluster: BenchCluster, note: (text: string) => vo
     rows.push(toRow({ name, unit: 'MB', values: [value], goal: { valueBelow: below } }));
   };
   const addNode = async (when: string): Promise<void> => {
-    for (const which of nodeProcesses) await add(which, when, mostOfNode[which], benchCluster.memoryOf(which));
+    for (const which of nodeProcesses) await add(which, when, nodeMemoryGoals[which], benchCluster.memoryOf(which));
   };
   {
     await using controller = await benchCluster.startProvisioner('nfs');
     await add('controller', 'idle', 130, controller.restingMemory());
     await addNode('idle');
-    await benchCluster.create('nfs', 'some', some);
+    await benchCluster.create('nfs', 'some', mediumCount);
     await benchCluster.settled();
-    await add('controller', `after ${some} claims`, 130, controller.restingMemory());
-    // The agent makes the volumes of the local store.
-    await benchCluster.create('local', 'own', some);
-    await addNode(`after ${some} claims`);
-    await benchCluster.createMany('nfs', 'many', many - 2 * some);
+    await add('controller', `after ${mediumCount} claims`, 130, controller.restingMemory());
+    // The agent creates the volumes of the local store.
+    await benchCluster.create('local', 'own', mediumCount);
+    await addNode(`after ${mediumCount} claims`);
+    await benchCluster.createMany('nfs', 'many', largeCount - 2 * mediumCount);
     await benchCluster.settled();
-    await add('controller', `${many} volumes`, 150, controller.restingMemory());
+    await add('controller', `${largeCount} volumes`, 150, controller.restingMemory());
   }
-  // Another controller process has made the volumes so far.
+  // So far, another controller process has created the volumes.
   await using controller = await benchCluster.startProvisioner('nfs');
-  await add('controller', `${many} volumes, after a restart`, 150, controller.restingMemory());
+  await add('controller', `${largeCount} volumes, after a restart`, 150, controller.restingMemory());
   return rows;
 }

@@ -7,16 +7,16 @@ import { requireComponents } from './required-components.ts';
 
 const usualRounds = 100;
 const warmUps = 10;
-const atOnce = 50;
-const rushes = 9;
+const parallelVolumes = 50;
+const burstRounds = 9;
 
 /**
- * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the same two calls,
- * and nothing else. Compared with mount(2) alone, one at a time, the two gRPC calls already take longer, as `calls` shows: a driver
- * that only answers them.
+ * The yardsticks for a local volume. The goal is relative to `driver`, which makes the same folders and mounts for the
+ * same two calls, and nothing else. Without concurrency, the two gRPC calls alone take longer than mount(2), as `calls`
+ * shows: a driver that only answers them.
  */
 const yardsticks = ['driver', 'calls', 'programs'] as const;
-const named: Readonly<Record<Side, string>> = {
+const sideNames: Readonly<Record<Side, string>> = {
   local: 'local store',
   nfs: 'NFS store',
   driver: 'a driver that only mounts',
@@ -25,7 +25,7 @@ const named: Readonly<Record<Side, string>> = {
   programs: 'the program mount',
 };
 
-const untaken = (): Record<Side, number[]> => ({
+const emptySamples = (): Record<Side, number[]> => ({
   local: [],
   nfs: [],
   driver: [],
@@ -46,16 +46,16 @@ export const bench: Bench = {
         .map((load) => load.toFixed(1))
         .join(' ')}`,
     );
-    await using host = await startHost(atOnce, place, signal);
-    return [...(await oneAtATime(host, rounds, note)), ...(await rushRows(host, note))];
+    await using host = await startHost(parallelVolumes, place, signal);
+    return [...(await oneAtATime(host, rounds, note)), ...(await burstRows(host, note))];
   },
 };
 
-/** Runs every side once in each round. The order alternates. */
+/** Runs every side once per round, in alternating order. */
 async function oneAtATime(host: PublishHost, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
-  const taken = untaken();
+  const taken = emptySamples();
   for (let round = 1 - warmUps; round <= rounds; round++) {
-    const volume = (round + warmUps) % atOnce;
+    const volume = (round + warmUps) % parallelVolumes;
     for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
       const took = await host.up(side, volume);
       await host.down(side, volume);
@@ -66,25 +66,27 @@ async function oneAtATime(host: PublishHost, rounds: number, note: (text: string
   return rowsOf('one at a time', taken, { nfsBelow: 50 });
 }
 
-/** All volumes at once, from the first call to the last answer. */
-async function rushRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
-  const all = untaken();
+/** Publishes all volumes at once, measured from the first call to the last answer. */
+async function burstRows(host: PublishHost, note: (text: string) => void): Promise<readonly Row[]> {
+  const all = emptySamples();
   const each: number[] = [];
-  const volumes = Array.from({ length: atOnce }, (_, i) => i);
-  for (let rush = 0; rush <= rushes; rush++) {
+  const volumes = Array.from({ length: parallelVolumes }, (_, i) => i);
+  for (let rush = 0; rush <= burstRounds; rush++) {
     for (const side of rush % 2 === 0 ? sides : sides.toReversed()) {
       const since = performance.now();
       const took = await Promise.all(volumes.map((volume) => host.up(side, volume)));
       const ms = performance.now() - since;
-      note(`${rush === 0 ? 'warm-up' : `${rush}/${rushes}`}: ${atOnce} at once, ${named[side]} ${ms.toFixed(0)} ms`);
+      note(
+        `${rush === 0 ? 'warm-up' : `${rush}/${burstRounds}`}: ${parallelVolumes} at once, ${sideNames[side]} ${ms.toFixed(0)} ms`,
+      );
       for (const volume of volumes) await host.down(side, volume);
       if (rush === 0) continue;
       all[side].push(ms);
       if (side === 'nfs') each.push(...took);
     }
   }
-  const p50 = toRow({ name: `${atOnce} at once, ${named.nfs}: each, p50`, unit: 'ms', values: each });
-  return [...rowsOf(`${atOnce} at once`, all, {}), p50];
+  const p50 = toRow({ name: `${parallelVolumes} at once, ${sideNames.nfs}: each, p50`, unit: 'ms', values: each });
+  return [...rowsOf(`${parallelVolumes} at once`, all, {}), p50];
 }
 
 function rowsOf(
@@ -96,7 +98,7 @@ function rowsOf(
   return [
     ...yardsticks.map((side) =>
       toRow({
-        name: `${how}, ${named.local}, beside ${named[side]}`,
+        name: `${how}, ${sideNames.local}, beside ${sideNames[side]}`,
         unit,
         values: taken.local,
         yardsticks: taken[side],
@@ -104,13 +106,13 @@ function rowsOf(
       }),
     ),
     toRow({
-      name: `${how}, ${named.answers}, beside ${named.calls}`,
+      name: `${how}, ${sideNames.answers}, beside ${sideNames.calls}`,
       unit,
       values: taken.answers,
       yardsticks: taken.calls,
     }),
     toRow({
-      name: `${how}, ${named.nfs}`,
+      name: `${how}, ${sideNames.nfs}`,
       unit,
       values: taken.nfs,
       ...(nfsBelow === undefined ? {} : { goal: { valueBelow: nfsBelow } }),

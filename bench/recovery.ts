@@ -14,7 +14,7 @@ const usualRounds = 50;
 
 interface Kind {
   readonly name: string;
-  /** Resolves when another process serves the mount. */
+  /** Disturbs the data path. Resolves when another process serves the mount. */
   disturb(ours: OurDataPath, signal: AbortSignal): Promise<void>;
   /** The goals in milliseconds. */
   readonly goals: { readonly median?: number; readonly worst: number };
@@ -46,7 +46,7 @@ export const bench: Bench = {
     await using application = await startApplication(mounted.at, signal);
     const rows: Row[] = [];
     for (const memory of ['', `, ${files} files known`]) {
-      // Lists the tree, so the successor must take over all inodes that the kernel knows.
+      // Lists the tree, so that the successor must take over all inodes that the kernel knows.
       if (memory !== '') await command(['ls', '-lR', join(mounted.at, 'tree')], signal);
       for (const kind of kinds.filter(({ name }) => name.includes(only))) {
         const pauses: number[] = [];
@@ -73,7 +73,7 @@ async function kill({ client, complete }: OurDataPath, signal: AbortSignal): Pro
   await complete();
 }
 
-/** The longest call of the application, of the calls in flight at the fault or after it. */
+/** The duration of the application's longest call among the calls in flight at the fault and all later ones. */
 async function pauseOf(kind: Kind, ours: OurDataPath, application: Application, signal: AbortSignal): Promise<number> {
   await ours.complete();
   await application.progress();

@@ -10,13 +10,13 @@ describe('the median', () => {
     expect(median(values)).toBe(expected);
   });
 
-  test('of nothing is an error', () => {
+  test('of no values is an error', () => {
     expect(() => median([])).toThrow('there is no median of nothing');
   });
 });
 
 describe('a row', () => {
-  test('takes the ratio round by round', () => {
+  test('has the median of the ratios of all rounds', () => {
     const row = toRow({
       name: 'n',
       unit: '/s',
@@ -35,7 +35,7 @@ describe('a row', () => {
     });
   });
 
-  test('says when its goal is missed', () => {
+  test('reports a missed goal', () => {
     expect(toRow({ name: 'n', unit: 'MB', values: [120], goal: { valueBelow: 120 } })).toMatchObject({
       goal: 'value < 120',
       holds: false,
@@ -46,19 +46,19 @@ describe('a row', () => {
     );
   });
 
-  test('may have a goal that less is better', () => {
+  test('may have a goal for which less is better', () => {
     const row = (value: number) =>
       toRow({ name: 'n', unit: 'µs', values: [value], yardsticks: [10], goal: { ratioAtMost: 1.5 } });
     expect(row(15)).toMatchObject({ goal: 'ratio <= 1.5', ratio: 1.5, holds: true });
     expect(row(15.1)).toMatchObject({ ratio: 1.51, holds: false });
   });
 
-  test('is judged by what was measured, not by what is shown', () => {
+  test('compares the measured value with the goal, not the rounded one', () => {
     const row = toRow({ name: 'n', unit: '', values: [0.349999], yardsticks: [1], goal: { ratioAtLeast: 0.35 } });
     expect(row).toMatchObject({ ratio: 0.35, holds: false });
   });
 
-  test('without a goal is for information', () => {
+  test('has no verdict without a goal', () => {
     expect(toRow({ name: 'n', unit: 's', values: [1.23456] })).toMatchObject({ value: 1.235, goal: null, holds: null });
   });
 });

@@ -1,4 +1,7 @@
-/** One row of a benchmark's result. `yardstick` and `ratio` are null if nothing is compared, `goal` and `holds` without a goal. */
+/**
+ * One row of a benchmark's result. `yardstick` and `ratio` are null without a comparison, `goal` and `holds` without a
+ * goal.
+ */
 export interface Row {
   readonly name: string;
   readonly value: number;
@@ -37,7 +40,7 @@ export function median(values: readonly number[]): number {
   return (low + high) / 2;
 }
 
-/** Takes the ratio in each round, because a slowdown of the machine affects both sides. */
+/** The ratio is taken in each round, because a slowdown of the machine affects both sides of the same round. */
 export function toRow({ name, unit, values, yardsticks, goal }: Measured): Row {
   const value = median(values);
   const ratio =
@@ -88,7 +91,7 @@ function table(rows: readonly Row[]): string {
     .join('\n');
 }
 
-/** A table for people. The last line is for programs. */
+/** A table for people. The last line is JSON for programs. */
 export function report(bench: string, rows: readonly Row[]): string {
   return `\n${table(rows)}\n\n${JSON.stringify({ bench, rows })}\n`;
 }

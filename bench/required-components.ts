@@ -1,6 +1,6 @@
 import { type ComponentName, component } from '#testbed/components.ts';
 
-/** Fails before anything is started, with a clear message. */
+/** Throws a clear error before anything is started. */
 export function requireComponents(...names: readonly ComponentName[]): void {
   for (const name of names) {
     const { probe, command } = component(name);

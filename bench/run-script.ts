@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 
 const deadlineMs = 10 * 60_000;
 
-/** Runs a script in a separate process of this Node, and parses its output as JSON. */
+/** Runs a script in a separate Node process, and parses its output as JSON. */
 export async function runScript<T>(script: URL, args: readonly string[], signal: AbortSignal): Promise<T> {
   const child = spawn(process.execPath, [fileURLToPath(script), ...args], {
     stdio: ['ignore', 'pipe', 'inherit'],

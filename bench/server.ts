@@ -18,7 +18,10 @@ export interface Server extends AsyncDisposable {
 
 const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
 
-/** Starts a Stowage with its state, socket and store inside `folder`. It listens nowhere else. `more`: further arguments of `up`. */
+/**
+ * Starts Stowage with its state, socket and store in `folder`. It listens on that socket only. `more`: further
+ * arguments of `up`.
+ */
 export async function startServer(folder: string, signal: AbortSignal, more: readonly string[] = []): Promise<Server> {
   const socket = join(folder, 'api.sock');
   const began = performance.now();
@@ -52,7 +55,7 @@ async function ready(child: ChildProcess, signal: AbortSignal): Promise<void> {
   }
   signal.throwIfAborted();
   if (!found) throw new Error('it ended before it was ready');
-  // Reads the remaining output, because a full pipe would block the program. Leaving the loop has paused the stream.
+  // Discards the remaining output, because a full pipe would block the program. Leaving the loop has paused the stream.
   child.stdout.resume();
 }
 
@@ -66,20 +69,23 @@ async function end(child: ChildProcess): Promise<void> {
 }
 
 const sampleMs = 250;
-const usualQuietMs = 3_000;
+const defaultQuietMs = 3_000;
 
-/** The minimum of many samples, until no smaller one was seen for a while: the garbage collector runs some time after the work. */
+/**
+ * The minimum of many samples. Returns when no smaller one was seen for a while, because the garbage collector runs
+ * some time after the work.
+ */
 export async function restingMemory(
   child: Pick<ChildProcess, 'pid'>,
   signal: AbortSignal,
-  quietMs = usualQuietMs,
+  quietMs = defaultQuietMs,
 ): Promise<number> {
   const quietSamples = quietMs / sampleMs;
   const mostSamples = 10 * quietSamples;
   let least = Number.POSITIVE_INFINITY;
   for (let quiet = 0, samples = 0; quiet < quietSamples && samples < mostSamples; quiet++, samples++) {
     const now = await residentMemory(child);
-    // A difference of a page counts as no change.
+    // A difference of one page counts as no change.
     if (now < least - 0.1) quiet = 0;
     least = Math.min(least, now);
     await sleep(sampleMs, undefined, { signal });

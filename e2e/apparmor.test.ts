@@ -7,8 +7,11 @@ import { needs } from '#testbed/needs.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
 
-/** Returns the profile's names as Debian's apparmor_parser compiles it. Doesn't need a kernel that enforces the profile. */
-async function compiled(profile: string, signal: AbortSignal): Promise<string> {
+/**
+ * The names that the profile defines, according to Debian's apparmor_parser. Works without a kernel that enforces
+ * profiles.
+ */
+async function compileProfile(profile: string, signal: AbortSignal): Promise<string> {
   const run = runner(signal);
   const { tar } = await rootfs(['apparmor'], run);
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-apparmor-'));
@@ -23,6 +26,6 @@ async function compiled(profile: string, signal: AbortSignal): Promise<string> {
 describe.skipIf(needs('root', 'docker'))('the AppArmor profile', () => {
   test('is accepted by the AppArmor compiler', { timeout: 120_000 }, async () => {
     const profile = join(repository, 'deploy', 'apparmor', 'stowage');
-    expect(await compiled(profile, new AbortController().signal)).toBe('stowage\n');
+    expect(await compileProfile(profile, new AbortController().signal)).toBe('stowage\n');
   });
 });

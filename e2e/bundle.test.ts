@@ -12,7 +12,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** The limits that we promise. They are far above what Stowage needs, so a busy machine stays within them too. */
+/** Limits that the documentation promises. Stowage needs much less, so that a busy machine stays within them, too. */
 const readyWithinMs = 3_000;
 const idleBytes = 120 * 1024 * 1024;
 
@@ -20,7 +20,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
   let home: Awaited<ReturnType<typeof mkdtempDisposable>>;
   let starts = 0;
 
-  // Without the sources beside it, only the bundle, which is built here, can run.
+  // The bundle is built into a folder without the sources, so only the bundle can run.
   beforeAll(async () => {
     home = await mkdtempDisposable(join(tmpdir(), 'stowage-bundle-'));
     for (const folder of ['bin', 'dist', 'node_modules/.bin'])
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
 
   test(`is ready within ${readyWithinMs / 1000} s, including the start of Node and the creation of the state folder`, async () => {
     const times: number[] = [];
-    // Other tests may use up the CPU during one attempt, but hardly during all three.
+    // Other tests may use the whole CPU during one attempt, but hardly during all three.
     while (times.length < 3 && !times.some((ms) => ms < readyWithinMs)) {
       const { server, ms } = await start();
       const [, program] =
@@ -62,7 +62,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
     expect(Math.min(...times)).toBeLessThan(readyWithinMs);
   });
 
-  test(`uses less than ${idleBytes / 1024 / 1024} MB when idle, also after some work`, async () => {
+  test(`uses less than ${idleBytes / 1024 / 1024} MB when it is idle, even after some work`, async () => {
     const { server } = await start();
     const resident = async (): Promise<number> => {
       const text = await readFile(`/proc/${server.pid}/status`, 'utf8');
@@ -71,7 +71,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
     expect(await resident()).toBeLessThan(idleBytes);
     for (let i = 0; i < 50; i++) expect((await server.api('POST', '/v1/volumes', { name: `v${i}` })).status).toBe(201);
     for (let i = 0; i < 50; i++) expect((await server.api('GET', '/v1/volumes')).status).toBe(200);
-    // The garbage collector runs some time after the work ends. Only the memory that it reaches in the end matters.
+    // The garbage collector runs some time after the work ends. Only the memory after that matters.
     const until = performance.now() + 20_000;
     while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
     expect(await resident()).toBeLessThan(idleBytes);

@@ -7,8 +7,11 @@ import { needs } from '#testbed/needs.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
-/** The csi-sanity specs that are skipped, with its reason. A spec that is skipped and not listed here, or listed and run, is a failure. */
-const leftOut: Readonly<Record<string, string>> = {
+/**
+ * The csi-sanity specs that this driver skips, with csi-sanity's reason. Any other skipped spec is a failure, and so is
+ * a spec of this list that runs.
+ */
+const expectedSkips: Readonly<Record<string, string>> = {
   'Controller Publish, UnpublishVolume not supported': 'nothing of these drivers is attached to a node',
   'ControllerPublishVolume not supported': 'the same',
   'ControllerUnpublishVolume not supported': 'the same',
@@ -43,7 +46,7 @@ interface Subject {
 
 let folder: string;
 
-async function sanity({ driver, uri, access }: Subject): Promise<readonly Spec[]> {
+async function runSanity({ driver, uri, access }: Subject): Promise<readonly Spec[]> {
   const config = join(folder, 'stowage.yaml');
   writeFileSync(config, JSON.stringify({ version: 1, stores: { tested: uri } }));
   const parameters = join(folder, 'parameters.yaml');
@@ -86,9 +89,9 @@ function expectAll(specs: readonly Spec[]): void {
   const by = (state: string): readonly Spec[] => specs.filter(({ State }) => State === state);
   expect(by('skipped').length + by('passed').length + by('pending').length).toBe(specs.length);
   expect([...new Set(by('skipped').map(({ Failure }) => Failure?.Message))].toSorted()).toEqual(
-    Object.keys(leftOut).toSorted(),
+    Object.keys(expectedSkips).toSorted(),
   );
-  // The authors of csi-sanity disabled this spec.
+  // csi-sanity's authors disabled this spec.
   expect(by('pending').map(({ LeafNodeText }) => LeafNodeText)).toEqual([
     'pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted',
   ]);
@@ -96,13 +99,13 @@ function expectAll(specs: readonly Spec[]): void {
 }
 
 beforeEach(() => {
-  // First remove the mounts that a failed test left.
+  // Disposed of first, to remove the mounts of a failed test.
   const scratch = createScratchFolder('stowage-sanity-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;
 });
 
-const place = (name: string): string => {
+const newFolder = (name: string): string => {
   const path = join(folder, name);
   mkdirSync(path);
   return path;
@@ -110,23 +113,23 @@ const place = (name: string): string => {
 
 describe.skipIf(needs('csi-sanity', 'mount'))('csi-sanity passes', () => {
   test('for local.stowage.dev with directory volumes', { timeout: 180_000 }, async () => {
-    expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}`, access: 'mount' }));
+    expectAll(await runSanity({ driver: 'local', uri: `local://${newFolder('store')}`, access: 'mount' }));
   });
 
   describe.skipIf(needs('loop', 'xfs'))('for local.stowage.dev with image volumes', () => {
     test.each(['mount', 'block'] as const)('as %s', { timeout: 180_000 }, async (access) => {
-      expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}?layout=image`, access }));
+      expectAll(await runSanity({ driver: 'local', uri: `local://${newFolder('store')}?layout=image`, access }));
     });
   });
 
   describe.skipIf(needs('ganesha', 'fuse', 'root'))('for file.stowage.dev', () => {
     test('with an NFS server and the built-in client', { timeout: 240_000 }, async () => {
       const { signal } = new AbortController();
-      const exported = place('export');
+      const exported = newFolder('export');
       const server = await startGanesha({ exports: [{ path: exported, tag: '/export', squash: 'none' }], signal });
       onTestFinished(() => server[Symbol.asyncDispose]());
       const uri = `nfs://${server.host}${exported}?port=${server.nfsPort}&mountport=${server.mountPort}`;
-      expectAll(await sanity({ driver: 'file', uri, access: 'mount' }));
+      expectAll(await runSanity({ driver: 'file', uri, access: 'mount' }));
     });
   });
 });

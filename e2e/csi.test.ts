@@ -21,14 +21,14 @@ interface Host {
 let folder: string;
 
 beforeEach(() => {
-  // First remove the mounts that a failed test left.
+  // Disposed of first, to remove the mounts of a failed test.
   const scratch = createScratchFolder('stowage-csi-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;
 });
 
-/** A node: a Stowage with its own state, and a folder for staging and target paths. */
-async function host(name: string, uri: string): Promise<Host> {
+/** Starts a Stowage with its own state, and a folder for staging and target paths, like a node. */
+async function startNode(name: string, uri: string): Promise<Host> {
   const top = join(folder, name);
   mkdirSync(join(top, 'stage'), { recursive: true });
   const config = join(top, 'stowage.yaml');
@@ -64,8 +64,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     const nfs = await startGanesha({ exports: [{ path: exported, tag: '/export', squash: 'none' }], signal });
     onTestFinished(() => nfs[Symbol.asyncDispose]());
     const uri = `nfs://${nfs.host}${exported}?port=${nfs.nfsPort}&mountport=${nfs.mountPort}`;
-    one = await host('one', uri);
-    other = await host('other', uri);
+    one = await startNode('one', uri);
+    other = await startNode('other', uri);
   });
 
   const stage = ({ file, path }: Host, volumeId: string, mode: Parameters<typeof mounted>[0]) => {
@@ -132,15 +132,15 @@ describe.skipIf(needs('mount'))('an ephemeral inline volume', () => {
     const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', size: '16M' };
     const request = { volumeId, targetPath: join(folder, 'target'), volumeCapability: mounted(), volumeContext };
     for (const afterMs of [0, 5, 20, undefined]) {
-      const before = await host('one', `local://${store}`);
+      const before = await startNode('one', `local://${store}`);
       const publishing = before.local.call(Node.method.nodePublishVolume, request).catch(() => undefined);
       if (afterMs === undefined) await publishing;
-      // The kill hits whatever the server does at that moment.
+      // The kill interrupts whatever the server does at that moment.
       else await new Promise((resolve) => setTimeout(resolve, afterMs));
       before.stowage.signal('SIGKILL');
       await before.stowage.ended();
       await publishing;
-      const after = await host('one', `local://${store}`);
+      const after = await startNode('one', `local://${store}`);
       await after.local.call(Node.method.nodePublishVolume, request);
       await after.local.call(Node.method.nodeUnpublishVolume, request);
       expect((await after.local.call(Controller.method.listVolumes, {})).entries).toEqual([]);

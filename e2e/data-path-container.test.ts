@@ -38,8 +38,8 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       const log = join(folder, 'photos', 'log');
       const lines = (): readonly string[] =>
         existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
-      /** The container keeps writing after each disturbance. */
-      const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+      /** The container keeps writing after the disturbance. */
+      const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
         const before = lines().length;
         await disturb();
         await eventually(
@@ -50,25 +50,25 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))(
       const killDataPath = async (): Promise<void> =>
         void process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
 
-      // Without shared mount propagation, the engine sees only mounts that existed before it started.
+      // The engine's mount namespace is private, so it sees only mounts that existed before it started.
       await using engine = await startDockerd(end.signal);
       await engine.docker('import', root, 'plain');
       const bound = ['--network', 'none', '-v', `${at}:/data`];
       const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', appendLinesScript);
-      await goesOn(() => Promise.resolve());
+      await keepsWriting(() => Promise.resolve());
       for (let i = 0; i < 2; i++) {
-        await goesOn(killDataPath);
+        await keepsWriting(killDataPath);
         // The upgrade replaces both the keeper and the data path.
-        await goesOn(() => runCli(server, 'client', 'upgrade'));
+        await keepsWriting(() => runCli(server, 'client', 'upgrade'));
       }
-      await goesOn(async () => {
+      await keepsWriting(async () => {
         server.signal('SIGKILL');
         await server.ended();
       });
-      await goesOn(async () => {
+      await keepsWriting(async () => {
         server = await startTestServer(where);
       });
-      await goesOn(killDataPath);
+      await keepsWriting(killDataPath);
       await run('touch', [join(at, 'stop')]);
       expect(await engine.docker('wait', id)).toBe('0');
       expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));

@@ -12,16 +12,16 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { appendLinesScript } from './docker-fixture.ts';
-import { answers, ganeshaIn, type ServerInside } from './stowage-container.ts';
+import { ganeshaIn, type ServerInside, untilAnswering } from './stowage-container.ts';
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
 
-/** The user's compose file that the guide shows. */
+/** The user's compose file in the guide. */
 const documentedProject = (): string =>
   /^### docker compose$.*?^```yaml$\n(.*?)^```$/ms.exec(guide())?.[1] ?? expect.fail('no compose file in the guide');
 
-/** Returns the command below a heading of the guide that begins with `start`. */
-function documented(heading: string, start: string): string {
+/** The command that begins with `start`, below a heading of the guide. */
+function documentedCommand(heading: string, start: string): string {
   const lines = guide().split('\n');
   const at = lines.indexOf(heading);
   if (at === -1) expect.fail(`${heading} is not in the guide`);
@@ -29,7 +29,7 @@ function documented(heading: string, start: string): string {
   return below.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
 }
 
-const next = 'stowage:next';
+const nextImage = 'stowage:next';
 const required = ['root', 'docker', 'compose', 'busybox', 'mount', 'fuse', 'ganesha', 'firewall'] as const;
 
 describe.skipIf(needs(...required))('docker compose', () => {
@@ -65,15 +65,15 @@ describe.skipIf(needs(...required))('docker compose', () => {
 
   beforeAll(async () => {
     const tar = await buildImage(signal);
-    // The engine also listens where compose.yaml expects it.
+    // The engine also listens on the socket that compose.yaml names.
     engine = all.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
     nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
     await docker('load', '--quiet', '--input', tar);
     await docker('tag', await loadBusybox(engine, signal), 'busybox');
     await docker('tag', imageName, 'stowage');
-    // A new version is a new image.
+    // A new version of Stowage is a new image.
     const made = await docker('create', imageName);
-    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
     await docker('rm', '-v', made);
     const top = await mkdtemp(join(tmpdir(), 'stowage-compose-'));
     all.defer(() => rm(top, { recursive: true }));
@@ -82,9 +82,9 @@ describe.skipIf(needs(...required))('docker compose', () => {
     await mkdir(album);
     await writeFile(join(album, 'compose.yaml'), documentedProject());
     for (const start of ['install ', 'mkdir '])
-      await runInside(engine, 'sh', '-c', documented('### docker compose', start));
+      await runInside(engine, 'sh', '-c', documentedCommand('### docker compose', start));
     await ofStowage(['up', '-d']);
-    await answers(engine);
+    await untilAnswering(engine);
     await stowage('store', 'add', 'silver', nfs.uri('silver'));
   }, 300_000);
   afterAll(async () => {
@@ -118,15 +118,15 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(readFileSync(join(nfs.folder('silver'), 'first', 'note'), 'utf8')).toBe('hello\n');
   });
 
-  test('replaces Stowage while a container writes', { timeout: 180_000 }, async () => {
+  test('replaces Stowage while a container writes to a volume', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
     await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', appendLinesScript));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');
     });
-    /** The container keeps writing after each disturbance. */
-    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+    /** The container keeps writing after the disturbance. */
+    const keepsWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = logged('busy').length;
       await eventually(
@@ -142,16 +142,16 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(kept).toHaveLength(1);
     const replaced = async (image: string): Promise<void> => {
       await ofStowage(['up', '-d'], { STOWAGE_IMAGE: image });
-      await answers(engine);
+      await untilAnswering(engine);
       expect(await inspect('stowage', '.Config.Image')).toBe(image);
     };
-    await goesOn(() => replaced(next));
+    await keepsWriting(() => replaced(nextImage));
     expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([expect.not.stringMatching(`${old}`), kept]);
     await expect(stowage('volume', 'delete', 'silver/busy')).rejects.toThrow('container writer');
 
-    // The commands of a user who does not trust a rolling replacement.
-    await goesOn(() => ofStowage(['down']));
-    await goesOn(() => replaced('stowage'));
+    // The commands for users who don't want to replace Stowage while containers run.
+    await keepsWriting(() => ofStowage(['down']));
+    await keepsWriting(() => replaced('stowage'));
     expect(await keepers()).toEqual(kept);
 
     await docker(...inRun('--rm', '-v', 'busy:/data', 'busybox', 'touch', '/data/stop'));
@@ -198,12 +198,12 @@ describe.skipIf(needs(...required))('docker compose', () => {
     });
     await upOfUser();
     await docker('create', ...naming('album_photos'));
-    // Docker itself refuses. Compose reports that and ignores it.
+    // Docker itself refuses to remove the volume. Compose prints the error and continues.
     expect(await ofUser('down', '-t', '0', '-v')).toContain('still in use');
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
     await docker('rm', 'outside');
 
-    // Only Stowage knows that the other name means the same volume.
+    // Only Stowage knows that both names mean the same volume.
     await docker('create', ...naming('silver..album_photos'));
     await expect(ofUser('down', '-v')).rejects.toThrow('container outside');
     expect(await readdir(nfs.folder('silver'))).toContain('album_photos');
@@ -213,7 +213,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
   });
 
   test('removes Stowage and leaves nothing behind', { timeout: 120_000 }, async () => {
-    // Compares paths, because the machine also has the mounts of tests that run in parallel.
+    // Compares paths, because the machine also has mounts of tests that run in parallel.
     const mounts = async (): Promise<readonly string[]> =>
       (await runInside(engine, 'cat', '/proc/mounts'))
         .split('\n')
@@ -233,6 +233,6 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await readdir(engine.plugins)).toEqual([]);
     expect(await runInside(engine, 'find', '/run/stowage', '-maxdepth', '1', '-type', 's')).toBe('');
     expect(await list('network', 'ls', '--format', '{{.Name}}')).toEqual(['bridge', 'host', 'none']);
-    await runInside(engine, 'sh', '-c', documented('## Uninstall', 'rm -r '));
+    await runInside(engine, 'sh', '-c', documentedCommand('## Uninstall', 'rm -r '));
   });
 });

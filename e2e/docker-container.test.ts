@@ -49,7 +49,7 @@ test('compose.yaml and the documented docker run command agree', () => {
   expect(documented.toSorted()).toEqual(words.toSorted());
 });
 
-const next = 'stowage:next';
+const nextImage = 'stowage:next';
 const exports = [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }, { tag: 'far' }] as const;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
@@ -81,9 +81,9 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     nfs = all.use(await ganeshaIn(engine, exports, end.signal));
     await docker('load', '--quiet', '--input', tar);
     busybox = await loadBusybox(engine, end.signal);
-    // A new version is a new image.
+    // A new version of Stowage is a new image.
     const made = await docker('create', imageName);
-    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, nextImage);
     await docker('rm', '-v', made);
     await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
     await startStowageIn(engine, imageName);
@@ -122,28 +122,28 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
         '-c',
         appendLinesScript,
       );
-    /** The containers keep writing after each disturbance. */
-    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+    /** The containers keep writing after the disturbance. */
+    const keepWriting = async (disturb: () => Promise<unknown>): Promise<void> => {
       await disturb();
       const before = await counts();
       await eventually(counts, (now) => now.every((count, i) => count > (before[i] ?? 0)));
     };
-    await goesOn(() => Promise.resolve());
+    await keepWriting(() => Promise.resolve());
     const [first, mounted] = [await keeper(), await mountOf('photos')];
-    await goesOn(() => docker('rm', '-f', 'stowage'));
-    await goesOn(() => startStowageIn(engine, next));
+    await keepWriting(() => docker('rm', '-f', 'stowage'));
+    await keepWriting(() => startStowageIn(engine, nextImage));
     expect([await keepers(), await mountOf('photos')]).toEqual([[first], mounted]);
-    // The new Stowage knows which containers use a volume.
+    // The new Stowage knows which containers use the volume.
     await expect(stowage('volume', 'delete', 'silver/photos')).rejects.toThrow('container photos');
     expect(await using('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
 
-    await goesOn(() => stowage('client', 'upgrade'));
+    await keepWriting(() => stowage('client', 'upgrade'));
     const [second, ...others] = await eventually(keepers, (found) => found.length === 1 && found[0] !== first);
     expect([others, await mountOf('photos')]).toEqual([[], mounted]);
     expect(await inspect(second ?? '', '.Image')).toBe(await inspect('stowage', '.Image'));
 
-    await goesOn(() => docker('stop', 'stowage'));
-    await goesOn(() => docker('start', 'stowage'));
+    await keepWriting(() => docker('stop', 'stowage'));
+    await keepWriting(() => docker('start', 'stowage'));
     for (const volume of ['photos', 'things']) {
       await using(volume, 'touch', '/data/stop');
       expect(await docker('wait', volume)).toBe('0');
@@ -154,7 +154,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
-  test('starts the data path without capabilities and with no folder but its own', async () => {
+  test('starts the data path without capabilities and with access to its own folder only', async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'plain');
     await docker('run', '-d', '--name', 'plain', '--network', 'none', '-v', 'plain:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -184,7 +184,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
-  /** The status file of each process in a container, from /proc. */
+  /** The contents of /proc/PID/status of each process in a container. */
   async function statusesOf(container: string): Promise<readonly string[]> {
     const [, ...rows] = (await docker('top', container)).split('\n');
     const pids = rows.map((row) => row.split(/\s+/)[1] ?? '');
@@ -192,7 +192,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     return await Promise.all(pids.map((pid) => runInside(engine, 'cat', `/proc/${pid}/status`)));
   }
 
-  test('starts a data path that needs a port below 1024 with that capability only', async () => {
+  test('starts a data path that needs a port below 1024 with CAP_NET_BIND_SERVICE only', async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=low', 'low');
     await docker('run', '-d', '--name', 'low', '--network', 'none', '-v', 'low:/data', busybox, 'sleep', '1000');
     onTestFinished(async () => {
@@ -271,7 +271,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
-  test('comes back with its engine, and so do containers and their volumes', { timeout: 180_000 }, async () => {
+  test('starts again with its engine, and so do containers with volumes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
     const apps = ['one', 'two', 'three'];
     const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
@@ -280,7 +280,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await volumesBelow(engine, '/var/lib/stowage')).not.toEqual([]);
     const since = performance.now();
     await engine.stop();
-    // No start had to be retried, and nothing was killed.
+    // The engine retried no start and killed no process.
     expect(performance.now() - since).toBeLessThan(9_000);
     expect(await volumesBelow(engine, '/var/lib/stowage')).toEqual([]);
     await engine.start();
@@ -291,7 +291,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       );
       expect(await docker('exec', app, 'ls', '/data')).toBe('file');
     }
-    // While the engine was starting, Stowage started no data path.
+    // Stowage started no data path while the engine was starting.
     const until = AbortSignal.timeout(60_000);
     while ((await keepers()).length === 0 && !until.aborted) await eventually(keepers, () => true);
     expect(await keepers()).toHaveLength(1);
@@ -300,7 +300,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await docker('volume', 'rm', 'kept');
   });
 
-  test('gives containers the files of a read-only store, and never lets them write', async () => {
+  test('lets containers read the files of a read-only store, but not write them', async () => {
     await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/library/books');
     await runInside(engine, 'sh', '-c', 'echo text >/var/lib/stowage/library/books/file');
     await stowage('store', 'add', 'library', 'local:///var/lib/stowage/library?readOnly=true');
@@ -322,7 +322,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     );
   });
 
-  test('leaves nothing behind when it is stopped and no volume is in use', { timeout: 60_000 }, async () => {
+  test('leaves nothing behind when it is stopped while no volume is in use', { timeout: 60_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
     await using('last', 'touch', '/data/file');
     await keeper();

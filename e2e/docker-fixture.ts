@@ -7,7 +7,7 @@ import { startPodman } from '#testbed/podman.ts';
 
 export const startEngine = { docker: startDockerd, podman: startPodman } as const;
 
-/** Resources of all tests of a describe. They are disposed of in reverse order after the last test. */
+/** Resources of all tests of a describe block. They are disposed of in reverse order after the last test. */
 export interface SuiteResources {
   readonly all: AsyncDisposableStack;
   /** Aborted after all resources are disposed of. */
@@ -24,7 +24,7 @@ export function suiteResources(): SuiteResources {
   return { all, signal: over.signal };
 }
 
-/** Other users may enter the folder, as usual: the data path runs as nobody, and NFS servers may map clients to any user. */
+/** A folder that other users may enter: the data path runs as nobody, and NFS servers may map clients to any user. */
 export async function worldReadableFolder(prefix: string, all: AsyncDisposableStack): Promise<string> {
   const at = await realpath(await mkdtemp(join(tmpdir(), prefix)));
   all.defer(() => rm(at, { recursive: true, force: true }));
@@ -43,7 +43,10 @@ export const expectFailure =
       (thrown: { readonly stderr: string }) => thrown.stderr,
     );
 
-/** For a container with a volume at /data: appends lines and reads each one back. Ends on the first error, or when told to stop. */
+/**
+ * A script for a container with a volume at /data. It appends lines and reads each one back. It ends at the first
+ * error, or when /data/stop exists.
+ */
 export const appendLinesScript = `
   i=0
   until [ -e /data/stop ]; do

@@ -29,33 +29,33 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await create(one, 'photos');
     const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
     expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
-    await one.sleeper('first', 'photos');
+    await one.startIdleContainer('first', 'photos');
     await two.docker('run', '-d', '--name', 'second', '-v', 'photos:/data', two.image, 'sleep', '1000');
     await one.docker('exec', 'first', 'sh', '-c', 'echo seen >/data/file');
     expect(await two.docker('exec', 'second', 'cat', '/data/file')).toBe('seen');
     await expect
-      .poll(() => two.uses('silver..photos'), pollOptions)
+      .poll(() => two.recordedUsers('silver..photos'), pollOptions)
       .toEqual(['one: container first', 'two: container second']);
 
     await two.docker('rm', '-f', 'second');
-    await expect.poll(() => one.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
+    await expect.poll(() => one.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
     expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
-    // Docker on that host knows no container of the volume. Stowage refuses, and names the host that uses it.
+    // Docker on that host knows no container with the volume. Stowage refuses, and names the host that uses the volume.
     const said = await two.refused('volume', 'rm', 'photos');
     expect(said).toContain('container first');
     expect(said).toMatch(/\bone\b/);
     expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
 
     await one.docker('stop', 'first');
-    // The volume is no longer mounted, but the stopped container still uses it.
+    // The volume is not mounted any longer, but the stopped container still uses it.
     await expect.poll(() => one.mounts(), pollOptions).toEqual([]);
-    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual(['one: container first']);
+    await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual(['one: container first']);
     for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
     expect(await two.refused('volume', 'rm', 'photos')).toContain('container first');
 
     await one.docker('rm', 'first');
-    await expect.poll(() => two.uses('silver..photos'), pollOptions).toEqual([]);
+    await expect.poll(() => two.recordedUsers('silver..photos'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'photos');
     await expect.poll(() => one.docker('volume', 'ls', '-q'), pollOptions).not.toContain('photos');
     expect(existsSync(join(server.folder('silver'), 'photos'))).toBe(false);
@@ -64,25 +64,25 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
 
   test('does not delete a volume with rm -f while a container on another host uses it', async () => {
     await create(one, 'forced');
-    await one.sleeper('holder', 'forced');
+    await one.startIdleContainer('holder', 'forced');
     await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
-    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual(['one: container holder']);
+    await expect.poll(() => two.recordedUsers('silver..forced'), pollOptions).toEqual(['one: container holder']);
     await two.docker('volume', 'inspect', 'forced');
-    // Engines differ in whether they report the error.
+    // Some engines report the error, others do not.
     await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
     expect(readFileSync(join(server.folder('silver'), 'forced', 'file'), 'utf8')).toBe('kept\n');
     expect(await one.docker('exec', 'holder', 'cat', '/data/file')).toBe('kept');
     expect(await two.docker('volume', 'ls', '-q')).toContain('forced');
     expect(await two.docker('run', '--rm', '-v', 'forced:/data', two.image, 'cat', '/data/file')).toBe('kept');
     await one.docker('rm', '-f', 'holder');
-    await expect.poll(() => two.uses('silver..forced'), pollOptions).toEqual([]);
+    await expect.poll(() => two.recordedUsers('silver..forced'), pollOptions).toEqual([]);
     await two.docker('volume', 'rm', 'forced');
   });
 
-  test('keeps the volumes of a lost host until an administrator declares the host gone for good', async () => {
+  test('keeps the volumes of a lost host until an administrator declares the host gone', async () => {
     await create(two, 'left');
-    await one.sleeper('lost', 'left');
-    await expect.poll(() => two.uses('silver..left'), pollOptions).toEqual(['one: container lost']);
+    await one.startIdleContainer('lost', 'left');
+    await expect.poll(() => two.recordedUsers('silver..left'), pollOptions).toEqual(['one: container lost']);
     one.stowage.signal('SIGKILL');
     await one.stowage.ended();
     const refusal = await destroy(two, 'left');
@@ -92,11 +92,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     const { body } = await two.stowage.api('GET', '/v1/volumes/silver..left');
     const [{ host }] = body['uses'] as [{ readonly host: string }];
     await runCli(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');
-    expect(await two.uses('silver..left')).toEqual([]);
+    expect(await two.recordedUsers('silver..left')).toEqual([]);
     await two.docker('volume', 'rm', 'left');
     expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
-    // The host comes back nevertheless. Its container can be removed and leaves nothing behind. Docker does not unmount volumes of a
-    // removed container in this case: Stowage finds them in periodic checks and at each start.
+    // The lost host comes back. Its container can be removed and leaves nothing behind. Docker does not unmount the
+    // volumes of the container in this case, but Stowage does in its periodic checks and at its start.
     await one.start();
     expect(await one.mounts()).not.toEqual([]);
     await one.docker('rm', '-f', 'lost');

@@ -14,7 +14,7 @@ import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
 
-/** An NFS server in its own network, to which hosts are connected by veth pairs. */
+/** An NFS server in a network of its own. veth pairs connect hosts to that network. */
 export interface RemoteNfsServer extends AsyncDisposable {
   /** The URI of the export with that tag. */
   uri(tag: string): string;
@@ -26,7 +26,7 @@ export interface RemoteNfsServer extends AsyncDisposable {
 const address = (number: number): string => `198.18.0.${number}`;
 const listen = { host: address(1), nfsPort: 20_490, mountPort: 20_480 };
 
-/** The command prefix of the server: creates a bridge that is up before the server listens. */
+/** Runs the server in that network, after it has created a bridge. */
 const inOwnNetwork = [
   'unshare',
   '--net',
@@ -57,7 +57,7 @@ export async function startRemoteNfsServer(
     exports: [located(first), ...others.map(located)],
     listen,
     signal,
-    inside: inOwnNetwork,
+    commandPrefix: inOwnNetwork,
     env: { ...quietEnvironment(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   stack.defer(() => daemon.kill());
@@ -71,8 +71,8 @@ export async function startRemoteNfsServer(
       const own = last;
       const there = (...words: readonly string[]) =>
         execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
-      const here = (...words: readonly string[]) => said([...engine.beside, 'ip', ...words]);
-      // By process id, because names of network namespaces are files of this machine.
+      const here = (...words: readonly string[]) => outputOf([...engine.beside, 'ip', ...words]);
+      // By process id: the names of network namespaces are files that all hosts on this machine share.
       await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
       await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
       await here('link', 'set', 'eth0', 'up');
@@ -82,29 +82,29 @@ export async function startRemoteNfsServer(
   };
 }
 
-async function said([file = '', ...args]: readonly string[]): Promise<string> {
+async function outputOf([file = '', ...args]: readonly string[]): Promise<string> {
   return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
-/** A machine with a Docker engine and a Stowage, with its own network and mounts. */
+/** A machine with a network and mounts of its own, a Docker engine and Stowage. */
 export interface Host extends AsyncDisposable {
   readonly name: string;
   readonly engine: Engine;
   readonly image: string;
   readonly top: string;
-  /** The Stowage that was started last. */
+  /** The current Stowage. */
   readonly stowage: Stowage;
-  /** The output of every Stowage of this host. */
+  /** The output of every Stowage that ran on this host. */
   output(): string;
   docker(...words: readonly string[]): Promise<string>;
   /** The error output of a docker command that must fail. */
   refused(...words: readonly string[]): Promise<string>;
   /** Starts an idle container in the background, with the volume at /data. */
-  sleeper(name: string, volume: string): Promise<string>;
-  /** Stops a running Stowage, if there is one, and starts another one on its state. */
+  startIdleContainer(name: string, volume: string): Promise<string>;
+  /** Stops Stowage if it runs, and starts it again with the same state. */
   start(): Promise<void>;
-  /** The users of a volume, as its store records them for all hosts: `host: kind name`. */
-  uses(volume: string): Promise<readonly string[]>;
+  /** The users of a volume that its store records, as `host: kind name`. */
+  recordedUsers(volume: string): Promise<readonly string[]>;
   /** The mount points of volumes on this host. */
   mounts(): Promise<readonly string[]>;
   /** Runs a program on this host. */
@@ -113,8 +113,8 @@ export interface Host extends AsyncDisposable {
   loseMounts(): Promise<void>;
 }
 
-/** Process 1 of a container ignores SIGTERM unless it handles it. */
-export const atOnce = ['--stop-signal', 'KILL', '--network', 'none'];
+/** With these options a container ends at once: as process 1 it would ignore SIGTERM. */
+export const endsAtOnce = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const named = 'hostname "$1" && shift && exec "$@"';
 
@@ -147,7 +147,7 @@ export async function startHost(
   const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
   const running = (): Stowage => stowage ?? expectRunning();
   const mounts = async (): Promise<readonly string[]> =>
-    (await said([...engine.inside, 'cat', '/proc/self/mounts']))
+    (await outputOf([...engine.inside, 'cat', '/proc/self/mounts']))
       .split('\n')
       .flatMap((line) => line.split(' ')[1] ?? [])
       .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
@@ -164,24 +164,24 @@ export async function startHost(
       return running();
     },
     output: () => `${before}${running().output()}`,
-    inside: (...words) => said([...engine.inside, ...words]),
+    inside: (...words) => outputOf([...engine.inside, ...words]),
     refused: expectFailure(docker),
-    sleeper: (container, volume) =>
-      docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
-    uses: async (volume) => {
+    startIdleContainer: (container, volume) =>
+      docker('run', '-d', ...endsAtOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
+    recordedUsers: async (volume) => {
       const { body } = await running().api('GET', `/v1/volumes/${volume}`);
-      const uses = (body['uses'] ?? []) as readonly SeenUse[];
+      const uses = (body['uses'] ?? []) as readonly ListedUse[];
       return uses.flatMap(({ node, users }) => users.map((user) => `${node}: ${user.kind} ${user.name}`)).sort();
     },
     loseMounts: async () => {
       killKeepers(top);
-      for (const at of (await mounts()).toReversed()) await said([...engine.inside, 'umount', '--lazy', at]);
+      for (const at of (await mounts()).toReversed()) await outputOf([...engine.inside, 'umount', '--lazy', at]);
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
 }
 
-interface SeenUse {
+interface ListedUse {
   readonly host: string;
   readonly node: string;
   readonly users: readonly { readonly kind: string; readonly name: string }[];

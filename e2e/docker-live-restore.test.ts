@@ -17,10 +17,10 @@ import { appendLinesScript } from './docker-fixture.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
-const ways = ['a container', 'a managed plugin'] as const;
+const forms = ['a container', 'a managed plugin'] as const;
 
 describe.skipIf(needs(...required))('an engine that restarts while its containers keep running', () => {
-  describe.each(ways)('with Stowage as %s', (way) => {
+  describe.each(forms)('with Stowage as %s', (way) => {
     const end = new AbortController();
     const all = new AsyncDisposableStack();
     let engine: Engine;
@@ -39,7 +39,7 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
       const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
       all.defer(() => rm(own, { recursive: true, force: true }));
       await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
-        // Without the user's own Docker contexts and credentials.
+        // Hides the user's own Docker contexts and credentials.
         env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
         signal: end.signal,
       });
@@ -54,7 +54,7 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
       );
       await docker('plugin', 'enable', 'stowage');
       const id = await docker('plugin', 'inspect', '--format', '{{.Id}}', 'stowage');
-      // A shorter path, because the length of a socket path is limited.
+      // A symlink with a short path, because the length of a socket path is limited.
       await symlink(join(engine.plugins, id), join(own, 'plugin'));
       plugin = join(own, 'plugin', 'stowage.sock');
     }
@@ -84,7 +84,7 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
         (now) => now > before + 10,
       );
     };
-    /** Calls Remove as an engine would, but without checking the engine's own containers. Returns the error message. */
+    /** Calls Remove as an engine would, but without the engine's check for containers. Returns the error message. */
     const remove = async (volume: string): Promise<string> => {
       const { text } = await createApi({ socketPath: plugin }).post('/VolumeDriver.Remove', { Name: volume });
       return JSON.parse(text).Err;
@@ -135,7 +135,7 @@ describe.skipIf(needs(...required))('an engine that restarts while its container
       await docker('rm', 'writer', 'stopped');
       await docker('volume', 'rm', 'photos', 'films');
       if (way === 'a managed plugin') return;
-      // Such an engine does not remove the containers of the data path.
+      // An engine with live-restore does not remove the containers of the data path.
       expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).not.toBe('');
       await docker('stop', 'stowage');
       expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).toBe('');

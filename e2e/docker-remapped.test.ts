@@ -1,7 +1,7 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
@@ -12,7 +12,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const by = (user: string, volume: string, ...words: readonly string[]): readonly string[] => [
     'run',
     '--rm',
-    ...atOnce,
+    ...endsAtOnce,
     '--user',
     user,
     '-v',
@@ -37,7 +37,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   test.each([
     ['stowage', 'silver'],
     ['stowage-local', 'local'],
-  ])('is refused a volume of driver %s, with the reason and the ways out', async (driver, store) => {
+  ])('cannot use a volume of driver %s: the error names the reason and the alternatives', async (driver, store) => {
     await host.docker('volume', 'create', '-d', driver, '-o', `store=${store}`, `of-${store}`);
     const said = await host.refused(...using(`of-${store}`, 'true'));
     expect(said).toContain('remaps users');
@@ -47,16 +47,16 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'rm', `of-${store}`);
   });
 
-  test('uses volumes of a store whose files all belong to one user, whatever user the container runs as', async () => {
+  test('can use volumes of a store whose files all belong to one user, whatever user the container runs as', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'shared');
-    // Root in the container is another user on this machine.
+    // Root in the container is an ordinary user on this machine.
     expect(await host.docker(...using('shared', 'cat', '/proc/self/uid_map'))).not.toMatch(/^\s*0\s+0\s/);
     const works = `umask 077; mkdir /data/$1; cd /data/$1
       echo 'echo it runs' >script; cat script; chmod 700 script; ./script; mv script moved; ls`;
     const did = 'echo it runs\nit runs\nmoved';
     expect(await host.docker(...using('shared', 'sh', '-ec', works, 'sh', 'root'))).toBe(did);
     expect(await host.docker(...by('1000:1000', 'shared', 'sh', '-ec', works, 'sh', 'user'))).toBe(did);
-    // Each container also created the files of the other.
+    // Each container can also run and remove the files that the other one created.
     const others = (name: string): readonly string[] => ['sh', '-ec', `/data/${name}/moved; rm -r /data/${name}`];
     expect(await host.docker(...using('shared', ...others('user')))).toBe('it runs');
     expect(await host.docker(...by('1000:1000', 'shared', ...others('root')))).toBe('it runs');
@@ -64,11 +64,11 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await host.mounts()).toEqual([]);
   });
 
-  test('uses them also after their mounts were replaced', async () => {
+  test('can use these volumes after their mounts were replaced', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
-    await host.sleeper('holding', 'again');
+    await host.startIdleContainer('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
-    // A running Stowage would replace the mounts meanwhile.
+    // A running Stowage would replace the mounts during the test.
     host.stowage.signal('SIGKILL');
     await host.stowage.ended();
     await host.loseMounts();

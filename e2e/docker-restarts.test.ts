@@ -3,11 +3,11 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { atOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
-/** Appends a line to each volume until told to stop. Exits with a nonzero status on the first error. */
-const work = `
+/** Appends a line to each volume until a file `stop` exists. Fails at the first error. */
+const appendScript = `
   next() {
     line="line $(($(wc -l <$1/log) + 1))"
     echo "$line" >>$1/log || exit 3
@@ -15,8 +15,8 @@ const work = `
   }
   touch /a/log /b/log || exit 5
   until [ -e /a/stop ]; do next /a; next /b; done`;
-/** Docker retries a plugin that is down for 15 s, and for longer when a container ends. */
-const longestWait = 15_000;
+/** Docker retries calls to a plugin that is down for 15 s, and for longer when a container ends. */
+const maxPluginRetryMs = 15_000;
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
   let server: RemoteNfsServer;
@@ -38,30 +38,31 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
     await host.docker('volume', 'create', '-d', 'stowage-local', volumes.near);
     const at = ['-v', `${volumes.far}:/a`, '-v', `${volumes.near}:/b`];
-    await host.docker('run', '-d', ...atOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', work);
+    await host.docker('run', '-d', ...endsAtOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', appendScript);
     const folders = [join(server.folder('silver'), volumes.far), join(host.top, 's', 'stores', 'local', volumes.near)];
     const logs = folders.map((folder) => join(folder, 'log'));
     const linesIn = (log: string): readonly string[] =>
       existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
-    const goesOn = async (): Promise<void> => {
+    const keepsWriting = async (): Promise<void> => {
       for (const log of logs) {
         const before = linesIn(log).length;
         await expect.poll(() => linesIn(log).length, pollOptions).toBeGreaterThan(before);
       }
     };
-    await goesOn();
+    await keepsWriting();
     const ids = await Promise.all(
       Object.values(volumes).map((volume) => host.docker('volume', 'inspect', '-f', '{{.Status.id}}', volume)),
     );
     expect(await mountsOf(host, ids)).toHaveLength(4);
     return {
-      goesOn,
+      keepsWriting,
       /**
-       * Ends it, and checks that all written lines are there and that nothing else is left. After a crash of the engine the volume may
-       * stay mounted for a while, because nobody knows the engine's number of mount calls. That doesn't count as use.
+       * Ends the container, and checks that all written lines are in the volumes and that nothing else is left. After a
+       * crash of the engine, a volume may stay mounted for a while, because Stowage can't know the engine's mount
+       * count. Such a mount doesn't count as use.
        */
       end: async (after: 'order' | 'crash' = 'order'): Promise<void> => {
-        // The container may see the file, and end, before `touch` has returned.
+        // The container may see the file and end before `touch` has returned.
         await host.docker('exec', name, 'touch', '/a/stop').catch(() => undefined);
         expect(await host.docker('wait', name)).toBe('0');
         for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
@@ -86,29 +87,29 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       host = await aHost('one');
     }, 60_000);
 
-    test.each(['stop', 'kill'] as const)('start again after a %s of their engine, with their data', async (how) => {
+    test.each(['stop', 'kill'] as const)('start again with their data after a %s of their engine', async (how) => {
       const one = await worker(host, `engine-${how}`);
       await host.engine[how]();
       await host.engine.start();
       expect(await stateOf(host, `engine-${how}`)).toBe('exited');
       expect(await host.refused('volume', 'rm', `engine-${how}-far`)).toMatch(/in use/);
       await host.docker('start', `engine-${how}`);
-      await one.goesOn();
+      await one.keepsWriting();
       await one.end(how === 'kill' ? 'crash' : 'order');
     });
 
-    test('keep working while Stowage restarts, and can be restarted during that', async () => {
+    test('keep working while Stowage restarts, and can be restarted meanwhile', async () => {
       const [one, two] = [await worker(host, 'through'), await worker(host, 'restarted')];
       await host.stowage.stop();
-      await one.goesOn();
-      await two.goesOn();
+      await one.keepsWriting();
+      await two.keepsWriting();
       const since = performance.now();
       const restarting = host.docker('restart', 'restarted');
       await host.start();
       await restarting;
-      expect(performance.now() - since).toBeLessThan(longestWait);
-      await one.goesOn();
-      await two.goesOn();
+      expect(performance.now() - since).toBeLessThan(maxPluginRetryMs);
+      await one.keepsWriting();
+      await two.keepsWriting();
       await one.end();
       await two.end();
     });
@@ -117,7 +118,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
-        host.docker('run', '--rm', ...atOnce, '-v', 'always-there:/data', host.image, ...words);
+        host.docker('run', '--rm', ...endsAtOnce, '-v', 'always-there:/data', host.image, ...words);
       await use('sh', '-c', 'echo text >/data/file');
       let isOver = false;
       const others = Array.from({ length: 4 }, async () => {
@@ -127,7 +128,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
         try {
           for (let i = 0; i < 4; i += 1) {
             await host.start();
-            // So each one starts at another moment of the commands.
+            // Each restart then interrupts another moment of the commands.
             await use('true');
           }
         } finally {
@@ -144,9 +145,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       const one = await worker(host, 'served');
       const { pid } = await waitUntilServing(host.stowage);
       process.kill(pid, 'SIGKILL');
-      await one.goesOn();
+      await one.keepsWriting();
       await expect.poll(() => dataPath(host.stowage), pollOptions).not.toMatchObject({ pid });
-      await one.goesOn();
+      await one.keepsWriting();
       await one.end();
     });
 
@@ -154,10 +155,10 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       const one = await worker(host, 'held');
       await waitUntilServing(host.stowage);
       killKeepers(host.top);
-      // Open files are lost, and their I/O fails.
+      // Open files are lost, and reads and writes on them fail.
       expect(await host.docker('wait', 'held')).not.toBe('0');
       await host.docker('start', 'held');
-      await one.goesOn();
+      await one.keepsWriting();
       await one.end();
     });
 
@@ -173,10 +174,10 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await host.loseMounts();
       expect(await host.mounts()).toEqual([]);
       await Promise.all([host.engine.start(), host.start()]);
-      await two.goesOn();
+      await two.keepsWriting();
       expect(await stateOf(host, 'manual')).toBe('exited');
       await host.docker('start', 'manual');
-      await one.goesOn();
+      await one.keepsWriting();
       await one.end('crash');
       await host.docker('update', '--restart', 'no', 'always');
       await two.end('crash');
@@ -194,9 +195,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       async (how) => {
         const one = await worker(host, `live-${how}`);
         await host.engine[how]();
-        await one.goesOn();
+        await one.keepsWriting();
         await host.engine.start();
-        await one.goesOn();
+        await one.keepsWriting();
         expect(await stateOf(host, `live-${how}`)).toBe('running');
         await one.end();
       },

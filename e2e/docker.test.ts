@@ -14,19 +14,19 @@ import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
-/** The data path runs as another user than the tests, and the export does not squash root. */
-const forEverybody = ['--allow', '127.0.0.1', '--squash', 'none'];
-/** A volume that no engine created: Docker finds it through its driver. */
+/** The data path and the tests run as different users, so the server must not map users. */
+const openExport = ['--allow', '127.0.0.1', '--squash', 'none'];
+/** The options for a volume that no engine created. Docker finds it through its driver. */
 const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] => [
   ...(kind === 'docker' ? ['--volume-driver', 'stowage'] : []),
   '-v',
   `${name}:/data`,
 ];
-/** Process 1 of a container ignores SIGTERM unless it handles it. */
-const atOnce = ['--stop-signal', 'KILL'];
+/** With this option a container ends at once: as process 1 it would ignore SIGTERM. */
+const endsAtOnce = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
-  describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('uses volumes', () => {
+  describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('with volumes', () => {
     let top: string;
     let engine: TestEngine;
     let nfs: NfsServer;
@@ -57,7 +57,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       image = await loadBusybox(engine, signal);
       stowage = await start();
       all.defer(() => stowage.stop());
-      // For a failed test: the volumes of its containers would stay mounted.
+      // After a failed test, its containers would keep their volumes mounted.
       all.defer(async () => {
         const left = (await run('ps', '-aq')).split('\n').filter(Boolean);
         if (left.length > 0) await run('rm', '-f', ...left);
@@ -68,16 +68,16 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       if (status !== 0) throw new Error(stderr);
     }, 120_000);
 
-    test('on an NFS store: two containers share one, and it is not deleted while either exists, running or stopped', async () => {
+    test('lets two containers share a volume of an NFS store, and deletes it only when neither exists', async () => {
       expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
       const start = (name: string) =>
-        run('run', '-d', ...atOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
+        run('run', '-d', ...endsAtOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
       await start('first');
       await start('second');
       await run('exec', 'first', 'touch', '/data/seen');
       expect(await run('exec', 'second', 'ls', '/data')).toBe('seen');
       await run('rm', '-f', 'second');
-      // The engine and Stowage both refuse, so neither command deletes the volume.
+      // Both the engine and Stowage refuse, so neither command deletes the volume.
       expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
       const byName = await stowage.cli('volume', 'delete', 'silver/photos');
       expect(byName).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
@@ -91,7 +91,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('on a store that does not answer: it creates none, and the error says who has to act', async () => {
+    test('creates no volume on a store that does not answer, and the error says who has to act', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve();
       expect(await stowage.cli('store', 'add', 'gone', `${server.uri}&timeout=1s&retries=0`)).toMatchObject({
@@ -110,7 +110,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     });
 
-    test('on a store whose server denies access: the error says that it is a permission, and whom to ask', async () => {
+    test('reports a store whose server denies access as a permission problem, and says whom to ask', async () => {
       const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-denied-')));
       onTestFinished(() => rm(folder, { recursive: true, force: true }));
       const share: { path: string; tag: string; onlyFor: string | undefined } = {
@@ -137,7 +137,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(said).not.toContain(server.host);
         expect(said).not.toContain(folder);
       };
-      // While the store is open, and when it can't be opened.
+      // Once while the store is open, and once when it can't be opened.
       await expectDenied(`access to the store is denied: this is ${permission}`, ...create, 'during');
       await stowage.stop();
       stowage = await start();
@@ -157,7 +157,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'rm', 'before');
     }, 240_000);
 
-    test('on a store whose server allows other hosts only: the error says that it is a permission', async () => {
+    test('reports a store whose server allows only other hosts as a permission problem', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
       const first = await serve();
       const uri = `${first.uri}&timeout=2s&retries=0`;
@@ -178,7 +178,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     }, 240_000);
 
-    test('by the store’s name alone, and the engine reveals nothing else about it', async () => {
+    test('needs only the name of the store, and reveals nothing else about it', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
       expect(said).toMatch(/can only be set by the administrator, on the store/);
       expect(said).toMatch(/-o store=NAME/);
@@ -191,12 +191,12 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(JSON.parse(output)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
     });
 
-    test('without naming a store: on the default store, which is on NFS', async () => {
+    test('uses the default store, which is on NFS, when no store is given', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
-      const { uri } = await serve(forEverybody);
+      const { uri } = await serve(openExport);
       expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
-      // With two stores, only a default decides.
+      // With two stores, Stowage needs a default store.
       expect(await refused('volume', 'create', '--driver', 'stowage', 'unnamed')).toMatch(/-o store=NAME/);
       expect(await stowage.cli('store', 'default', 'usual')).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'default', 'local')));
@@ -211,11 +211,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('of a read-only NFS store: containers read existing volumes, and can’t write, create or delete', async () => {
+    test('lets containers read existing volumes of a read-only NFS store, but not write, create or delete any', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
       await mkdir(join(folder, 'maps'));
       await writeFile(join(folder, 'maps', 'file'), 'text\n');
-      const { uri } = await serve([...forEverybody, '--read-only']);
+      const { uri } = await serve([...openExport, '--read-only']);
       expect(await stowage.cli('store', 'add', 'atlas', `${uri}&readOnly=true`)).toMatchObject({ status: 0 });
       onTestFinished(async () => void (await stowage.cli('store', 'remove', 'atlas')));
       const name = 'atlas..maps';
@@ -234,17 +234,17 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     });
 
     test.each(['SIGKILL', 'SIGSTOP'] as const)(
-      'of a server that is down (%s): a stopped container does not start, is output why, and starts when the server is back',
+      'reports why a stopped container does not start while the server is down (%s), and starts it when the server is back',
       { timeout: 180_000 },
       async (how) => {
         const { serve } = await createNfsServeFixture();
-        const server = await serve(forEverybody);
+        const server = await serve(openExport);
         const options = '&timeout=2s&retries=0';
         expect(await stowage.cli('store', 'add', 'away', `${server.uri}${options}`)).toMatchObject({ status: 0 });
         onTestFinished(async () => void (await stowage.cli('store', 'remove', 'away')));
         onTestFinished(async () => void (await run('rm', '-f', 'cold').catch(() => undefined)));
         await run('volume', 'create', '--driver', 'stowage', '-o', 'store=away', 'cold');
-        await run('run', '-d', ...atOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
+        await run('run', '-d', ...endsAtOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
         await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
@@ -255,7 +255,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(said).not.toContain('permission problem');
         expect(said).not.toContain('127.0.0.1');
         expect(await run('inspect', '-f', '{{.State.Running}}', 'cold')).toBe('false');
-        if (how === 'SIGKILL') await serve([...forEverybody, '--port', String(server.port)]);
+        if (how === 'SIGKILL') await serve([...openExport, '--port', String(server.port)]);
         else server.child.kill('SIGCONT');
         const started = () => run('start', 'cold').then(() => 'it runs', String);
         await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
@@ -266,7 +266,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       },
     );
 
-    test('without a name, by either driver: they are deleted with their container (with Podman, only by command)', async () => {
+    test('deletes a volume without a name with its container (Podman: with a command), whatever the driver', async () => {
       const anonymous = /[0-9a-f]{64}/;
       for (const driver of ['stowage', 'stowage-local']) {
         // Podman accepts a driver for an anonymous volume only when the volume is created.
@@ -281,7 +281,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(volumesIn(top)).toEqual([]);
     });
 
-    test('of this machine, by the other driver', async () => {
+    test('uses volumes of this machine through the driver stowage-local', async () => {
       await run('volume', 'create', '--driver', 'stowage-local', 'here');
       onTestFinished(async () => void (await run('volume', 'rm', 'here')));
       await run('run', '--rm', '-v', 'here:/data', image, 'sh', '-c', 'echo text > /data/file');
@@ -292,7 +292,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
     });
 
-    test('but refuses a volume that no user can write to when a container starts, with what the administrator can do', async () => {
+    test('refuses to start a container with a volume that no user can write to, and says what the administrator can do', async () => {
       const { exported: folder, serve } = await createNfsServeFixture();
       const server = await serve(['--squash', 'root', '--allow', '127.0.0.1']);
       await chown(folder, 65_534, 65_534);
@@ -302,7 +302,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=squashed', 'roots');
       onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
       await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
-      // Podman may return before all mounts are gone, and it doesn't retry.
+      // Podman may return before all mounts are gone, and it doesn't retry an unmount.
       await expect.poll(() => volumesIn(top), pollOptions).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
@@ -313,7 +313,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await chown(join(folder, 'roots'), 65_534, 65_534);
     });
 
-    test('as an ordinary user, where the directory belongs to that user', async () => {
+    test('lets a container run as an ordinary user if the directory belongs to that user', async () => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'owned');
       onTestFinished(async () => void (await run('volume', 'rm', 'owned')));
       await run('run', '--rm', '-v', 'owned:/data', image, 'chown', '1000:1000', '/data');
@@ -321,7 +321,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(await run('run', '--rm', '-v', 'owned:/data', image, 'stat', '-c', '%u', '/data/mine')).toBe('1000');
     });
 
-    test('without interruption while Stowage is killed and restarted', async () => {
+    test('lets containers keep working while Stowage is killed and restarted', async () => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'kept');
       await run(
         'run',

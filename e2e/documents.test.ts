@@ -10,7 +10,7 @@ import { needs } from '#testbed/needs.ts';
 
 const exec = promisify(execFile);
 
-/** A command of a document. Without an expected output, it only has to succeed. */
+/** A command of a document. Without expected output, the command only has to succeed. */
 interface Step {
   readonly command: string;
   readonly shown: string | undefined;
@@ -43,10 +43,12 @@ function sessionIn(text: string): Session {
 }
 
 /**
- * Runs the session in one shell. The shell has its own mounts, and empty folders at the paths of the document. The repository is
- * bound to another path, because it may be inside of one of them.
+ * Runs the session in one shell, which has mounts of its own and empty folders at the paths of the document. The
+ * repository is bound to another path, because it may be inside one of these folders.
  */
-async function play(session: Session): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
+async function runSession(
+  session: Session,
+): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-documents-'));
   const said = (what: string | number): string => join(folder.path, `${what}.txt`);
   const script = [
@@ -77,8 +79,8 @@ async function play(session: Session): Promise<{ readonly greeting: string; read
   return { greeting: await readFile(said('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
 }
 
-/** Parts that differ in each run: ids, times, devices, host name, file system overhead. */
-const wild: readonly (readonly [RegExp, string])[] = [
+/** Text that differs in each run: ids, times, devices, host name, file system overhead. */
+const variableParts: readonly (readonly [RegExp, string])[] = [
   [/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/g, 'UUID'],
   [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
   [/ \d+s$/gm, ' AGE'],
@@ -89,29 +91,30 @@ const wild: readonly (readonly [RegExp, string])[] = [
   [/ready in \d+\.\d s/g, 'ready in TIME'],
   [/127\.0\.0\.1:\d+/g, '127.0.0.1:PORT'],
 ];
-const loosely = (text: string): string =>
-  wild.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
+const withoutVariableParts = (text: string): string =>
+  variableParts.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
-/** `ok  kernel: Linux 6.18`: in a list that ends in …, only the names must occur. */
+/** The names in lines such as `ok  kernel: Linux 6.18`. In a list that ends in …, only the names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session that a document shows', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {
   test.each(['README.md', 'docs/getting-started.md'])(
     'works as shown: %s',
     async (document) => {
       const session = sessionIn(await readFile(join(repository, document), 'utf8'));
       expect(session.steps.length).toBeGreaterThan(5);
-      const { greeting, outputs } = await play(session);
+      const { greeting, outputs } = await runSession(session);
       if (session.greeting !== undefined) {
-        // A machine may print more lines between the store and the command to try.
-        const lines = loosely(greeting).split('\n');
-        for (const line of loosely(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
+        // Some machines print more lines between the store and the command to try.
+        const lines = withoutVariableParts(greeting).split('\n');
+        for (const line of withoutVariableParts(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
       }
       for (const [i, { command, shown }] of session.steps.entries()) {
         const [, output = '', status] = /^(.*)status (\d+)\n$/s.exec(outputs[i] ?? '') ?? [];
         if (shown === undefined) expect({ command, status, output }).toMatchObject({ command, status: '0' });
         else if (shown.includes('…')) expect(namesIn(output), command).toEqual(expect.arrayContaining(namesIn(shown)));
-        else expect(`$ ${command}\n${loosely(output)}`).toBe(`$ ${command}\n${loosely(shown)}`);
+        else
+          expect(`$ ${command}\n${withoutVariableParts(output)}`).toBe(`$ ${command}\n${withoutVariableParts(shown)}`);
       }
     },
     180_000,

@@ -26,7 +26,7 @@ async function start(options: Partial<Parameters<typeof startStowage>[0]> = {}):
   return server;
 }
 
-describe.skipIf(needs('linux'))('a second server', () => {
+describe.skipIf(needs('linux'))('a second Stowage server', () => {
   test('on the same state folder is refused, with the reason', async () => {
     const first = await start();
     const second = await run('bin/stowage', [
@@ -74,7 +74,7 @@ describe.skipIf(needs('linux'))('a second server', () => {
     expect(answer.status).toBe(503);
     expect(answer.body).toMatchObject({ code: 'unavailable', reason: 'store-locked' });
     expect(answer.body['detail']).toContain(String(first.pid));
-    // Stowage does not report a volume as missing while its store is not open.
+    // While a store is not open, Stowage does not report its volumes as missing.
     expect((await second.api('GET', '/v1/volumes/data..mine')).status).toBe(503);
     expect((await readdir(root)).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
     await running.shift()?.stop();
@@ -98,7 +98,7 @@ describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
     const removal = await server.api('DELETE', '/v1/volumes/data..a');
     expect(removal.status).toBe(503);
     expect((await server.api('POST', '/v1/stores/data/check')).body['ok']).toBe(false);
-    // An empty folder in its place is not our store.
+    // Stowage does not accept an empty folder as the store.
     await mkdir(root);
     expect((await server.api('POST', '/v1/volumes', { store: 'data', name: 'b' })).status).toBe(503);
     expect(await readdir(root)).toEqual([]);
@@ -110,7 +110,7 @@ describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
-  test('is reported as full, and leaves nothing of the volume that did not fit', async () => {
+  test('is reported, and leaves nothing of the volume that did not fit', async () => {
     const root = join(top, 'data');
     await mkdir(root);
     await exec('mount', ['-t', 'tmpfs', '-o', 'size=512k,nr_inodes=64', 'stowage-test', root]);
@@ -139,7 +139,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
-  test('can’t be deleted, renamed or unmounted, and the error names the process that uses it', async () => {
+  test('prevents the deletion, renaming and unmounting of its volume, and the error names the process that uses it', async () => {
     const server = await start();
     const target = join(top, 'target');
     await server.api('POST', '/v1/volumes', { name: 'data' });
@@ -155,7 +155,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
       const unmount = await server.api('POST', '/v1/volumes/data/unmount', { target });
       expect(unmount.body).toMatchObject({ status: 409, code: 'in-use' });
       expect(unmount.body['detail']).toContain(String(user.pid));
-      // A stop leaves it mounted, and reports that.
+      // A stop leaves the mount, and reports that.
       await server.stop();
       expect(server.output()).toContain(`still in use and left mounted: ${target}`);
       await writeFile(join(target, 'still'), 'writable');
@@ -170,7 +170,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a busy mount', () => {
     expect((await next.api('DELETE', '/v1/volumes/data')).status).toBe(200);
   });
 
-  test('is unmounted by a stop once nothing uses it', async () => {
+  test('is unmounted by a stop once no process uses it', async () => {
     const server = await start();
     await server.api('POST', '/v1/volumes', { name: 'data' });
     await server.api('POST', '/v1/volumes/data/mount', { target: join(top, 'target') });

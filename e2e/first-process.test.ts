@@ -10,14 +10,14 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { program } from './stowage.ts';
 
-interface First {
+interface FirstProcess {
   readonly child: ChildProcess;
-  /** The process id outside of the container. */
+  /** The process id outside the container. */
   readonly pid: number;
   output(): string;
 }
 
-const aNode = (folder: string): readonly string[] => [
+const nodeScript = (folder: string): readonly string[] => [
   '--config',
   'none',
   '--plugins',
@@ -32,10 +32,10 @@ const aNode = (folder: string): readonly string[] => [
   join(folder, 'k'),
 ];
 
-/** Commands that run until they get a signal. */
-const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
-  node: aNode,
-  up: (folder) => [...aNode(folder), '--listen', 'none'],
+/** Commands that run until they receive a signal. */
+const commandFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
+  node: nodeScript,
+  up: (folder) => [...nodeScript(folder), '--listen', 'none'],
   controller: (folder) => {
     const cluster = { name: 'c', cluster: { server: 'http://127.0.0.1:9' } };
     const [user, context] = [
@@ -50,9 +50,9 @@ const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> 
   keeper: (folder) => ['--folder', join(folder, 'keeper')],
 };
 
-/** Starts it as an engine does, as process 1 of its own PID namespace. Resolves when its program runs. */
-async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<First> {
-  const words = [command, ...(wordsFor[command]?.(folder) ?? []), ...more];
+/** Starts the command as process 1 of a new PID namespace, as an engine does. Resolves when its program runs. */
+async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<FirstProcess> {
+  const words = [command, ...(commandFor[command]?.(folder) ?? []), ...more];
   const child = spawn(
     'unshare',
     ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', program, ...words],
@@ -70,7 +70,7 @@ async function startFirst(folder: string, command: string, ...more: readonly str
   }
 }
 
-/** Whether the process handles SIGTERM, whatever program it runs by now. */
+/** Whether the process handles SIGTERM. */
 function hasHandler(pid: number): boolean {
   const caught = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] ?? '0';
   return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
@@ -81,7 +81,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     'handles SIGTERM from its first moment on: %s',
     { timeout: 120_000 },
     async (command) => {
-      // Each delay hits the load of another part of the program.
+      // Each delay interrupts the load of another part of the program.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
         const { child, pid } = await startFirst(folder.path, command);

@@ -10,14 +10,14 @@ import { type Stowage, startStowage } from './stowage.ts';
 const exec = promisify(execFile);
 let top: string;
 let server: Stowage | undefined;
-const clearUp: (() => Promise<unknown>)[] = [];
+const cleanups: (() => Promise<unknown>)[] = [];
 
 beforeEach(async () => {
   top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-others-')));
 });
 
 afterEach(async () => {
-  for (const step of clearUp.splice(0).reverse()) await step().catch(() => undefined);
+  for (const step of cleanups.splice(0).reverse()) await step().catch(() => undefined);
   await server?.stop();
   server = undefined;
   await rm(top, { recursive: true, force: true });
@@ -30,11 +30,11 @@ const start = async (): Promise<Stowage> => {
 
 async function mount(...args: string[]): Promise<void> {
   await exec('mount', args);
-  clearUp.push(() => exec('umount', [args.at(-1) ?? '']));
+  cleanups.push(() => exec('umount', [args.at(-1) ?? '']));
 }
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
-  test('over a former volume target is left alone by a stop and by unmount', async () => {
+  test('at the path of a former volume target is left alone by a stop and by an unmount', async () => {
     const stowage = await start();
     const target = join(top, 'target');
     await mkdir(target);
@@ -48,7 +48,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
     expect(await readFile(join(target, 'precious'), 'utf8')).toBe('kept');
   });
 
-  test('of a volume prevents its deletion, wherever it is and even if it is hidden', async () => {
+  test('of a volume prevents its deletion, even if another mount hides it', async () => {
     const stowage = await start();
     const [target, elsewhere] = [join(top, 'parent', 'target'), join(top, 'elsewhere')];
     await mkdir(join(top, 'parent'));
@@ -56,18 +56,18 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
     await stowage.api('POST', '/v1/volumes', { name: 'data' });
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await writeFile(join(target, 'file'), 'kept');
-    // The test binds it to another path, and unmounts Stowage's own target.
+    // The test binds the volume to another path, and unmounts Stowage's own target.
     await mount('--bind', target, elsewhere);
     expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
     const bound = await stowage.api('DELETE', '/v1/volumes/data');
     expect(bound.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
     expect(bound.body['detail']).toContain(elsewhere);
-    await clearUp.pop()?.();
-    // The test hides it with a mount over its parent directory.
+    await cleanups.pop()?.();
+    // The test hides the mount with another mount over its parent directory.
     await stowage.api('POST', '/v1/volumes/data/mount', { target });
     await mount('-t', 'tmpfs', 'cover', join(top, 'parent'));
     expect((await stowage.api('DELETE', '/v1/volumes/data')).body).toMatchObject({ status: 409 });
-    await clearUp.pop()?.();
+    await cleanups.pop()?.();
     expect(await readFile(join(target, 'file'), 'utf8')).toBe('kept');
     expect((await stowage.api('POST', '/v1/volumes/data/unmount', { target })).status).toBe(204);
     expect((await stowage.api('DELETE', '/v1/volumes/data')).status).toBe(200);
@@ -75,7 +75,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another progra
 });
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device made by another program', () => {
-  test('prevents the deletion of its image, and on a file in a volume survives a restart', async () => {
+  test('prevents the deletion of its image, and survives a restart if its file is in a volume', async () => {
     const stowage = await start();
     const images = join(top, 'images');
     await mkdir(images);
@@ -83,14 +83,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device 
     await stowage.api('POST', '/v1/volumes', { store: 'images', name: 'disk', bytes: String(16 * 1024 * 1024) });
     const attach = async (file: string): Promise<string> => {
       const { stdout } = await exec('losetup', ['--find', '--show', file]);
-      clearUp.push(() => exec('losetup', ['--detach', stdout.trim()]));
+      cleanups.push(() => exec('losetup', ['--detach', stdout.trim()]));
       return stdout.trim();
     };
     const device = await attach(join(images, 'disk.img'));
     const refused = await stowage.api('DELETE', '/v1/volumes/images..disk');
     expect(refused.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
     expect(refused.body['detail']).toContain(device);
-    await clearUp.pop()?.();
+    await cleanups.pop()?.();
     expect((await stowage.api('DELETE', '/v1/volumes/images..disk')).status).toBe(200);
 
     await stowage.api('POST', '/v1/volumes', { store: 'local', name: 'plain' });
@@ -106,7 +106,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a loop device 
 });
 
 describe.skipIf(needs('linux'))('a store', () => {
-  test('is refused if its directory is, contains or is inside of another store’s or the state folder', async () => {
+  test('is refused if its directory is, contains or is inside another store’s directory or the state folder', async () => {
     const stowage = await start();
     const outer = join(top, 'outer');
     await mkdir(join(outer, 'inner'), { recursive: true });
@@ -135,12 +135,12 @@ describe.skipIf(needs('linux'))('a store', () => {
       });
     }
     expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);
-    // After its deletion the directory is free.
+    // After the deletion, the directory is free for another store.
     expect((await stowage.api('DELETE', '/v1/stores/img')).status).toBe(204);
     expect((await add('again', `local://${top}/images`)).status).toBe(201);
   });
 
-  test('that is a copy of another one does not get the original’s volumes', async () => {
+  test('that is a copy of another store does not get the volumes of the original', async () => {
     const stowage = await start();
     await mkdir(join(top, 'a'));
     await stowage.api('POST', '/v1/stores', { name: 'a', uri: `local://${top}/a` });

@@ -7,13 +7,17 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
-// One store's server hangs: requests for another store must not notice, and lists of all stores must be answered.
+// The server of one store hangs. Requests for another store must not notice that, and lists of all stores must be
+// answered.
 
-/** The limit for requests that don't involve the hanging server. It is less than any timeout for that server. */
+/** The limit for requests that don't need the hanging server. It is shorter than any timeout for that server. */
 const promptMs = 4_000;
-/** The limit for requests that do: the store's `timeout`, or the time that a list waits, and some more. */
+/**
+ * The limit for requests that need the hanging server: the store's `timeout`, or the time that a list waits, and some
+ * more.
+ */
 const boundedMs = 12_000;
-const patience = { timeout: 30_000, interval: 200 };
+const pollOptions = { timeout: 30_000, interval: 200 };
 
 let top: string;
 let frozen: NfsServer;
@@ -21,8 +25,8 @@ let healthy: NfsServer;
 let config: string;
 let count = 0;
 
-/** Fails as soon as the limit is over, and names the request. */
-async function within(ms: number, server: Stowage, method: string, path: string, body?: object): Promise<Answer> {
+/** Calls the API. Fails as soon as the limit is exceeded, and names the request. */
+async function callWithin(ms: number, server: Stowage, method: string, path: string, body?: object): Promise<Answer> {
   const { promise: late, reject } = Promise.withResolvers<never>();
   const timer = setTimeout(() => reject(new Error(`${method} ${path} was not answered within ${ms} ms`)), ms);
   try {
@@ -32,40 +36,40 @@ async function within(ms: number, server: Stowage, method: string, path: string,
   }
 }
 
-const listed = ({ body }: Answer): unknown => (body['items'] as { name: string }[]).map(({ name }) => name);
+const namesOf = ({ body }: Answer): unknown => (body['items'] as { name: string }[]).map(({ name }) => name);
 
-async function started(): Promise<Stowage> {
+async function startServer(): Promise<Stowage> {
   const server = await startStowage({ state: join(top, `state-${count}`), config });
   onTestFinished(() => server.stop());
   return server;
 }
 
 async function create(server: Stowage, store: string, name: string): Promise<void> {
-  const { status, body } = await within(boundedMs, server, 'POST', '/v1/volumes', { store, name });
+  const { status, body } = await callWithin(boundedMs, server, 'POST', '/v1/volumes', { store, name });
   expect(status, JSON.stringify(body)).toBe(201);
 }
 
-/** All operations of a user on one store. */
-async function useOf(server: Stowage, store: string, name: string): Promise<void> {
+/** Runs every operation of a user on one store. */
+async function useStore(server: Stowage, store: string, name: string): Promise<void> {
   const prompt = async (status: number, method: string, path: string, body?: object): Promise<Answer> => {
-    const answer = await within(promptMs, server, method, path, body);
+    const answer = await callWithin(promptMs, server, method, path, body);
     expect(answer.status, `${method} ${path}: ${JSON.stringify(answer.body)}`).toBe(status);
     return answer;
   };
   const { body: made } = await prompt(201, 'POST', '/v1/volumes', { store, name });
-  // By its name without a store, for which only the default store is looked up.
+  // The name without a store is looked up in the default store only.
   if (store === 'fine') expect((await prompt(200, 'GET', `/v1/volumes/${name}`)).body['id']).toBe(made['id']);
   await prompt(200, 'GET', `/v1/volumes/${made['id']}`);
   await prompt(200, 'PATCH', `/v1/volumes/${store}..${name}`, { labels: { team: 'blue' } });
-  expect(listed(await prompt(200, 'GET', `/v1/volumes?store=${store}`))).toContain(name);
+  expect(namesOf(await prompt(200, 'GET', `/v1/volumes?store=${store}`))).toContain(name);
   expect((await prompt(200, 'GET', `/v1/stores/${store}`)).body['state']).toBe('open');
   await prompt(200, 'DELETE', `/v1/volumes/${store}..${name}`);
-  expect(listed(await prompt(200, 'GET', `/v1/trash?store=${store}`))).toContain(name);
+  expect(namesOf(await prompt(200, 'GET', `/v1/trash?store=${store}`))).toContain(name);
   await prompt(204, 'DELETE', `/v1/trash/${made['id']}`);
 }
 
 /** Repeats the work until the other promise resolves. */
-async function meanwhile<T>(waiting: Promise<T>, work: (round: number) => Promise<unknown>): Promise<T> {
+async function repeatUntil<T>(waiting: Promise<T>, work: (round: number) => Promise<unknown>): Promise<T> {
   let isOver = false;
   const end = (): void => {
     isOver = true;
@@ -109,64 +113,64 @@ describe.skipIf(needs('linux', 'root', 'ganesha'))('an NFS server that hangs', (
     onTestFinished(() => frozen.thaw());
   });
 
-  test('delays only requests for its own store, and everything continues when it is back', async () => {
-    const server = await started();
+  test('delays only requests for its own store, and everything works again when the server is back', async () => {
+    const server = await startServer();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await frozen.freeze();
 
-    // More requests than any pool has slots, sent before anything noticed that the server hangs.
+    // More requests than any pool has slots, sent before Stowage noticed that the server hangs.
     const waiting = Promise.all(
       Array.from({ length: 40 }, (_, i) =>
-        within(boundedMs, server, 'POST', '/v1/volumes', { store: 'silver', name: `v${i}` }),
+        callWithin(boundedMs, server, 'POST', '/v1/volumes', { store: 'silver', name: `v${i}` }),
       ),
     );
     let uses = 0;
-    const answers = await meanwhile(waiting, async (round) => {
-      await Promise.all(['fine', 'gold'].map((store) => useOf(server, store, `${store}-${round}`)));
+    const answers = await repeatUntil(waiting, async (round) => {
+      await Promise.all(['fine', 'gold'].map((store) => useStore(server, store, `${store}-${round}`)));
       uses++;
     });
     expect(uses).toBeGreaterThan(1);
     expect(new Set(answers.map(({ status, body }) => `${status} ${body['code']}`))).toEqual(new Set(['504 deadline']));
     frozen.thaw();
-    await vi.waitFor(() => create(server, 'silver', 'after'), patience);
+    await vi.waitFor(() => create(server, 'silver', 'after'), pollOptions);
   });
 
-  test('is named by lists of all stores, which are answered in time and delay no other request', async () => {
-    const server = await started();
+  test('is named in lists of all stores, which are answered in time and delay no other request', async () => {
+    const server = await startServer();
     for (const store of ['fine', 'gold', 'silver']) await create(server, store, `of-${store}`);
     await create(server, 'fine', 'trashed');
-    await within(boundedMs, server, 'DELETE', '/v1/volumes/fine..trashed');
+    await callWithin(boundedMs, server, 'DELETE', '/v1/volumes/fine..trashed');
     await frozen.freeze();
 
     const paths = ['/v1/volumes', '/v1/trash', '/v1/stores', '/v1/volumes/in-no-store'];
-    const waiting = Promise.all(paths.map((path) => within(boundedMs, server, 'GET', path)));
-    const answers = await meanwhile(waiting, (round) => useOf(server, 'fine', `fine-${round}`));
+    const waiting = Promise.all(paths.map((path) => callWithin(boundedMs, server, 'GET', path)));
+    const answers = await repeatUntil(waiting, (round) => useStore(server, 'fine', `fine-${round}`));
     const [volumes, trash, stores, unknown] = answers as [Answer, Answer, Answer, Answer];
     expect([volumes.status, volumes.body['unanswered']]).toEqual([200, ['silver']]);
-    // Its volumes as last seen, beside those of the stores that answer.
-    expect(listed(volumes)).toEqual(expect.arrayContaining(['of-fine', 'of-gold', 'of-silver']));
+    // The list contains the last known volumes of that store, and the volumes of the other stores.
+    expect(namesOf(volumes)).toEqual(expect.arrayContaining(['of-fine', 'of-gold', 'of-silver']));
     expect([trash.status, trash.body['unanswered']]).toEqual([200, ['silver']]);
-    expect(listed(trash)).toContain('trashed');
+    expect(namesOf(trash)).toContain('trashed');
     const states = (stores.body['items'] as { name: string; state: string }[]).map(({ name, state }) => [name, state]);
     expect(Object.fromEntries(states)).toEqual({ fine: 'open', gold: 'open', silver: 'not-answering' });
     expect([unknown.status, unknown.body['reason']]).toEqual([503, 'volume-lookup-incomplete']);
-    // A second list doesn't wait for it again.
-    const again = await within(promptMs, server, 'GET', '/v1/volumes');
+    // A second list doesn't wait for the store again.
+    const again = await callWithin(promptMs, server, 'GET', '/v1/volumes');
     expect(again.body['unanswered']).toEqual(['silver']);
 
     frozen.thaw();
     await vi.waitFor(async () => {
       for (const path of ['/v1/volumes', '/v1/trash'])
-        expect((await within(boundedMs, server, 'GET', path)).body['unanswered']).toEqual([]);
-    }, patience);
+        expect((await callWithin(boundedMs, server, 'GET', path)).body['unanswered']).toEqual([]);
+    }, pollOptions);
   });
 
-  test('does not keep Stowage from starting', async () => {
+  test('does not prevent the start of Stowage', async () => {
     await frozen.freeze();
-    const server = await started();
+    const server = await startServer();
     expect(server.output()).toContain("trouble  store silver: store 'silver' is still being opened");
-    await useOf(server, 'fine', 'x');
+    await useStore(server, 'fine', 'x');
     frozen.thaw();
-    await vi.waitFor(() => create(server, 'silver', 'x'), patience);
+    await vi.waitFor(() => create(server, 'silver', 'x'), pollOptions);
   });
 });

@@ -15,7 +15,7 @@ let top: string;
 let disk: string;
 let config: string;
 
-/** A separate disk that can be frozen. A call that would write to a frozen disk hangs, and can't be interrupted by signals. */
+/** A separate disk that can be frozen. A call that writes to a frozen disk hangs, and no signal interrupts it. */
 beforeEach(async () => {
   top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-hung-')));
   disk = join(top, 'disk');
@@ -34,13 +34,16 @@ beforeEach(async () => {
   });
 });
 
-async function started(): Promise<Stowage> {
+async function startServer(): Promise<Stowage> {
   const server = await startStowage({ state: join(top, 'state'), config });
   onTestFinished(() => server.stop());
   return server;
 }
 
-/** Freezes until the end of the test at most: a process that waits for a frozen disk can't be killed, not even by SIGKILL. */
+/**
+ * Freezes the disk until the end of the test at most: a process that waits for a frozen disk can't be killed, not even
+ * by SIGKILL.
+ */
 async function freeze(): Promise<() => Promise<void>> {
   await exec('fsfreeze', ['--freeze', disk]);
   let frozen = true;
@@ -56,11 +59,11 @@ const create = (server: Stowage, store: string, name: string): Promise<Answer> =
   server.api('POST', '/v1/volumes', { store, name });
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
-  test('delays only requests for its own store, and everything continues when it is back', async () => {
-    const server = await started();
+  test('delays only requests for its own store, and everything works again when the disk is back', async () => {
+    const server = await startServer();
     expect((await create(server, 'slow', 'before')).status).toBe(201);
     const thaw = await freeze();
-    // More requests than the thread pool has threads for file calls.
+    // More requests than the thread pool has threads.
     const waiting = Array.from({ length: 100 }, (_, i) => create(server, 'slow', `v${i}`));
     await delay(500);
     for (const name of ['a', 'b', 'c']) expect((await create(server, 'fine', name)).status).toBe(201);
@@ -74,9 +77,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     expect((await server.cli('store', 'check', 'slow')).status).toBe(0);
   });
 
-  test('does not keep the server from starting', async () => {
+  test('does not prevent the start of the server', async () => {
     const thaw = await freeze();
-    const server = await started();
+    const server = await startServer();
     expect(server.output()).toContain("trouble  store slow: store 'slow' is still being opened");
     expect((await create(server, 'fine', 'a')).status).toBe(201);
     await thaw();

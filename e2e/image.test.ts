@@ -27,8 +27,8 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
   const inspect = (name: string, field: string): Promise<string> =>
     engine.docker('inspect', '--format', `{{${field}}}`, name);
 
-  /** Waits for the health check. Fails as soon as the container ends, and prints its output. */
-  async function healthy(name: string): Promise<void> {
+  /** Waits until the health check succeeds. Fails as soon as the container ends, with its output. */
+  async function untilHealthy(name: string): Promise<void> {
     const signal = AbortSignal.timeout(45_000);
     while ((await inspect(name, '.State.Health.Status')) !== 'healthy') {
       if ((await inspect(name, '.State.Running')) !== 'true') throw new Error(await engine.docker('logs', name));
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     );
   }
 
-  test.each(['0', '7878', '65519'])('has V8’s compile cache of the program, for user %s', async (user) => {
+  test.each(['0', '7878', '65519'])('contains V8’s compile cache of the program, for user %s', async (user) => {
     const about = ['--read-only', '--user', user, '--env', 'NODE_DEBUG_NATIVE=COMPILE_CACHE', '--entrypoint', 'sh'];
     const words = ['run', '--rm', '--network', 'none', ...about, imageName, '-c', 'stowage --version 2>&1'];
     expect(await engine.docker(...words)).toMatch(/V8 code cache for ESM \S+\/stowage\.mjs was accepted/);
@@ -64,29 +64,29 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(said).toContain(version);
   });
 
-  test('becomes healthy as a user who is not root', async () => {
+  test('becomes healthy as an ordinary user', async () => {
     await start('plain');
-    await healthy('plain');
+    await untilHealthy('plain');
     expect(await engine.docker('exec', 'plain', 'id', '-u')).toBe('7878');
     expect(await engine.docker('logs', 'plain')).toMatch(/^stowage ready/m);
   });
 
-  test('stops promptly when told to, and keeps its volumes', async () => {
+  test('stops soon after SIGTERM, and keeps its volumes', async () => {
     await start('kept');
-    await healthy('kept');
+    await untilHealthy('kept');
     await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
     const since = performance.now();
     await engine.docker('stop', '--time', '30', 'kept');
-    // Docker kills the container after 30 s.
+    // After 30 s, Docker would kill the container.
     expect(performance.now() - since).toBeLessThan(25_000);
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');
-    await healthy('kept');
+    await untilHealthy('kept');
     const listed = await engine.docker('exec', 'kept', 'stowage', 'volume', 'list', '--json');
     expect(listed).toContain('survivor');
   });
 
-  // The flags that the head of deploy/Dockerfile shows, without the host folder: the engine has its own mounts.
+  // The flags at the head of deploy/Dockerfile, without the host folder: the engine has mounts of its own.
   const mounting = [
     '--user',
     '0',
@@ -99,9 +99,9 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
   ];
   const loops = ['--device-cgroup-rule', 'b 7:* rmw', '--device', '/dev/loop-control'];
 
-  test.skipIf(needs('loop', 'ext4'))('mounts as root with one capability', async () => {
+  test.skipIf(needs('loop', 'ext4'))('mounts as root with a single capability', async () => {
     await start('mounter', ...mounting, ...loops);
-    await healthy('mounter');
+    await untilHealthy('mounter');
     const stowage = (...args: readonly string[]): Promise<string> =>
       engine.docker('exec', 'mounter', 'stowage', ...args);
     await engine.docker('exec', 'mounter', 'mkdir', '/var/lib/stowage/images');

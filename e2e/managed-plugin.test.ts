@@ -33,7 +33,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
     all.defer(() => rm(own, { recursive: true, force: true }));
     await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
-      // Without the user's own Docker contexts and credentials.
+      // Hides the user's own Docker contexts and credentials.
       env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
       signal: end.signal,
     });

@@ -17,8 +17,8 @@ import { createNfsServeFixture } from './nfs-serve-fixture.ts';
 
 const run = promisify(execFile);
 
-/** The mounted volume and the exported folder show the same files, in both directions. */
-async function isShown(at: string, exported: string): Promise<void> {
+/** Checks that the mounted volume and the exported folder show the same files, in both directions. */
+async function expectShown(at: string, exported: string): Promise<void> {
   await run('sh', ['-c', 'echo here > "$1/from-here"', 'sh', at], { timeout: 10_000 });
   expect(await readFile(join(exported, 'from-here'), 'utf8')).toBe('here\n');
   await writeFile(join(exported, 'from-there'), 'there\n');
@@ -28,7 +28,7 @@ async function isShown(at: string, exported: string): Promise<void> {
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
   'the data path’s connection to the NFS server',
   () => {
-    test('uses TLS: only the data path gets the certificates', { timeout: 60_000 }, async () => {
+    test('uses TLS, and only the data path gets the certificates', { timeout: 60_000 }, async () => {
       const { top: own, exported, serve } = await createNfsServeFixture();
       const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {
         const [cert, key] = [join(own, `${name}.pem`), join(own, `${name}.key`)];
@@ -69,10 +69,10 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       await runCli(server, 'volume', 'create', 'silver/photos');
       const at = join(where.top, 'mnt');
       await runCli(server, 'mount', 'silver/photos', at);
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const { pid } = await waitUntilServing(server);
       process.kill(pid, 'SIGKILL');
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const secret = (await readFile(ownKey, 'utf8')).split('\n')[1] ?? '';
       expect(secret.length).toBeGreaterThan(40);
       const answers = await Promise.all(
@@ -92,7 +92,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       expect(mountsIn(where.top)).toEqual([]);
     });
 
-    test('comes from a port below 1024, with that capability and no other', { timeout: 60_000 }, async () => {
+    test('comes from a port below 1024, with CAP_NET_BIND_SERVICE and no other capability', {
+      timeout: 60_000,
+    }, async () => {
       const { exported, serve } = await createNfsServeFixture();
       const where = await createServerFolders();
       const served = await serve([], { env: { STOWAGE_SOCKET: where.socket } });
@@ -101,10 +103,10 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))(
       await runCli(server, 'volume', 'create', 'silver/photos');
       const at = join(where.top, 'mnt');
       await runCli(server, 'mount', 'silver/photos', at);
-      await isShown(at, join(exported, 'photos'));
+      await expectShown(at, join(exported, 'photos'));
       const { pid } = await waitUntilServing(server);
       const status = await readFile(`/proc/${pid}/status`, 'utf8');
-      // Bit 10: CAP_NET_BIND_SERVICE.
+      // Bit 10 is CAP_NET_BIND_SERVICE.
       expect(status).toMatch(/^CapEff:\t0{13}400$/m);
       expect(status).toMatch(/^CapBnd:\t0{13}400$/m);
       expect(status).toMatch(/^Uid:\t6[1-5]\d{3}\t/m);
@@ -128,14 +130,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns'))('a store in an
     await runCli(server, 'volume', 'create', 'far/photos');
     const at = join(where.top, 'mnt');
     await runCli(server, 'mount', 'far/photos', at);
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     const { pid } = await waitUntilServing(server);
     const namespaceOf = async (of: string): Promise<string> => (await run('readlink', [`/proc/${of}/ns/net`])).stdout;
     expect(await namespaceOf(String(pid))).not.toBe(await namespaceOf('self'));
     process.kill(pid, 'SIGKILL');
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     await runCli(server, 'client', 'upgrade');
-    await isShown(at, join(far.exported, 'photos'));
+    await expectShown(at, join(far.exported, 'photos'));
     await runCli(server, 'unmount', at);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });

@@ -27,7 +27,7 @@ export interface ServerFolders {
   readonly socket: string;
 }
 
-/** Other users may enter the folder, as usual: the data path runs as nobody. */
+/** Other users may enter the folder, because the data path runs as nobody. */
 export async function createServerFolders(): Promise<ServerFolders> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-mnt-')));
   await chmod(top, 0o755);
@@ -45,7 +45,7 @@ export const mountsIn = (top: string): readonly string[] =>
     .flatMap((line) => (line.split(' ')[1]?.startsWith(`${top}/`) === true ? (line.split(' ')[1] ?? '') : []))
     .toReversed();
 
-/** Includes keepers that are just ending by themselves. */
+/** Also kills keepers that are about to end. */
 export function killKeepers(top: string): void {
   for (const pid of keeperPids(top)) {
     try {
@@ -56,7 +56,7 @@ export function killKeepers(top: string): void {
   }
 }
 
-/** Finds the pids in the keepers' logs. Processes that a keeper started end with it, or by themselves. */
+/** The pids in the keepers' logs. The processes that a keeper started end with the keeper, or by themselves. */
 export function keeperPids(top: string): readonly number[] {
   const folder = join(top, 'r', 'keepers');
   const logs = existsSync(folder) ? readdirSync(folder).map((name) => join(folder, name, 'log')) : [];
@@ -98,7 +98,7 @@ export async function runCli(server: Stowage, ...args: string[]): Promise<string
   return stdout;
 }
 
-/** Returns the Events that the server has sent since this call. */
+/** The returned function returns the Events that the server has sent since this call. */
 export function followEvents(socketPath: string): () => string {
   let said = '';
   const subscription = request(
@@ -115,13 +115,13 @@ export function followEvents(socketPath: string): () => string {
   return () => said;
 }
 
-/** Writes numbered lines with fsync and reports each one. Ends with the first error. */
+/** Writes numbered lines with fsync and prints each number. Ends at the first error. */
 export function startWriter(file: string): {
   readonly ended: Promise<string>;
   readonly count: () => number;
   stop(): void;
 } {
-  // Reports with a synchronous write: Node would defer an asynchronous one to the event loop, which never runs here.
+  // With synchronous writes: Node would defer asynchronous ones to the event loop, which never runs here.
   const program = `
     const { openSync, writeSync, fsyncSync } = require('node:fs');
     const fd = openSync(process.argv[1], 'a');

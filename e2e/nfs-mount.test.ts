@@ -29,12 +29,12 @@ import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
-interface Mounted extends ServerFolders {
+interface MountedVolume extends ServerFolders {
   readonly server: Stowage;
   readonly at: string;
 }
 
-async function withVolumeOf(store: string): Promise<Mounted> {
+async function mountVolumeOf(store: string): Promise<MountedVolume> {
   const where = await createServerFolders();
   const server = await startTestServer(where);
   await runCli(server, 'store', 'add', 'silver', store);
@@ -45,7 +45,10 @@ async function withVolumeOf(store: string): Promise<Mounted> {
 }
 
 /** While the NFS server can't be reached, every command is answered. Afterwards everything works again. */
-async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
+async function expectNothingBlocked(
+  { top, server, at }: MountedVolume,
+  silence: () => Promise<AsyncDisposable>,
+): Promise<void> {
   const app = startWriter(join(at, 'log'));
   await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(3);
   await runCli(server, 'volume', 'create', 'silver/idle');
@@ -80,14 +83,14 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted volume of an NFS store', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
-  async function withVolume(more = ''): Promise<Mounted & { readonly exported: string }> {
+  async function withVolume(more = ''): Promise<MountedVolume & { readonly exported: string }> {
     const { folder, uri } = ganesha.fresh();
     const { port, mountport } = portsOf(ganesha.server);
-    const mounted = await withVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
+    const mounted = await mountVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
     return { ...mounted, exported: join(folder, 'photos') };
   }
 
-  test('is served by a process without any capability, and leaves nothing behind', { timeout: 60_000 }, async () => {
+  test('is served by a process without capabilities, and leaves nothing behind', { timeout: 60_000 }, async () => {
     const { top, server, at, exported } = await withVolume();
     await run('sh', ['-c', 'echo hello > "$1/file"', 'sh', at]);
     expect(await readFile(join(exported, 'file'), 'utf8')).toBe('hello\n');
@@ -118,32 +121,34 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     await expect.poll(() => keepers.filter(isStowageProcess), pollOptions).toEqual([]);
   });
 
-  test('lets an application keep writing, whichever process is killed or replaced', { timeout: 90_000 }, async () => {
+  test('lets an application keep writing while any of its processes is killed or replaced', {
+    timeout: 90_000,
+  }, async () => {
     const { server, at, exported, ...where } = await withVolume();
     const { top } = where;
     const app = startWriter(join(at, 'log'));
-    const goesOn = async (): Promise<void> => {
+    const keepsWriting = async (): Promise<void> => {
       const before = app.count();
       await expect.poll(() => app.count(), pollOptions).toBeGreaterThan(before + 10);
     };
-    await goesOn();
+    await keepsWriting();
     for (let round = 1; round <= 3; round++) {
       const { pid, takeovers } = await waitUntilServing(server);
       process.kill(pid, 'SIGKILL');
       await expect.poll(async () => (await dataPath(server))?.takeovers, pollOptions).toBeGreaterThan(takeovers);
-      await goesOn();
+      await keepsWriting();
       const said = await runCli(server, 'client', 'upgrade');
       expect(said).toContain('replaced 1 data path');
       expect((await waitUntilServing(server)).pid).not.toBe(pid);
-      await goesOn();
+      await keepsWriting();
     }
-    // SIGKILL to the server itself. The next one finds the mount and the data path as they were.
+    // The signal kills the server, not its data path. The next server finds the mount and the data path unchanged.
     server.signal('SIGKILL');
     await server.ended();
-    await goesOn();
+    await keepsWriting();
     const next = await startTestServer(where);
     expect(await dataPath(next)).toMatchObject({ mounts: 1 });
-    await goesOn();
+    await keepsWriting();
     expect((await next.cli('unmount', at)).stderr).toContain('it is in use');
     app.stop();
     expect(await app.ended).toBe('');
@@ -153,7 +158,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('is mounted again at the same path after keeper and data path were killed together, and an Event says so', {
+  test('is mounted again at the same path after its keeper and data path were killed together, and an Event reports that', {
     timeout: 60_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
@@ -164,7 +169,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
-    // The server noticed the end of the keeper by itself. The periodic check would run every ten seconds.
+    // The server noticed the end of the keeper at once: the periodic check runs every ten seconds.
     expect(performance.now() - killedAt).toBeLessThan(8_000);
     const looked = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
@@ -175,7 +180,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('does not block anyone forever if its keeper hangs when its data path is killed, and an Event says so', {
+  test('blocks no process forever if its keeper hangs while its data path is killed, and an Event reports that', {
     timeout: 90_000,
   }, async () => {
     const { top, socket, server, at } = await withVolume();
@@ -205,9 +210,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
     expect(mountsIn(top)).toEqual([]);
   });
 
-  test('keeps acknowledged writes through an unmount, unless it is forced', { timeout: 60_000 }, async () => {
+  test('keeps acknowledged writes when it is unmounted, except by force', { timeout: 60_000 }, async () => {
     const { server, at, exported } = await withVolume('&hard');
-    // The program is killed before it can close the file.
+    // SIGKILL, so that the program can't close the file.
     const program = `
       const { openSync, writeSync } = require('node:fs');
       const fd = openSync(process.argv[1], 'w');
@@ -237,14 +242,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
   test('delays no command while its server hangs, and a forced unmount ends blocked processes', {
     timeout: 150_000,
   }, async () => {
-    await holdsUpNothing(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await withVolume('&hard'), async () => {
       await ganesha.server.freeze();
       return { [Symbol.asyncDispose]: async () => ganesha.server.thaw() };
     });
   });
 
   test('delays no command while its server is killed', { timeout: 150_000 }, async () => {
-    await holdsUpNothing(await withVolume('&hard'), async () => {
+    await expectNothingBlocked(await withVolume('&hard'), async () => {
       await ganesha.server.kill();
       return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
     });
@@ -252,13 +257,13 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a mounted v
 });
 
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))(
-  'a network that drops all packets',
+  'a mounted volume behind a network that drops all packets',
   () => {
     test('delays no command, and a forced unmount ends blocked processes', { timeout: 150_000 }, async () => {
       await using far = await makeFarNetwork();
       const ports = `port=${far.port}&mountport=${far.port}`;
-      const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
-      await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
+      const mounted = await mountVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
+      await expectNothingBlocked(mounted, () => cutNetwork(far, 'lose'));
     });
   },
 );

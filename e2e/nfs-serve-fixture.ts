@@ -11,11 +11,11 @@ export interface NfsServeProcess {
   readonly port: number;
   readonly portmapper: number | null;
   readonly uri: string;
-  /** A URL for the libnfs tools, with more parameters if given. */
+  /** A URL for the libnfs tools, with additional parameters. */
   url(path?: string, more?: string): string;
-  /** Its standard error so far. */
+  /** The standard error output so far. */
   readonly stderr: () => string;
-  /** Sends the signal and returns how the process ended. */
+  /** Sends the signal and resolves with the exit status or the signal that ended the process. */
   end(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals>;
 }
 
@@ -32,7 +32,10 @@ interface ServeOptions {
   readonly channel?: boolean;
 }
 
-/** Temporary folders, and a function that runs `stowage nfs serve` on them. All of it is removed after the test. */
+/**
+ * Temporary folders, and a function that runs `stowage nfs serve` on them. The fixture removes all of it after the
+ * test.
+ */
 export async function createNfsServeFixture(): Promise<NfsServeFixture> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-serve-')));
   onTestFinished(() => rm(top, { recursive: true }));

@@ -16,7 +16,7 @@ import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
 
-/** Mounts it with our own client. */
+/** Mounts the export with Stowage's NFS client. */
 async function mounted(
   { port }: Pick<NfsServeProcess, 'port'>,
   options?: Partial<RpcClientOptions>,
@@ -85,7 +85,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
       return status === 0 ? (await stat(join(exported, to))).uid : undefined;
     };
     const squashed = await serve(all);
-    // Root of a client is mapped to nobody, who may not write there. The client gets the error.
+    // The server maps the client's root to nobody, who has no write permission there. The client gets the error.
     expect(await cp(squashed, 'as-root')).toBeUndefined();
     expect(squashed.stderr()).toContain(`Run: chown 65534:65534 ${exported}; or, if you trust its clients`);
     expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
@@ -104,7 +104,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
   test('prints what is exported, and how to use it', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
-    // On the port of the first server.
+    // The port of the first server is in use.
     const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
     const refused = await run(program, taken);
     expect(refused).toMatchObject({ status: 5, stdout: '' });
@@ -191,7 +191,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
           String(serving.port),
         ]),
       );
-    // The secret is created before the port turns out to be in use.
+    // The server creates the secret before it finds that the port is in use.
     for (const directory of [exported, exported, join(top, 'home', 'state')]) {
       if (directory === exported) expect((await usual(directory)).status).toBe(5);
       else expect((await usual(directory)).stderr).toContain('lies in');

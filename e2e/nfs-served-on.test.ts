@@ -9,7 +9,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createServerFolders, runCli, startTestServer } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))(
-  'a volume that is mounted where Stowage does not look',
+  'a volume that another mount namespace still has mounted',
   () => {
     const exported = ganeshaFolders('served-on');
 
@@ -21,7 +21,7 @@ describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))(
       await runCli(server, 'volume', 'create', 'silver/photos');
       const at = join(where.top, 'mnt');
       await runCli(server, 'mount', 'silver/photos', at);
-      // As in a container: in its own mount namespace, where unmounts don't propagate.
+      // A mount namespace in which unmounts don't propagate, as in a container.
       const there = join(where.top, 'there');
       await mkdir(there);
       const own = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];

@@ -9,7 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, run, type Stowage, startStowage } from './stowage.ts';
 
-const patience = { timeout: 40_000, interval: 100 };
+const pollOptions = { timeout: 40_000, interval: 100 };
 
 async function newState(): Promise<string> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-up-')));
@@ -23,7 +23,7 @@ async function up(state: string, ...more: readonly string[]): Promise<Stowage> {
   return server;
 }
 
-async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
+async function outputOf(result: ReturnType<Stowage['cli']>): Promise<string> {
   const { status, stdout, stderr } = await result;
   expect(status, stderr).toBe(0);
   return stdout;
@@ -38,12 +38,12 @@ async function serverOf(state: string): Promise<number | undefined> {
   return undefined;
 }
 
-async function anotherThan(pid: number | undefined, state: string): Promise<number> {
+async function untilOtherServer(pid: number | undefined, state: string): Promise<number> {
   return await vi.waitFor(async () => {
     const found = await serverOf(state);
     if (found === undefined || found === pid) throw new Error('no other server yet');
     return found;
-  }, patience);
+  }, pollOptions);
 }
 
 const portIn = (server: Stowage): number =>
@@ -53,7 +53,7 @@ const names = async (server: Stowage): Promise<string[]> => {
   return (body['items'] as { name: string }[]).map(({ name }) => name);
 };
 
-/** Over the API, because starting the CLI is slow. */
+/** Uses the API, because the CLI starts slowly. */
 async function create(server: Stowage, store: string, name: string): Promise<void> {
   const { status, body } = await server.api('POST', '/v1/volumes', { store, name });
   expect(status, JSON.stringify(body)).toBe(201);
@@ -65,11 +65,11 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     const first = await up(state);
     expect(first.output()).toContain(`(files in ${state}/stores/nfs)`);
     expect(first.output()).toContain('  default  local ');
-    expect(await good(first.cli('volume', 'create', 'network/x', '--label', 'team=blue'))).toBe('network/x\n');
-    await good(first.cli('volume', 'create', 'network/y'));
+    expect(await outputOf(first.cli('volume', 'create', 'network/x', '--label', 'team=blue'))).toBe('network/x\n');
+    await outputOf(first.cli('volume', 'create', 'network/y'));
     expect((await stat(join(state, 'stores', 'nfs', 'x'))).isDirectory()).toBe(true);
-    await good(first.cli('volume', 'delete', 'network/y'));
-    expect(await good(first.cli('store', 'check', 'network'))).toMatch(/^ok +write: /m);
+    await outputOf(first.cli('volume', 'delete', 'network/y'));
+    expect(await outputOf(first.cli('store', 'check', 'network'))).toMatch(/^ok +write: /m);
     await first.stop();
     expect(first.output()).not.toContain('"level"');
     expect(await serverOf(state)).toBeUndefined();
@@ -79,7 +79,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await second.stop();
     const without = await startStowage({ state });
     onTestFinished(() => without.stop());
-    expect(await good(without.cli('store', 'list', '--quiet'))).toBe('local\n');
+    expect(await outputOf(without.cli('store', 'list', '--quiet'))).toBe('local\n');
   });
 
   test('prints a command to try next that works', async () => {
@@ -92,16 +92,16 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     const state = await newState();
     const server = await up(state);
     await create(server, 'network', 'before');
-    const pid = await anotherThan(undefined, state);
+    const pid = await untilOtherServer(undefined, state);
     process.kill(pid, 'SIGKILL');
-    await anotherThan(pid, state);
-    // Until the new server listens, the store reports that it can't be reached.
-    await vi.waitFor(() => create(server, 'network', 'after'), patience);
+    await untilOtherServer(pid, state);
+    // Until the new server listens, the store reports that the server can't be reached.
+    await vi.waitFor(() => create(server, 'network', 'after'), pollOptions);
     expect(await names(server)).toEqual(['after', 'before']);
     expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"restarting the NFS server"/);
   });
 
-  test('ends its NFS server when it is killed, and the next start continues with the same volumes', async () => {
+  test('ends its NFS server when Stowage is killed, and the next start continues with the same volumes', async () => {
     const state = await newState();
     const first = await up(state);
     await create(first, 'network', 'x');
@@ -114,14 +114,14 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     expect(await names(second)).toEqual(['x', 'y']);
     second.signal('SIGKILL');
     await second.ended();
-    await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), patience);
+    await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), pollOptions);
   });
 
-  test('ends both on Ctrl-C at a terminal, the NFS server last', async () => {
+  test('ends on Ctrl-C at a terminal, with the NFS server last', async () => {
     const state = await newState();
     const server = await startStowage({ state, options: ['--nfs'], command: ['setsid', program] });
     onTestFinished(() => server.stop());
-    // The NFS server doesn't get the SIGINT, because it is in another process group.
+    // The NFS server is in another process group, so it doesn't receive the SIGINT.
     const pid = await serverOf(state);
     const [, group] = /\) \S \d+ (\d+) /.exec(await readFile(`/proc/${pid}/stat`, 'utf8')) ?? [];
     expect(Number(group)).toBe(pid);
@@ -147,10 +147,10 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     expect(refused.stderr).toContain('the port is in use');
     expect((await server.cli('store', 'check', 'network')).stdout).toMatch(/^failed +server: .*the port is in use$/m);
     await other[Symbol.asyncDispose]();
-    await vi.waitFor(async () => create(server, 'network', 'x'), patience);
+    await vi.waitFor(async () => create(server, 'network', 'x'), pollOptions);
   }, 90_000);
 
-  test('refuses a store in the directory of its volumes, unless that is read-only', async () => {
+  test('refuses to add a store in or above the directory of its volumes, unless the new store is read-only', async () => {
     const state = await newState();
     const server = await up(state);
     await create(server, 'network', 'x');
@@ -162,14 +162,14 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
       [`local://${state}/stores`, 'store-overlaps'],
       [at('/export/x'), 'store-overlaps'],
       [at('/export/'), 'store-place-taken'],
-      // The same server by another name.
+      // Another name of the same server.
       [at('/export').replace('127.0.0.1', 'localhost'), 'store-place-taken'],
     ] as const) {
       const { status, body } = await server.api('POST', '/v1/stores', { name: 'other', uri });
       expect({ uri, reason: body['reason'] }).toEqual({ uri, reason });
       expect(status).toBeGreaterThanOrEqual(400);
     }
-    await good(server.cli('store', 'add', 'reader', at('/export', '&readOnly=true')));
+    await outputOf(server.cli('store', 'add', 'reader', at('/export', '&readOnly=true')));
   });
 
   test.skipIf(needs('ordinary-user'))('needs no root', async () => {

@@ -11,12 +11,12 @@ import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
-/** As users type them: `volume create`. A command with subcommands only shows its help. */
+/** The commands as users type them, such as `volume create`. A command with subcommands only shows its help. */
 const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () => async () => undefined))
   .filter(({ command }) => childrenOf(command).length === 0)
   .map(({ path }) => path.join(' '));
 
-/** Runs every command in the order of the documentation. Each one uses the result of the previous ones. */
+/** Runs every command in the order of the documentation. Each command uses the results of earlier ones. */
 describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () => {
   const done = new Set(['up', 'node', 'controller']);
   let home: string;
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     home = await realpath(await mkdtemp(join(tmpdir(), 'stowage-user-')));
     if (process.getuid?.() === 0) await chown(home, ordinaryUid, ordinaryUid);
     const [file, args] = asOrdinaryUser([program]);
-    // Not the folders of the user who runs the tests.
+    // Hides the folders of the user who runs the tests.
     const xdg = ['CACHE', 'CONFIG', 'DATA', 'STATE'].map((name) => `XDG_${name}_HOME=${join(home, name)}`);
     command = ['env', '-u', 'XDG_RUNTIME_DIR', `HOME=${home}`, ...xdg, file, ...args];
     server = await startStowage({ state: join(home, 'state'), command });
@@ -60,7 +60,9 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     await rm(home, { recursive: true });
   });
 
-  test('can do everything but mount, and learns what mounting needs', { timeout: 300_000 }, async () => {
+  test('can run every command except mounts, and the error of a mount says what mounting needs', {
+    timeout: 300_000,
+  }, async () => {
     await theMachine();
     await stores();
     await volumes();
@@ -163,7 +165,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await refuses('not-found', 'operations', 'cancel', 'op1-none')).toContain('op1-none');
   }
 
-  /** This command runs until it gets a signal. */
+  /** This command runs until it receives a signal. */
   async function events(): Promise<void> {
     const [file, ...args] = command;
     const socket = join(home, 'state', 'stowage.sock');
@@ -173,7 +175,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     child.stdout.on('data', (chunk: Buffer) => {
       heard += String(chunk);
     });
-    // The stream has only Events that happen after it was opened.
+    // The stream sends only Events that happen after it was opened.
     for (let n = 0; child.exitCode === null && !/volume.changed.*\n/.test(heard); n++) {
       await server.api('PATCH', '/v1/volumes/demo', { labels: { n: String(n) } });
     }

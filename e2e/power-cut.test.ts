@@ -11,7 +11,10 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** State and store on a separate file system. `cut` continues with exactly what its device holds at that moment. */
+/**
+ * State and store on a separate file system. After `cut`, everything continues with exactly what the device holds at
+ * that moment.
+ */
 async function machine(
   filesystem: string,
 ): Promise<{ readonly disk: string; start(): Promise<Stowage>; cut(): Promise<void> }> {
@@ -35,16 +38,17 @@ async function machine(
       return server;
     },
     cut: async () => {
-      // The file system shuts down without flushing its log: everything that has not reached the device is lost, as in a power cut.
+      // The shutdown drops the file system's log: everything that has not reached the device is lost, as in a power
+      // cut.
       await exec('xfs_io', ['-x', '-c', 'shutdown', disk]);
       server?.signal('SIGKILL');
       await server?.ended();
-      // Copies what the device holds: a mount namespace that was created meanwhile may keep the dead file system
-      // mounted, and mounting the same device again would return that one instead of reading the device.
+      // Copies the device: another mount namespace may keep the dead file system mounted, and a mount of the same
+      // device would return that one instead of reading the device.
       await exec('cp', ['--sparse=always', image, `${image}-after`]);
       await exec('umount', [disk]);
       mountImage(`${image}-after`, disk, ...(filesystem === 'xfs' ? ['nouuid'] : []));
-      // The machine did not really reboot, so the test makes the server believe that it did.
+      // The machine has not rebooted, so the test changes the recorded boot.
       using db = new DatabaseSync(join(disk, 'state', 'state.db'));
       db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");
     },
@@ -55,7 +59,7 @@ const names = async (server: Stowage, path: string): Promise<string[]> =>
   ((await server.api('GET', path)).body['items'] as { name: string }[]).map(({ name }) => name);
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
-  test.each(['xfs', 'ext4'])('loses nothing that was acknowledged (%s)', async (filesystem) => {
+  test.each(['xfs', 'ext4'])('loses no acknowledged change (%s)', async (filesystem) => {
     const { disk, start, cut } = await machine(filesystem);
     const before = await start();
     await mkdir(join(disk, 'data'));

@@ -20,7 +20,7 @@ import type { Stowage } from './stowage.ts';
 const run = promisify(execFile);
 const mib = 1024 * 1024;
 
-/** Writes as much as fits, in chunks of a MiB. Returns the size and the last error. */
+/** Writes in chunks of 1 MiB until the first error. Returns the written size and the error. */
 async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly output: string }> {
   const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
   const said = await run('dd', args, { timeout: 60_000 }).then(
@@ -61,14 +61,14 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect(over.mib).toBeGreaterThanOrEqual(20);
     expect(over.mib).toBeLessThanOrEqual(24);
     await expect.poll(async () => (await df(at)).used, pollOptions).toBeGreaterThanOrEqual(60);
-    // Existing data can be overwritten even when the volume is full.
+    // Overwriting existing data needs no free space.
     await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
-    // The next data path knows the usage after a kill.
+    // After a kill, the next data path knows the usage.
     process.kill((await waitUntilServing(server)).pid, 'SIGKILL');
     expect((await fill(join(at, 'c'), 8)).output).toMatch(/Disk quota exceeded/);
     await run('rm', [join(at, 'a'), join(at, 'c')]);
     expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
-    // A file that is replaced or truncated also frees its space, even after an idle time.
+    // A file that is replaced or truncated frees its space, even after an idle time.
     await run('mv', ['--force', join(at, 'd'), join(at, 'b')]);
     expect((await fill(join(at, 'f'), 30)).mib).toBe(30);
     await setTimeout(3_000);
@@ -82,7 +82,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
   });
 
-  test('can be overwritten in place when it is full, also by a process that continues after a kill', {
+  test('can be overwritten in place when it is full, even by a process that continues after a kill', {
     timeout: 120_000,
   }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
@@ -119,7 +119,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     await runCli(server, 'unmount', at);
   });
 
-  test('grows by no more than documented when two nodes fill it together', { timeout: 120_000 }, async () => {
+  test('exceeds its size by no more than documented when two nodes fill it together', {
+    timeout: 120_000,
+  }, async () => {
     const { uri } = ganesha.fresh();
     const one = await node(uri);
     await runCli(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
@@ -127,19 +129,19 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     for (const { server, at } of [one, other]) await runCli(server, 'mount', 'silver/both', at);
     const [here, there] = await Promise.all([fill(join(one.at, 'here'), 64), fill(join(other.at, 'there'), 64)]);
     const sum = here.mib + there.mib;
-    // A chunk is one MiB here: a 64th of the size.
+    // A chunk is 1 MiB here: 1/64 of the size.
     expect(sum).toBeLessThanOrEqual(66);
     expect(sum).toBeGreaterThanOrEqual(56);
     for (const { output: said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
     for (const { server, at } of [one, other]) await runCli(server, 'unmount', at);
   });
 
-  test('has its quota switched on by its users, and never off', { timeout: 60_000 }, async () => {
+  test('gets its quota when users enable it, and keeps it', { timeout: 60_000 }, async () => {
     const { server, at } = await node(ganesha.fresh().uri);
     await runCli(server, 'volume', 'create', 'silver/later', '--size', '64M');
     await runCli(server, 'mount', 'silver/later', at);
     await runCli(server, 'volume', 'enforce', 'silver/later');
-    // An existing mount keeps working without the quota. Further mounts are refused.
+    // An existing mount keeps working without the quota. Stowage refuses further mounts.
     expect((await server.cli('mount', 'silver/later', `${at}-more`)).stderr).toContain('Unmount it everywhere');
     expect((await fill(join(at, 'file'), 80)).mib).toBe(80);
     await runCli(server, 'unmount', at);

@@ -45,7 +45,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
     expect((await server.api('GET', `/v1/volumes/${id}`)).status).toBe(200);
   });
 
-  test('with a broken file leaves everything as it was, and the log says where the file is broken', async () => {
+  test('changes nothing if the file is invalid, and the log says where the error is', async () => {
     await writeFile(config, `stores:\n  a: local://${top}/a\n`);
     const server = await start();
     await writeFile(config, `stores:\n  a: local://${top}/a\n  b:\n    uri: local://${top}/b\n    colour: red\n`);
@@ -60,7 +60,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
     expect(await names(server)).toEqual(['a']);
   });
 
-  test('loses no request that runs meanwhile', async () => {
+  test('loses no request that runs during the reload', async () => {
     await writeFile(config, `stores:\n  a: local://${top}/a\n`);
     const server = await start();
     const results: number[] = [];
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
       await vi.waitFor(async () => expect((await stores(server))[0]?.onDelete).toBe(onDelete), { timeout: 10_000 });
     }
     await Promise.all(creating);
-    // A store is closed for a moment when its options change. Requests fail then with a retryable error.
+    // When its options change, a store is closed for a moment. Requests then fail with a retryable error.
     expect(results.filter((status) => status !== 201 && status !== 503)).toEqual([]);
     const made = results.filter((status) => status === 201).length;
     expect((await server.api('GET', '/v1/volumes?limit=1000')).body['items']).toHaveLength(made);
@@ -84,7 +84,7 @@ describe.skipIf(needs('linux'))('SIGHUP', () => {
 });
 
 describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
-  test('keeps a store that was removed from the file or changed, until its volumes are unmounted', async () => {
+  test('keeps a store that was removed from the file or changed until its volumes are unmounted', async () => {
     await writeFile(config, `stores:\n  a: local://${top}/a\n  b: local://${top}/b\n`);
     const server = await start();
     await server.api('POST', '/v1/volumes', { name: 'v', store: 'a' });
@@ -103,7 +103,7 @@ describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
 });
 
 describe.skipIf(needs('linux'))('an invalid configuration', () => {
-  test('keeps the server from starting; the error has file, line, column and what to do', async () => {
+  test('prevents the start of the server; the error has file, line, column and what to do', async () => {
     await writeFile(config, 'version: 1\nstores:\n  a: local:///x\n  a: local:///y\n');
     const args = ['up', '--state', join(top, 'state'), '--listen', 'none', '--config', config];
     const { status, stderr } = await run('bin/stowage', args);

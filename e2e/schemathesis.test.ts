@@ -7,24 +7,24 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { sized } from '#testing/sized.ts';
-import { type Answer, type Finished, program, type Stowage, startStowage } from './stowage.ts';
+import { type Answer, type CommandResult, program, type Stowage, startStowage } from './stowage.ts';
 
 const config = join(import.meta.dirname, 'schemathesis.toml');
 /**
- * The check that a created resource is available. It doesn't know that DELETE /v1/volumes/{volume}/empty deletes a volume, nor that
- * a repeated Idempotency-Key gets the first answer again, even if that resource was deleted since. Excluded here because `--checks all`
- * overrides the configuration file.
+ * The check that a created resource is available. It doesn't know that DELETE /v1/volumes/{volume}/empty deletes a
+ * volume, nor that a repeated Idempotency-Key returns the first answer again, even if that resource was deleted since.
+ * It is excluded here because `--checks all` overrides the configuration file.
  */
 const excluded = 'ensure_resource_availability';
 
 /**
  * Generates requests from /openapi.json against the running server, with every check of schemathesis: no 5xx, no answer that differs
- * from the document, no request accepted that the document forbids, and none refused that it allows, except for those that
- * schemathesis.toml names. The requests differ in each run; a failure prints the STOWAGE_SEED that reproduces it.
+ * from the document, no request accepted that the document forbids, and none refused that it allows, except for the
+ * requests that schemathesis.toml lists. The requests differ in each run; a failure prints the STOWAGE_SEED that reproduces it.
  *
- * Runs once as an administrator of everything and once as a user of one store, who is refused everything else. Skips the event
+ * Runs once with the token of an administrator, and once with the token of a user of one store, which gives access to nothing else. Skips the event
  * stream, which doesn't end. The server runs as an ordinary user, because generated stores and mount targets could harm the
- * machine. Mounts fail there, so the tests below check them.
+ * machine. An ordinary user cannot mount, so the tests below check mounts.
  */
 describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
   const examples = sized({
@@ -74,31 +74,31 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
     expect((await server.api('GET', '/readyz')).status).toBe(200);
   }
 
-  async function schemathesis(args: readonly string[]): Promise<Finished> {
-    const { promise, resolve } = Promise.withResolvers<Finished>();
-    // In its own folder, because schemathesis writes files to the working directory.
+  async function schemathesis(args: readonly string[]): Promise<CommandResult> {
+    const { promise, resolve } = Promise.withResolvers<CommandResult>();
+    // Runs in a folder of its own, because schemathesis writes files to the working directory.
     execFile(toolPath('schemathesis'), args, { cwd: folder, timeout: 240_000 }, (error, stdout, stderr) =>
       resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout: `${stdout}${stderr}`, stderr }),
     );
     return await promise;
   }
 
-  test('finds nothing wrong as an administrator', { timeout: 300_000 }, async () => {
-    // Revoking tokens would revoke the token of the run.
+  test('finds nothing wrong with the token of an administrator', { timeout: 300_000 }, async () => {
+    // These operations would revoke the token of the run.
     await check(admin, examples.admin, '--exclude-path', '/v1/events', '--exclude-operation-id', 'revokeToken');
   });
 
-  test('finds nothing wrong with revoking tokens', { timeout: 120_000 }, async () => {
+  test('finds nothing wrong with the revocation of tokens', { timeout: 120_000 }, async () => {
     await check(admin, examples.revoking, '--include-operation-id', 'revokeToken', '--phases', 'coverage,fuzzing');
   });
 
-  test('finds nothing wrong as a user of one store', { timeout: 300_000 }, async () => {
-    // access.test.ts checks for each route of an administrator that it refuses other roles.
+  test('finds nothing wrong with the token of a user of one store', { timeout: 300_000 }, async () => {
+    // access.test.ts checks that each administrator's route refuses other roles.
     await check(user, examples.user, '--exclude-path', '/v1/events', '--exclude-by', '/x-stowage-role == admin');
   });
 });
 
-/** Checks answers of real requests against the OpenAPI document. */
+/** Compares answers to real requests with the OpenAPI document. */
 describe.skipIf(needs('mount'))('the API’s mount routes', () => {
   let folder: string;
   let server: Stowage;

@@ -11,7 +11,7 @@ interface Started {
   readonly socket: string;
 }
 
-async function started(
+async function startServer(
   command: (socket: string) => readonly string[] = () => [program],
   folder = 'stowage-session-',
 ): Promise<Started> {
@@ -25,7 +25,7 @@ async function started(
   return { server, top, socket };
 }
 
-async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
+async function outputOf(result: ReturnType<Stowage['cli']>): Promise<string> {
   const { status, stdout, stderr } = await result;
   expect(status, stderr).toBe(0);
   return stdout;
@@ -39,81 +39,81 @@ async function df(path: string): Promise<string> {
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in the README', () => {
   test('an image volume has its size, holds data, and grows while it is mounted', async () => {
-    const { server, top } = await started();
+    const { server, top } = await startServer();
     const images = join(top, 'images');
     const at = join(top, 'x');
     await mkdir(images);
-    await good(server.cli('store', 'add', 'images', `local://${images}?layout=image&onDelete=archive`));
-    const json = await good(server.cli('volume', 'create', 'images/x', '--size', '1G', '--json'));
+    await outputOf(server.cli('store', 'add', 'images', `local://${images}?layout=image&onDelete=archive`));
+    const json = await outputOf(server.cli('volume', 'create', 'images/x', '--size', '1G', '--json'));
     await writeFile(join(top, 'x.json'), json);
     expect((await run('jq', ['-r', '.bytes, .enforced', join(top, 'x.json')])).stdout).toBe('1073741824\ntrue\n');
-    await good(server.cli('mount', 'x', at));
+    await outputOf(server.cli('mount', 'x', at));
     await writeFile(join(at, 'file'), 'kept');
     expect(await df(at)).toBe('1.0G');
-    await good(server.cli('volume', 'expand', 'x', '2G'));
+    await outputOf(server.cli('volume', 'expand', 'x', '2G'));
     expect(await df(at)).toBe('2.0G');
     expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
-    await good(server.cli('unmount', at));
-    expect(await good(server.cli('volume', 'delete', 'x'))).toContain('trash');
-    await good(server.cli('volume', 'restore', 'images/x'));
-    await good(server.cli('mount', 'x', at, '--read-only'));
+    await outputOf(server.cli('unmount', at));
+    expect(await outputOf(server.cli('volume', 'delete', 'x'))).toContain('trash');
+    await outputOf(server.cli('volume', 'restore', 'images/x'));
+    await outputOf(server.cli('mount', 'x', at, '--read-only'));
     expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
     await expect(writeFile(join(at, 'other'), '')).rejects.toMatchObject({ code: 'EROFS' });
-    await good(server.cli('unmount', at));
+    await outputOf(server.cli('unmount', at));
   });
 
-  test('capacity is enforced: a volume of 300 MiB does not take 400', async () => {
-    const { server, top } = await started();
+  test('the size of a volume is enforced: a volume of 300 MiB does not take 400 MiB', async () => {
+    const { server, top } = await startServer();
     const at = join(top, 'small');
     await mkdir(join(top, 'images'));
-    await good(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
-    await good(server.cli('volume', 'create', 'small', '--store', 'images', '--size', '300M'));
-    await good(server.cli('mount', 'small', at));
+    await outputOf(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
+    await outputOf(server.cli('volume', 'create', 'small', '--store', 'images', '--size', '300M'));
+    await outputOf(server.cli('mount', 'small', at));
     await expect(writeFile(join(at, 'big'), Buffer.alloc(400 * 1024 * 1024))).rejects.toMatchObject({ code: 'ENOSPC' });
-    await good(server.cli('unmount', at));
+    await outputOf(server.cli('unmount', at));
   });
 
   test('a block volume is a device of exactly its size', async () => {
-    const { server, top } = await started();
+    const { server, top } = await startServer();
     const at = join(top, 'disk');
     await mkdir(join(top, 'images'));
-    await good(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
-    await good(server.cli('volume', 'create', 'raw', '--store', 'images', '--size', '32M', '--block'));
-    await good(server.cli('mount', 'raw', at));
+    await outputOf(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
+    await outputOf(server.cli('volume', 'create', 'raw', '--store', 'images', '--size', '32M', '--block'));
+    await outputOf(server.cli('mount', 'raw', at));
     expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(32 * 1024 * 1024));
-    await good(server.cli('volume', 'expand', 'raw', '64M'));
+    await outputOf(server.cli('volume', 'expand', 'raw', '64M'));
     expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(64 * 1024 * 1024));
-    await good(server.cli('unmount', at));
+    await outputOf(server.cli('unmount', at));
   });
 });
 
 describe.skipIf(needs('linux'))('a first start', () => {
   test('prints where it listens, and which store is the default', async () => {
-    const { server, top } = await started();
+    const { server, top } = await startServer();
     expect(server.output().split('\n')[0]).toMatch(/^stowage ready in \d+\.\d s$/);
     expect(server.output()).toContain(`  socket   ${join(top, 'state', 'stowage.sock')}`);
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
   });
 
-  test('prints commands to try next that work as printed, wherever the socket is', async () => {
-    const { server } = await started(undefined, "stowage's session-");
-    await expectToWork(tryNext(server));
-    expect(await good(server.cli('volume', 'list'))).toContain('local/photos');
+  test('prints commands to try next that work as printed, whatever the socket’s path', async () => {
+    const { server } = await startServer(undefined, "stowage's session-");
+    await expectToWork(suggestedCommands(server));
+    expect(await outputOf(server.cli('volume', 'list'))).toContain('local/photos');
   });
 
   test('prints commands without a socket option if the socket is the default one', async () => {
-    const { server, socket } = await started((at) => ['env', '-u', 'STOWAGE_URL', `STOWAGE_SOCKET=${at}`, program]);
-    expect(tryNext(server).join('\n')).not.toContain('--socket');
-    await expectToWork(tryNext(server), `STOWAGE_SOCKET=${socket}`);
+    const { server, socket } = await startServer((at) => ['env', '-u', 'STOWAGE_URL', `STOWAGE_SOCKET=${at}`, program]);
+    expect(suggestedCommands(server).join('\n')).not.toContain('--socket');
+    await expectToWork(suggestedCommands(server), `STOWAGE_SOCKET=${socket}`);
   });
 });
 
-const tryNext = (server: Stowage): string[] => {
+const suggestedCommands = (server: Stowage): string[] => {
   const lines = server.output().split('\n');
   return lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
 };
 
-/** In a shell that knows nothing but what the lines say. */
+/** Runs the lines in a shell without variables that name a server, except the given ones. */
 async function expectToWork(lines: readonly string[], ...env: readonly string[]): Promise<void> {
   expect(lines).toHaveLength(3);
   for (const line of lines) {
@@ -127,7 +127,7 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
       '-c',
       line,
     ]);
-    // The doctor command exits with 1 where this machine lacks something.
+    // The doctor command exits with 1 if this machine lacks something.
     const most = line.endsWith(' doctor') ? 1 : 0;
     expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(most);
     expect(stderr).toBe('');
@@ -135,58 +135,60 @@ async function expectToWork(lines: readonly string[], ...env: readonly string[])
 }
 
 describe.skipIf(needs('linux'))('help', () => {
-  test('shows a way to delete everything with a label that works, also when nothing has it', async () => {
-    const { server, socket } = await started();
+  test('shows how to delete everything with a label, in a way that also works when no volume has the label', async () => {
+    const { server, socket } = await startServer();
     const [, line = ''] =
-      /^ +(stowage volume list .*\| .*)$/m.exec(await good(server.cli('volume', 'list', '--help'))) ?? [];
+      /^ +(stowage volume list .*\| .*)$/m.exec(await outputOf(server.cli('volume', 'list', '--help'))) ?? [];
     const inShell = (): ReturnType<typeof run> => {
       const env = [`PATH=${dirname(program)}:${process.env['PATH']}`, `STOWAGE_SOCKET=${socket}`];
       return run('env', [...env, 'sh', '-c', line]);
     };
     expect(await inShell()).toEqual({ status: 0, stdout: '', stderr: '' });
-    await good(server.cli('volume', 'create', 'kept'));
-    await good(server.cli('volume', 'create', 'one', '--label', 'temporary=yes'));
-    await good(server.cli('volume', 'create', 'two', '--label', 'temporary=yes'));
+    await outputOf(server.cli('volume', 'create', 'kept'));
+    await outputOf(server.cli('volume', 'create', 'one', '--label', 'temporary=yes'));
+    await outputOf(server.cli('volume', 'create', 'two', '--label', 'temporary=yes'));
     expect(await inShell()).toEqual({ status: 0, stdout: 'deleted local/one\ndeleted local/two\n', stderr: '' });
-    expect(await good(server.cli('volume', 'list'))).toMatch(/^VOLUME.*\nlocal\/kept .*\n$/);
+    expect(await outputOf(server.cli('volume', 'list'))).toMatch(/^VOLUME.*\nlocal\/kept .*\n$/);
   });
 
-  test('allows listing as many operations as --limit says', async () => {
-    const { server } = await started();
+  test('lists as many operations as the help of --limit says', async () => {
+    const { server } = await startServer();
     const [, most = ''] =
-      /--limit <n> .* up to (\d+)/.exec(await good(server.cli('operations', 'list', '--help'))) ?? [];
-    await good(server.cli('volume', 'create', 'x'));
-    expect(await good(server.cli('operations', 'list', '--limit', most))).toContain('volume.create');
+      /--limit <n> .* up to (\d+)/.exec(await outputOf(server.cli('operations', 'list', '--help'))) ?? [];
+    await outputOf(server.cli('volume', 'create', 'x'));
+    expect(await outputOf(server.cli('operations', 'list', '--limit', most))).toContain('volume.create');
   });
 });
 
 describe.skipIf(needs('linux'))('existing directories', () => {
   test('become volumes in place, one by one or all at once', async () => {
-    const { server, top } = await started();
+    const { server, top } = await startServer();
     for (const name of ['one', 'two', 'three']) await mkdir(join(top, 'data', name), { recursive: true });
     await writeFile(join(top, 'data', 'two', 'file'), 'kept');
-    await good(server.cli('store', 'add', 'data', `local://${join(top, 'data')}`));
-    const orphans = JSON.parse(await good(server.cli('store', 'orphans', 'data', '--json'))) as { action: string }[];
+    await outputOf(server.cli('store', 'add', 'data', `local://${join(top, 'data')}`));
+    const orphans = JSON.parse(await outputOf(server.cli('store', 'orphans', 'data', '--json'))) as {
+      action: string;
+    }[];
     expect(orphans).toHaveLength(3);
     // The command that the report recommends works as printed.
     const [, advised = ''] = /with: stowage ([^;]*)/.exec(orphans[0]?.action ?? '') ?? [];
-    expect(await good(server.cli(...advised.split(' ')))).toBe('adopted one (data without a record)\n');
-    await good(server.cli('store', 'adopt', 'data'));
-    const volumes = JSON.parse(await good(server.cli('volume', 'list', '--store', 'data', '--json'))) as {
+    expect(await outputOf(server.cli(...advised.split(' ')))).toBe('adopted one (data without a record)\n');
+    await outputOf(server.cli('store', 'adopt', 'data'));
+    const volumes = JSON.parse(await outputOf(server.cli('volume', 'list', '--store', 'data', '--json'))) as {
       name: string;
     }[];
     expect(volumes.map(({ name }) => name)).toEqual(['one', 'three', 'two']);
     expect(await readFile(join(top, 'data', 'two', 'file'), 'utf8')).toBe('kept');
-    expect(JSON.parse(await good(server.cli('store', 'orphans', 'data', '--json')))).toEqual([]);
+    expect(JSON.parse(await outputOf(server.cli('store', 'orphans', 'data', '--json')))).toEqual([]);
   });
 });
 
 describe.skipIf(needs('linux'))('a system that is not Linux', () => {
-  test('runs everything but mounting, and reports what it can’t do', async () => {
-    // Only process.platform differs. The kernel is still Linux.
+  test('runs every command except mounts, and reports why it can’t mount', async () => {
+    // Replaces process.platform only. The kernel is still Linux.
     const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
     const main = join(program, '../../src/app/main.ts');
-    const { server, top } = await started(() => [
+    const { server, top } = await startServer(() => [
       process.execPath,
       '--import',
       pretend,
@@ -194,24 +196,24 @@ describe.skipIf(needs('linux'))('a system that is not Linux', () => {
       main,
     ]);
     expect(server.output()).toContain('volumes cannot be mounted: this is darwin, and mounting needs Linux');
-    await good(server.cli('volume', 'create', 'photos'));
-    await good(server.cli('volume', 'rename', 'photos', 'pictures'));
+    await outputOf(server.cli('volume', 'create', 'photos'));
+    await outputOf(server.cli('volume', 'rename', 'photos', 'pictures'));
     const refused = await server.cli('mount', 'pictures', join(top, 'target'));
     expect(refused.status).toBe(7);
     expect(refused.stderr).toContain('error: volumes cannot be mounted here: this is darwin, and mounting needs Linux');
     expect((await server.cli('doctor')).stdout).toContain('volumes cannot be mounted');
-    await good(server.cli('volume', 'delete', 'pictures'));
+    await outputOf(server.cli('volume', 'delete', 'pictures'));
   });
 });
 
 describe.skipIf(needs('linux', 'node26'))('Node 26', () => {
   test('runs the server and the command line from the sources', async () => {
     const main = join(program, '../../src/app/main.ts');
-    const { server } = await started(() => [toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);
-    await good(server.cli('volume', 'create', 'photos', '--label', 'made=by-26'));
-    expect(JSON.parse(await good(server.cli('volume', 'list', '--json')))).toMatchObject([
+    const { server } = await startServer(() => [toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);
+    await outputOf(server.cli('volume', 'create', 'photos', '--label', 'made=by-26'));
+    expect(JSON.parse(await outputOf(server.cli('volume', 'list', '--json')))).toMatchObject([
       { name: 'photos', labels: { made: 'by-26' } },
     ]);
-    await good(server.cli('volume', 'delete', 'photos'));
+    await outputOf(server.cli('volume', 'delete', 'photos'));
   });
 });

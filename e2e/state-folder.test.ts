@@ -10,7 +10,7 @@ import { call, startStowage } from './stowage.ts';
 const run = promisify(execFile);
 
 test.skipIf(needs('root', 'mount'))(
-  'only root reaches volumes in the state folder, regardless of who created it and with which mode',
+  'only root can reach volumes in the state folder, regardless of the folder’s creator and mode',
   async () => {
     const state = await mkdtemp(join(tmpdir(), 'stowage-state-'));
     await chmod(state, 0o755);

@@ -6,7 +6,7 @@ import type { TestEngine } from '#testbed/engine-machine.ts';
 import { type MachineProcess, runInside, startInside } from '#testbed/machine.ts';
 import { program } from './stowage.ts';
 
-/** An engine network with a machine that runs our own NFS server, which only that network can reach. */
+/** An engine network with a machine that runs Stowage's NFS server. Only that network can reach the server. */
 export interface StorageNetwork extends AsyncDisposable {
   /** The URI of an exported directory. */
   uri(name: 'silver' | 'plain'): string;
@@ -21,7 +21,7 @@ const dockerBridge = 'storage0';
 /** The address range for containers. */
 const range = '10.77.0.128/25';
 
-/** The network is called `storage` and has no route out. The server keeps running when the engine stops. */
+/** Creates a network `storage` without a route to the outside. The server keeps running when the engine stops. */
 export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
   await using stack = new AsyncDisposableStack();
   const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-filer-')));
@@ -34,7 +34,7 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   const inspect = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
   const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...inspect);
   const ip = (...words: readonly string[]): Promise<string> => runInside(engine, onPath('ip') ?? 'ip', ...words);
-  // Podman creates the bridge with the first container, and uses an existing one.
+  // Podman creates the bridge with the first container, and uses an existing bridge.
   await ip('link', 'show', bridge).catch(() => ip('link', 'add', bridge, 'type', 'bridge'));
   await ip('link', 'set', bridge, 'up');
   await ip('netns', 'add', 'filer');
@@ -42,7 +42,8 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   await ip('link', 'set', 'filer0', 'master', bridge, 'up');
   await ip('-n', 'filer', 'address', 'add', `${storageHost}/24`, 'dev', 'eth0');
   for (const link of ['lo', 'eth0']) await ip('-n', 'filer', 'link', 'set', link, 'up');
-  // Engines give the host an address in each network, so the test blocks that address.
+  // Engines give the host an address in each network. The server drops packets to that address, so that the host can't
+  // reach it.
   await ip('-n', 'filer', 'route', 'add', 'blackhole', gateway);
   const server: MachineProcess = await startInside(engine, {
     command: [

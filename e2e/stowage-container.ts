@@ -9,14 +9,14 @@ import { runInside } from '#testbed/machine.ts';
 import { digest } from '#testbed/rootfs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 
-/** The words of the `docker run` line for `stowage node` in the head of deploy/Dockerfile. */
+/** The arguments of the `docker run` line for `stowage node` at the head of deploy/Dockerfile. */
 export function documentedRun(): readonly string[] {
   const head = readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8').replaceAll(/^# {0,3}/gm, '');
   const [line = ''] = head.replaceAll(/\\\n\s*/g, '').match(/^docker run .* stowage node$/m) ?? [];
   return line.split(/\s+/).slice(1);
 }
 
-/** The same, adapted to an engine of the test bed, whose files are in another folder. */
+/** These arguments, adapted to an engine of the test bed, whose files are in another folder. */
 function runFor(engine: Engine, image: string): readonly string[] {
   const netns = join(dirname(engine.socket), 'exec', 'netns');
   const elsewhere: Readonly<Record<string, string>> = {
@@ -28,13 +28,13 @@ function runFor(engine: Engine, image: string): readonly string[] {
   return [...words.slice(0, -2), image, 'node', '--log-level', 'info'];
 }
 
-/** Starts the container, after a previous one with its name is gone. */
+/** Starts the container, after an earlier container with its name is gone. */
 export async function startStowageIn(engine: Engine, image: string): Promise<void> {
   await engine.docker(...runFor(engine, image));
-  await answers(engine);
+  await untilAnswering(engine);
 }
 
-export const answers = (engine: Engine): Promise<string> =>
+export const untilAnswering = (engine: Engine): Promise<string> =>
   eventually(
     () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
     (said) => said !== '',
@@ -71,7 +71,7 @@ export async function ganeshaIn(
     folder: top,
     exports: [first, ...others],
     signal,
-    inside: engine.inside,
+    commandPrefix: engine.inside,
     listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
     env: { ...quietEnvironment(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });
@@ -85,7 +85,7 @@ export async function ganeshaIn(
   };
 }
 
-/** The mount points of NFS volumes below a folder of the engine's machine, which also sees the mounts of parallel tests. */
+/** The mount points of NFS volumes below a folder of the engine's machine, without the mounts of parallel tests. */
 export async function volumesBelow(engine: Engine, folder: string): Promise<readonly string[]> {
   const table = (await runInside(engine, 'cat', '/proc/mounts')).split('\n').map((line) => line.split(' '));
   return table.flatMap(([source = '', at = '']) =>

@@ -7,46 +7,46 @@ export const program = fileURLToPath(new URL('../bin/stowage', import.meta.url))
 
 export interface Answer {
   readonly status: number;
-  // Tests check arbitrary answers.
+  // Untyped, because tests inspect arbitrary answers.
   readonly body: { readonly [key: string]: unknown };
 }
 
-export interface Finished {
+export interface CommandResult {
   readonly status: number;
   readonly stdout: string;
   readonly stderr: string;
 }
 
-/** The real program in its own process, with its own state folder. */
+/** The real program as a process of its own, with its own state folder. */
 export interface Stowage {
   readonly pid: number;
   /** Its output so far. */
   readonly output: () => string;
   /** Calls the API over the socket. Rejects if the server dies before it answers. */
   api(method: string, path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
-  cli(...args: string[]): Promise<Finished>;
+  cli(...args: string[]): Promise<CommandResult>;
   signal(signal: NodeJS.Signals): void;
   /** Resolves when the process has ended. */
   ended(): Promise<number | NodeJS.Signals | null>;
-  /** Sends SIGTERM and waits. */
+  /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
 }
 
 export interface StowageOptions {
   readonly state: string;
-  /** Default: in the state folder. */
+  /** Default: a socket in the state folder. */
   readonly socket?: string;
   readonly config?: string;
   readonly listen?: string;
-  /** More options of `up`. */
+  /** Additional options of `up`. */
   readonly options?: readonly string[];
   /** The command and its first arguments. Default: `bin/stowage`. */
   readonly command?: readonly string[];
-  /** Called with the process before it is ready. */
+  /** Called as soon as the process runs. */
   readonly onSpawn?: (child: ChildProcess) => void;
 }
 
-/** Resolves at `stowage ready`. Rejects with the output if the process ends before that. */
+/** Resolves when Stowage prints `stowage ready`. Rejects with the output if the process ends before that. */
 export async function startStowage(options: StowageOptions): Promise<Stowage> {
   const [command = program, ...first] = options.command ?? [program];
   const socket = options.socket ?? `${options.state}/stowage.sock`;
@@ -96,24 +96,24 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
   return promise;
 }
 
-/** Never rejects because of an exit status, which tests check. */
-export function run(command: string, args: readonly string[]): Promise<Finished> {
-  const { promise, resolve } = Promise.withResolvers<Finished>();
+/** Resolves whatever the exit status is, because tests check it. */
+export function run(command: string, args: readonly string[]): Promise<CommandResult> {
+  const { promise, resolve } = Promise.withResolvers<CommandResult>();
   let hangs = '';
   const child = execFile(command, args, (error, stdout, stderr) => {
     clearTimeout(timer);
     resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr: `${stderr}${hangs}` });
   });
   const timer = setTimeout(() => {
-    hangs = `\nended after ${hangMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
+    hangs = `\nended after ${callLimitMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
     child.kill('SIGKILL');
-  }, hangMs);
+  }, callLimitMs);
   return promise;
 }
 
-const hangMs = 60_000;
+const callLimitMs = 60_000;
 
-/** The kernel functions that its threads wait in, for diagnosis. */
+/** The kernel functions in which the threads of the process wait, for diagnosis. */
 function threadsOf(pid: number): string {
   const look = (path: string): string => {
     try {

@@ -9,7 +9,7 @@ import { startStowage } from './stowage.ts';
 const oldRecords = fileURLToPath(new URL('../src/records/fixtures/version-0.sql', import.meta.url));
 const oldStore = fileURLToPath(new URL('../src/stores/local/fixtures/version-0', import.meta.url));
 
-/** A state folder as version 0 wrote it: its tables, with one store and its volumes. */
+/** Writes a state folder like version 0: its tables, with one store and its volumes. Returns the ids of the volumes. */
 async function oldState(state: string, root: string): Promise<string[]> {
   await mkdir(state);
   const db = new DatabaseSync(join(state, 'state.db'));
@@ -36,7 +36,7 @@ async function oldState(state: string, root: string): Promise<string[]> {
   return ids;
 }
 
-test('a machine with the oldest format keeps everything after an upgrade', async () => {
+test('an upgrade keeps everything on a machine with the oldest format', async () => {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-upgrade-')));
   onTestFinished(() => rm(top, { recursive: true, force: true }));
   const root = join(top, 'data');

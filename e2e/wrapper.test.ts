@@ -7,16 +7,17 @@ import { expect, test } from 'vitest';
 import { servingFlags } from '#app/serving-flags.ts';
 import { repository } from '#testbed/component.ts';
 
-const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
+const printScript =
+  'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
 
-/** An installed Stowage: the wrapper, and a bundle that prints its arguments. */
+/** Installs Stowage: the wrapper, and a bundle that prints its arguments. */
 function install(folder: string, bundle = true): void {
   mkdirSync(join(folder, 'bin'), { recursive: true });
   for (const name of ['stowage', 'kubectl-stowage'])
     copyFileSync(join(repository, 'bin', name), join(folder, 'bin', name));
   if (!bundle) return;
   mkdirSync(join(folder, 'dist'));
-  writeFileSync(join(folder, 'dist', 'stowage.mjs'), show);
+  writeFileSync(join(folder, 'dist', 'stowage.mjs'), printScript);
 }
 
 function fakeNode(folder: string, version: string): string {
@@ -52,7 +53,7 @@ test('a symlink to a symlink finds the program, and arguments are passed on unch
   });
 });
 
-test('kubectl finds the same program by the plugin’s name, and the program uses that name', async () => {
+test('kubectl finds the program under the plugin’s name, and the program uses that name in its help', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(join(home.path, 'opt'));
   writeFileSync(
@@ -68,10 +69,10 @@ test('kubectl finds the same program by the plugin’s name, and the program use
 test.each([
   ['sources that were edited since the build', 60, 'src/app/main.ts'],
   ['the bundle that was built from them', -60, 'dist/stowage.mjs'],
-])('a checkout runs %s, with the Node that npm brought', async (_what, seconds, program) => {
+])('a checkout runs %s, with the Node that npm installed', async (_what, seconds, program) => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   mkdirSync(join(home.path, 'src/app'), { recursive: true });
-  writeFileSync(join(home.path, 'src/app/main.ts'), show);
+  writeFileSync(join(home.path, 'src/app/main.ts'), printScript);
   writeFileSync(join(home.path, 'package.json'), '{"type":"module"}');
   mkdirSync(join(home.path, 'node_modules/.bin'), { recursive: true });
   symlinkSync(process.execPath, join(home.path, 'node_modules/.bin/node'));
@@ -88,7 +89,7 @@ test.each([
   });
 });
 
-test('idle programs start with flags for little memory, and file servers with flags for speed, also the one of `up`', async () => {
+test('programs that are mostly idle start with flags for little memory, and NFS servers with flags for speed, even under `up`', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path);
   writeFileSync(join(home.path, 'dist', 'stowage.mjs'), 'console.log(JSON.stringify(process.execArgv));\n');
@@ -99,14 +100,14 @@ test('idle programs start with flags for little memory, and file servers with fl
   expect(serving).not.toContain('--optimize-for-size');
   expect(flags('--json', 'nfs', 'serve', '/srv/data')).toEqual(serving);
   expect(servingFlags(flags('up', '--nfs'))).toEqual(serving);
-  // They shrink their heap when idle.
+  // These programs shrink their heap when they are idle.
   for (const server of ['up', 'node', 'controller']) {
     expect(flags(server)).toContain('--expose-gc');
     expect(flags(server)).not.toContain('--optimize-for-size');
   }
 });
 
-test('an old Node is refused with advice on what to do', async () => {
+test('an old Node is refused, and the error says what to do', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path);
   const fake = fakeNode(home.path, '20');
@@ -118,7 +119,7 @@ test('an old Node is refused with advice on what to do', async () => {
   );
 });
 
-test('without a bundle it says how to get one', async () => {
+test('without a bundle, the wrapper says how to get one', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path, false);
   const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: ownNode }, 'up');

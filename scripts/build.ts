@@ -5,7 +5,10 @@ import { rolldown } from 'rolldown';
 
 const repository = dirname(import.meta.dirname);
 
-/** Bundles into one file that needs only Node. It starts ten times faster than the sources, and the image ships it. */
+/**
+ * Bundles the sources into one file that needs only Node. It starts ten times faster than the sources, and is part of
+ * the image.
+ */
 async function build(source: string, outfile: string, kind: 'program' | 'library' = 'program'): Promise<void> {
   const since = performance.now();
   const entry = join(repository, 'src', source);
@@ -15,14 +18,14 @@ async function build(source: string, outfile: string, kind: 'program' | 'library
     cwd: repository,
     platform: 'node',
     tsconfig: false,
-    // A missing package must fail the build, and not become an import that fails at run time.
+    // A missing package must fail the build instead of becoming an import that fails at run time.
     onLog: (level, log, handle) => {
       if (log.code === 'UNRESOLVED_IMPORT') throw new Error(log.message);
       handle(level, log);
     },
   });
   await bundle.write({
-    // Written under another name first, because the program may be starting right now.
+    // Written under another name first, because the program may be starting at that moment.
     file: `${outfile}.new`,
     format: 'esm',
     codeSplitting: false,
@@ -39,8 +42,8 @@ async function build(source: string, outfile: string, kind: 'program' | 'library
 }
 
 /**
- * V8 keeps a program's source text as long as the program runs, and stores it with two bytes per character if any character needs
- * two. So these are replaced by escapes, which strings and expressions both allow.
+ * V8 keeps a program's source text in memory, with two bytes per character if any character needs two. So this replaces
+ * such characters by escapes, which strings and expressions both allow.
  */
 async function spellInAscii(file: string): Promise<void> {
   const text = await readFile(file, 'utf8');
@@ -62,9 +65,9 @@ async function copyNative(outfile: string): Promise<void> {
 }
 
 const folder = process.argv[2] ?? join(repository, 'dist');
-// For other programs: `stowage/nfs3` (src/wire/nfs3/README.md).
+// The library for other programs: `stowage/nfs3` (src/wire/nfs3/README.md).
 await build('wire/nfs3/index.ts', join(folder, 'nfs3.mjs'), 'library');
-// Programs that the previous bundle starts and finds beside itself (src/stores/nfs/network-process.ts, src/keeper).
+// Programs that the bundle starts from its own folder (src/stores/nfs/network-process.ts, src/keeper).
 await build('stores/nfs/network-child.ts', join(folder, 'network-child.mjs'));
 await build('keeper/main.ts', join(folder, 'keeper.mjs'));
 await build('datapath/main.ts', join(folder, 'data-path.mjs'));

@@ -11,7 +11,7 @@ interface Finding {
   readonly output: string;
 }
 
-/** Each program runs as an editor or a user would run it, so a failure can be reproduced with the same command. */
+/** Each program runs as an editor or a user would run it, so that a failure can be reproduced with the same command. */
 const programs: readonly (readonly [what: string, program: string, ...args: string[]])[] = [
   ['types', 'tsc', '--noEmit', '-p', '.'],
   ['format and lint', 'biome', 'check', '--error-on-warnings', '--max-diagnostics=100'],
@@ -25,7 +25,7 @@ async function runProgram(program: string, args: readonly string[]): Promise<Fin
   const file = program === 'node' ? process.execPath : join(repository, 'node_modules', '.bin', program);
   const child = spawn(file, args, {
     cwd: repository,
-    // The programs' own scripts begin with `env node`, which must find the Node that runs this script.
+    // The scripts of the programs begin with `env node`, which must find the Node that runs this script.
     env: { ...process.env, PATH: `${dirname(process.execPath)}:${process.env['PATH'] ?? ''}` },
     signal: AbortSignal.timeout(deadline),
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -53,7 +53,7 @@ async function step(what: string, command: string, work: () => Promise<Finding> 
 
 async function main(): Promise<number> {
   const results: boolean[] = [];
-  // One after the other, because each uses all cores, and so the durations are meaningful.
+  // One after the other, because each program uses all cores, and so that the durations mean something.
   for (const [what, program, ...args] of programs) {
     results.push(await step(what, [program, ...args].join(' '), () => runProgram(program, args)));
   }

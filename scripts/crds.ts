@@ -1,4 +1,4 @@
-// Generates the CRDs from the program's own definitions of stores: node scripts/crds.ts
+// Generates the CRDs from the store kinds of the program: node scripts/crds.ts
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
@@ -6,10 +6,10 @@ import { policyOptions } from '#core/store-uri.ts';
 import { storeKinds } from './store-kinds.ts';
 
 const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
-/** For Helm, and for users without it: the CRD must exist before any store. */
+/** One for Helm, and one for users without Helm: the CRD must exist before any store. */
 export const storesFiles = [join(folder, 'chart', 'crds', 'stores.yaml'), join(folder, 'crds', 'stores.yaml')];
 
-/** Increased when a field is added: a chart that needs the field reports it if the cluster has an older CRD. */
+/** Increased when a field is added. A chart that needs the field reports a cluster with an older CRD. */
 const schema = 2;
 
 const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });
@@ -30,23 +30,23 @@ const schemes = storeKinds.map(({ scheme }) => `${scheme}://`);
 
 const storageClass = {
   type: 'object',
-  description: 'A StorageClass that is made for this store, and kept as it is said here. Left out: none.',
+  description: 'A StorageClass that the controller creates for this store and keeps in this state. Default: none.',
   properties: {
-    name: text('What it is called. Left out: as the store.', {
+    name: text('The name of the class. Default: the name of the store.', {
       maxLength: 253,
       pattern: '^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$',
     }),
-    default: isTrue('Whether claims that name no class get this one.'),
-    reclaimPolicy: text('What becomes of a volume when its claim is deleted.', { enum: ['Delete', 'Retain'] }),
-    volumeBindingMode: text('When volumes are made: at once, or when the first pod that uses them is scheduled.', {
+    default: isTrue('Whether claims that name no class use this one.'),
+    reclaimPolicy: text('What happens to a volume when its claim is deleted.', { enum: ['Delete', 'Retain'] }),
+    volumeBindingMode: text('When volumes are created: at once, or when the first pod that uses them is scheduled.', {
       enum: ['Immediate', 'WaitForFirstConsumer'],
     }),
-    allowVolumeExpansion: isTrue('Whether claims may ask for more later (the default).'),
+    allowVolumeExpansion: isTrue('Whether claims can be expanded (the default).'),
     nameTemplate: text(
-      'What volumes are called, of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY} of the claim. Left out: pvc-{uid}.',
+      'The name of volumes, from {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY} of the claim. Default: pvc-{uid}.',
       { maxLength: 256 },
     ),
-    enforce: isTrue('Whether volumes are held to their sizes.'),
+    enforce: isTrue('Whether the sizes of volumes are enforced.'),
   },
 };
 
@@ -55,8 +55,8 @@ const condition = {
   required: ['type', 'status', 'reason', 'message', 'lastTransitionTime'],
   properties: {
     type: text('Ready, Reachable, MountsHealthy or StorageClass.'),
-    reason: text('In one word.'),
-    message: text('And what to do.'),
+    reason: text('The reason, as one word.'),
+    message: text('The details, and what to do.'),
     status: { type: 'string', enum: ['True', 'False', 'Unknown'] },
     observedGeneration: { type: 'integer', format: 'int64' },
     lastTransitionTime: { type: 'string', format: 'date-time' },
@@ -95,7 +95,7 @@ export const storeDefinition = {
         schema: {
           openAPIV3Schema: {
             type: 'object',
-            description: 'A place where volumes live.',
+            description: 'A location of volumes.',
             required: ['spec'],
             'x-kubernetes-validations': [
               {
@@ -112,7 +112,7 @@ export const storeDefinition = {
                 required: ['uri'],
                 'x-kubernetes-validations': optionRules,
                 properties: {
-                  uri: text('Scheme and place, as nfs://server/export. Options are beside it.', {
+                  uri: text('Scheme and location, such as nfs://server/export. Options are in the field options.', {
                     maxLength: 2048,
                     'x-kubernetes-validations': [
                       {
@@ -129,7 +129,7 @@ export const storeDefinition = {
                   }),
                   options: {
                     type: 'object',
-                    description: 'The same as in stowage.yaml.',
+                    description: 'The options, as in stowage.yaml.',
                     maxProperties: 64,
                     additionalProperties: { type: 'string', maxLength: 1024 },
                   },
@@ -140,7 +140,7 @@ export const storeDefinition = {
                 type: 'object',
                 properties: {
                   observedGeneration: { type: 'integer', format: 'int64' },
-                  kind: text('Its scheme.'),
+                  kind: text('The scheme of the URI.'),
                   conditions: {
                     type: 'array',
                     items: condition,
@@ -149,14 +149,14 @@ export const storeDefinition = {
                   },
                   capacity: {
                     type: 'object',
-                    properties: { total: quantity('Of the place.'), free: quantity('Of that, about.') },
+                    properties: { total: quantity('The total space.'), free: quantity('The approximate free space.') },
                   },
                   volumes: { type: 'integer', format: 'int64' },
                   unhealthyNodes: {
                     type: 'array',
                     items: { type: 'string' },
                     description:
-                      'The nodes on which its mounts are unhealthy; the message of MountsHealthy names some of them. * stands for any node.',
+                      'The nodes on which mounts of the store are unhealthy; the message of MountsHealthy names some of them. * means any node.',
                   },
                 },
               },
@@ -169,6 +169,6 @@ export const storeDefinition = {
 };
 
 export const storesYaml = (): string =>
-  `# Made by scripts/crds.ts of what the program knows of stores; do not edit.\n${stringify(storeDefinition, { lineWidth: 0 })}`;
+  `# Generated by scripts/crds.ts from the store kinds of the program; do not edit.\n${stringify(storeDefinition, { lineWidth: 0 })}`;
 
 if (process.argv[1] === import.meta.filename) for (const file of storesFiles) await writeFile(file, storesYaml());

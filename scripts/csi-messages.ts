@@ -17,11 +17,11 @@ const services = ['csi.v1.Identity', 'csi.v1.Controller', 'csi.v1.Node', 'plugin
 const out = join(dirname(import.meta.dirname), 'src', 'wire', 'csi', 'generated');
 
 /**
- * CSI 1.13 replaced the volume condition by a separate interface. Kubelets will read the old field for years, and
- * its number is reserved, so this adds it again.
+ * CSI 1.13 replaced the volume condition by a separate interface. Kubelets will read the old field for years, and its
+ * number is reserved, so this script adds the field again.
  */
 const condition = 'VolumeCondition volume_condition = 2;';
-const putBack: readonly (readonly [line: string, instead: string, times: number])[] = [
+const restoredLines: readonly (readonly [line: string, instead: string, times: number])[] = [
   ['    reserved 2;\n', `    ${condition}\n`, 2],
   ['\n  reserved 2;\n', `\n  ${condition}\n`, 1],
   ['reserved 11;', 'VOLUME_CONDITION = 11 [(alpha_enum_value) = true];', 1],
@@ -39,7 +39,7 @@ message VolumeCondition {
 
 function withCondition(text: string): string {
   let result = text;
-  for (const [line, instead, times] of putBack) {
+  for (const [line, instead, times] of restoredLines) {
     const found = result.split(line).length - 1;
     if (found !== times) throw new Error(`${JSON.stringify(line)} is there ${found} times, not ${times}`);
     result = result.replaceAll(line, instead);
@@ -63,7 +63,7 @@ const registration = readFileSync(join(folderOf(kubelet), 'pkg/apis/pluginregist
 writeFileSync(join(proto, 'registration.proto'), registration);
 writeFileSync(
   join(work, 'buf.gen.yaml'),
-  // Node only strips types, so an enum would have to be compiled.
+  // Node only strips types and can't run an enum.
   `version: v2
 plugins:
   - local: protoc-gen-es

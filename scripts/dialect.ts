@@ -27,9 +27,9 @@ const searched = ['{src,e2e,bench,scripts}/**/*.ts', 'docs/**/*.md', 'README.md'
 const notSearched = ['src/wire/csi/generated/**', 'docs/reference/**', 'scripts/dialect*.ts'];
 
 export interface Text {
-  /** From the repository's root. */
+  /** The path from the repository's root. */
   readonly path: string;
-  /** Of a source file only its comments and strings. */
+  /** The whole text, or only the comments and strings of a source file. */
   readonly text: string;
 }
 
@@ -41,11 +41,14 @@ export const textsIn = (root: string): readonly Text[] =>
       return { path, text: path.endsWith('.ts') ? withoutCode(text) : text };
     });
 
-/** A regular expression is matched so that a quote or a slash in it does not look like a string or a comment. */
+/**
+ * Matches regular expressions as well, because a quote or a slash in one could look like the start of a string or a
+ * comment.
+ */
 const token =
   /\/\*[\s\S]*?\*\/|\/\/.*|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?:[^`\\]|\\[\s\S])*`|\/(?<=[=(,:!&|?[]\s*\/)(?:[^/\\\n[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\//g;
 
-/** The comments and strings of a source file, each where it was, without the code. */
+/** The comments and strings of a source file at their original positions, with blanks instead of the code. */
 export function withoutCode(source: string): string {
   const code = (from: number, to?: number): string => source.slice(from, to).replaceAll(/[^\n]/g, ' ');
   let text = '';
@@ -53,10 +56,10 @@ export function withoutCode(source: string): string {
   return text + code(text.length);
 }
 
-/** Whole words in any case. A phrase may continue on the next line of a comment. */
+/** Matches whole words in any case. A phrase may continue on the next line of a comment. */
 const patternOf = (phrase: string): RegExp => new RegExp(`\\b${phrase.replaceAll(' ', '[\\s/*]+')}\\b`, 'gi');
 
-/** `path:line` of each place. */
+/** Each occurrence, as `path:line`. */
 export function placesOf(phrase: string, texts: readonly Text[]): readonly string[] {
   const pattern = patternOf(phrase);
   return texts.flatMap(({ path, text }) =>
@@ -64,7 +67,7 @@ export function placesOf(phrase: string, texts: readonly Text[]): readonly strin
   );
 }
 
-/** Each forbidden phrase that occurs, with all its places. */
+/** Each forbidden phrase that occurs, with all its occurrences. */
 export function dialectFaults(
   texts: readonly Text[],
   phrases: readonly string[] = forbiddenPhrases,

@@ -25,9 +25,9 @@ async function pages(): Promise<Readonly<Record<string, string>>> {
   };
 }
 
-/** Generated parts of hand-written pages, between two markers. */
+/** Hand-written pages with a generated part between two markers. */
 const parts: Readonly<Record<string, () => string>> = { 'SECURITY.md': rightsTable };
-const [partBegins, partEnds] = ['<!-- Made by `npm run docs`. Do not edit. -->', '<!-- End of what is made. -->'];
+const [partBegins, partEnds] = ['<!-- Made by `npm run docs`. Do not edit. -->', '<!-- End of the generated part. -->'];
 
 async function withPart(name: string, made: string): Promise<string> {
   const text = await readFile(join(repository, name), 'utf8');

@@ -30,7 +30,7 @@ describe('the documentation', () => {
     ]);
   });
 
-  test('every path of the tree that a developer document names exists, and no later part does', async () => {
+  test('every path of the tree in a developer document exists, and no path in the table of later parts does', async () => {
     const documents = (await documentsIn(root)).filter(isForDevelopers);
     expect(documents.map(({ path }) => path)).toEqual(
       expect.arrayContaining(['ARCHITECTURE.md', 'CONTRIBUTING.md', 'SCOPE.md', 'docs/designs/kubernetes.md']),
@@ -62,7 +62,7 @@ describe('the documentation', () => {
     ]);
   });
 
-  test('the page about benchmarks has a section for each', async () => {
+  test('the page about benchmarks has a section for each benchmark', async () => {
     const programs = (await filesIn(root)).filter((file) => /^bench\/[\w-]+\.ts$/.test(file));
     const names = programs
       .filter((file) => read(file).includes('export const bench'))

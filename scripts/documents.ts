@@ -4,18 +4,18 @@ import { dirname, join, normalize, relative } from 'node:path';
 import { anchor } from './docs/markdown.ts';
 
 export interface Document {
-  /** Relative to the repository's root. */
+  /** The path from the repository's root. */
   readonly path: string;
   readonly text: string;
 }
 
-const notOurs = ['**/node_modules/**', '.git/**', 'dist/**', '.stowage-*/**'];
+const foreignFiles = ['**/node_modules/**', '.git/**', 'dist/**', '.stowage-*/**'];
 
 export async function documentsIn(root: string): Promise<readonly Document[]> {
   const found: Document[] = [];
   for await (const path of glob('**/*.md', {
     cwd: root,
-    exclude: notOurs,
+    exclude: foreignFiles,
   })) {
     found.push({ path, text: readFileSync(join(root, path), 'utf8') });
   }
@@ -23,25 +23,25 @@ export async function documentsIn(root: string): Promise<readonly Document[]> {
 }
 
 export async function filesIn(root: string): Promise<readonly string[]> {
-  const found = await Array.fromAsync(glob('**', { cwd: root, exclude: notOurs, withFileTypes: true }));
+  const found = await Array.fromAsync(glob('**', { cwd: root, exclude: foreignFiles, withFileTypes: true }));
   return found
     .filter((entry) => !entry.isDirectory())
     .map((entry) => relative(root, join(entry.parentPath, entry.name)));
 }
 
-/** Without code: code contains no links, and a comment in it is not a heading. */
-const prose = (text: string): string => text.replaceAll(/^```.*?^```/gms, '').replaceAll(/`[^`\n]*`/g, '');
+/** The text without code: links and headings in code don't count. */
+const withoutCode = (text: string): string => text.replaceAll(/^```.*?^```/gms, '').replaceAll(/`[^`\n]*`/g, '');
 
 function anchorsOf(text: string): ReadonlySet<string> {
   const headings = text.replaceAll(/^```.*?^```/gms, '').matchAll(/^#+ (.*)$/gm);
   return new Set([...headings].map(([, heading = '']) => anchor(heading)));
 }
 
-/** Relative links without a target, as sentences. */
+/** Each relative link without a target, as a sentence. */
 export function brokenLinks(documents: readonly Document[], root: string): readonly string[] {
   const anchors = new Map(documents.map(({ path, text }) => [path, anchorsOf(text)]));
   return documents.flatMap(({ path, text }) =>
-    [...prose(text).matchAll(/\]\(([^)\s]+)\)/g)].flatMap(([, link = '']) => {
+    [...withoutCode(text).matchAll(/\]\(([^)\s]+)\)/g)].flatMap(([, link = '']) => {
       if (/^[a-z]+:/.test(link)) return [];
       const [file = '', fragment] = link.split('#');
       const target = file === '' ? path : normalize(join(dirname(path), file));
@@ -54,7 +54,7 @@ export function brokenLinks(documents: readonly Document[], root: string): reado
 
 type Manifest = Readonly<Record<string, Readonly<Record<string, string>>>>;
 
-/** Differences between DEPENDENCIES.txt and package.json, as sentences. */
+/** Each difference between DEPENDENCIES.txt and package.json, as a sentence. */
 export function dependencyFaults(list: string, manifest: Manifest): readonly string[] {
   const said = new Map(
     [...list.matchAll(/^(@?[a-z][\w./-]*) (\d\S*) [A-Z].*$/gm)].map(([, name = '', version = '']) => [name, version]),

@@ -35,7 +35,7 @@ export function lockfileGaps({ packages }: Lockfile): Readonly<Record<string, Lo
       if (found !== undefined && (!exact.test(version) || found.version === version)) continue;
       if (!exact.test(version))
         throw new Error(`${place} asks for ${name} ${version}, a range that only a registry resolves`);
-      gaps[`${besides(place)}${name}`] = {
+      gaps[`${containingFolder(place)}${name}`] = {
         version,
         ...platform(name),
         ...(parent.dev ? { dev: true } : {}),
@@ -46,7 +46,7 @@ export function lockfileGaps({ packages }: Lockfile): Readonly<Record<string, Lo
   return gaps;
 }
 
-/** The folders where Node looks for imports of a package, nearest first. */
+/** The folders in which Node searches the imports of a package, nearest first. */
 function foldersFrom(place: string): readonly string[] {
   const at = place.lastIndexOf('node_modules/');
   const own = place === '' ? 'node_modules/' : `${place}/node_modules/`;
@@ -54,7 +54,7 @@ function foldersFrom(place: string): readonly string[] {
 }
 
 /** The folder that contains the package. */
-function besides(place: string): string {
+function containingFolder(place: string): string {
   return place.slice(0, place.lastIndexOf('node_modules/') + 'node_modules/'.length) || 'node_modules/';
 }
 

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { toolPath } from '#testbed/needs.ts';
 import { chart } from './manifests.ts';
 
-/** Renders a chart with a real Helm. Values are JSON, by their paths. */
+/** Renders a chart with a real Helm. `values` maps paths to JSON values. */
 async function template(folder: string, values: Readonly<Record<string, unknown>>): Promise<string> {
   const given = Object.entries(values).flatMap(([path, value]) => ['--set-json', `${path}=${JSON.stringify(value)}`]);
   const words = ['template', 'stowage', folder, '--kube-version', '1.30.0', ...given];
@@ -15,7 +15,10 @@ async function template(folder: string, values: Readonly<Record<string, unknown>
 
 export const rendered = (values: Readonly<Record<string, unknown>> = {}): Promise<string> => template(chart, values);
 
-/** Helm's notes after an installation. Helm prints them for a cluster only, so the chart gets them as a template, too. */
+/**
+ * The notes that Helm prints after an installation. Helm renders them for a cluster only, so this adds them to the
+ * chart as a template.
+ */
 export async function notes(values: Readonly<Record<string, unknown>> = {}): Promise<string> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-notes-'));
   await cp(chart, folder.path, { recursive: true });

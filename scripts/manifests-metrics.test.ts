@@ -24,8 +24,8 @@ interface Kubernetes {
   };
 }
 
-/** Which port of which pods a monitor reads. */
-function readBy({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): string {
+/** The port that a monitor scrapes, and the pods of that port. */
+function scrapedPort({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): string {
   const { matchLabels } = spec.selector as { readonly matchLabels: Readonly<Record<string, string>> };
   const services = all.filter(
     ({ kind, metadata: { labels } }) =>
@@ -60,7 +60,7 @@ describe.skipIf(needs('helm'))('the metrics port of agents, rendered by Helm,', 
     return {
       container,
       listens: container.args.filter((word) => /^--(health|metrics|listen)/.test(word)),
-      monitors: all.filter(({ kind }) => kind === 'ServiceMonitor').map((monitor) => readBy(monitor, all)),
+      monitors: all.filter(({ kind }) => kind === 'ServiceMonitor').map((monitor) => scrapedPort(monitor, all)),
       openings: policy?.spec.ingress?.flatMap(({ ports }) => ports.map(({ port }) => port)),
     };
   }

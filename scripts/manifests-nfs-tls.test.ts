@@ -4,7 +4,7 @@ import { parseAllDocuments } from 'yaml';
 import { needs } from '#testbed/needs.ts';
 import { notes, rendered } from './manifests-helm.ts';
 
-interface Thing {
+interface RenderedObject {
   readonly kind: string;
   readonly metadata: { readonly name: string };
   readonly data?: Readonly<Record<string, string>>;
@@ -21,32 +21,37 @@ interface Thing {
   };
 }
 
-async function made(values: Readonly<Record<string, unknown>> = {}): Promise<readonly Thing[]> {
+async function renderObjects(values: Readonly<Record<string, unknown>> = {}): Promise<readonly RenderedObject[]> {
   const all = { 'embeddedNFS.enabled': true, 'embeddedNFS.tls.enabled': true, ...values };
-  return parseAllDocuments(await rendered(all)).map((document) => document.toJS() as Thing);
+  return parseAllDocuments(await rendered(all)).map((document) => document.toJS() as RenderedObject);
 }
 
-const find = (things: readonly Thing[], kind: string, name: string): Thing | undefined =>
+const find = (things: readonly RenderedObject[], kind: string, name: string): RenderedObject | undefined =>
   things.find((thing) => thing.kind === kind && thing.metadata.name === name);
 
-function certificatesIn(things: readonly Thing[]): (name: string) => X509Certificate {
+function certificatesIn(things: readonly RenderedObject[]): (name: string) => X509Certificate {
   const { data } = find(things, 'Secret', 'stowage-nfs-tls') ?? expect.fail('there is no Secret');
   return (name) => new X509Certificate(Buffer.from(data?.[`${name}.crt`] ?? '', 'base64'));
 }
 
-/** Which keys of the Secret the pods of an object get. */
-const keysOf = (things: readonly Thing[], kind: string, name: string, secret = 'stowage-nfs-tls'): readonly string[] =>
+/** The keys of the Secret that the pods of an object mount. */
+const keysOf = (
+  things: readonly RenderedObject[],
+  kind: string,
+  name: string,
+  secret = 'stowage-nfs-tls',
+): readonly string[] =>
   (find(things, kind, name)?.spec?.template?.spec.volumes ?? [])
     .filter((volume) => volume.secret?.secretName === secret)
     .flatMap((volume) => volume.secret?.items.map(({ key }) => key) ?? [])
     .sort();
 
-const argsOf = (things: readonly Thing[]): readonly string[] =>
+const argsOf = (things: readonly RenderedObject[]): readonly string[] =>
   find(things, 'StatefulSet', 'stowage-nfs')?.spec?.template?.spec.containers[0]?.args ?? [];
 
 describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, rendered by Helm,', () => {
-  test('have one authority: one for the server, one for Stowage, and one for mounts, which the server restricts', async () => {
-    const things = await made();
+  test('have one authority and three certificates: for the server, for Stowage, and for mounts, which the server restricts', async () => {
+    const things = await renderObjects();
     const of = certificatesIn(things);
     for (const name of ['server', 'client', 'mount']) {
       expect(of(name).verify(of('ca').publicKey), name).toBe(true);
@@ -61,7 +66,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, ren
   });
 
   test('are mounted in the pods that need them, and no pod gets the key of the authority', async () => {
-    const things = await made();
+    const things = await renderObjects();
     const client = ['ca.crt', 'client.crt', 'client.key', 'mount.crt', 'mount.key'];
     expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toEqual(client);
     expect(keysOf(things, 'Deployment', 'stowage-controller')).toEqual(client);
@@ -70,19 +75,16 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, ren
   });
 
   test('are still mounted in agents and the controller when the embedded server is disabled', async () => {
-    const things = await made({ 'embeddedNFS.enabled': false });
+    const things = await renderObjects({ 'embeddedNFS.enabled': false });
     expect(find(things, 'StatefulSet', 'stowage-nfs')).toBeUndefined();
     expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toContain('client.key');
     expect(keysOf(things, 'Deployment', 'stowage-controller')).toContain('client.key');
   });
 
-  test.each(['10.96.0.49', 'fd00::49'])(
-    'are for the address of the server where it has a fixed one: %s',
-    async (ip) => {
-      const of = certificatesIn(await made({ 'embeddedNFS.clusterIP': ip }));
-      expect(of('server').checkIP(ip)).toBe(ip);
-    },
-  );
+  test.each(['10.96.0.49', 'fd00::49'])('name the address of the server if it has a fixed one: %s', async (ip) => {
+    const of = certificatesIn(await renderObjects({ 'embeddedNFS.clusterIP': ip }));
+    expect(of('server').checkIP(ip)).toBe(ip);
+  });
 
   test('are not required by stored values of an older chart without TLS settings', async () => {
     const older = { 'embeddedNFS.tls': null, 'embeddedNFS.insecure': true };
@@ -99,18 +101,18 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, ren
 
   test('do not replace the warning that the networks of nodes are not enforced', async () => {
     const unenforced = { 'embeddedNFS.networks': ['10.10.0.0/16'], 'networkPolicy.enabled': false };
-    await expect(made(unenforced)).rejects.toThrow(
+    await expect(renderObjects(unenforced)).rejects.toThrow(
       'a NetworkPolicy enforces embeddedNFS.networks, and networkPolicy.enabled is false',
     );
-    await made({ 'networkPolicy.enabled': false });
+    await renderObjects({ 'networkPolicy.enabled': false });
   });
 
-  test('are not created if a Secret is given, or without TLS', async () => {
-    const given = await made({ 'embeddedNFS.tls.secretName': 'mine' });
+  test('are not created if the values name a Secret, or disable TLS', async () => {
+    const given = await renderObjects({ 'embeddedNFS.tls.secretName': 'mine' });
     expect(find(given, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
     expect(keysOf(given, 'DaemonSet', 'stowage-agent', 'mine')).toContain('mount.key');
     expect(keysOf(given, 'StatefulSet', 'stowage-nfs', 'mine')).toContain('server.key');
-    const plain = await made({ 'embeddedNFS.tls.enabled': false, 'embeddedNFS.insecure': true });
+    const plain = await renderObjects({ 'embeddedNFS.tls.enabled': false, 'embeddedNFS.insecure': true });
     expect(find(plain, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
     expect(argsOf(plain).filter((arg) => arg.includes('tls'))).toEqual([]);
     expect(find(plain, 'Store', 'network')?.spec?.options).not.toHaveProperty('tls');

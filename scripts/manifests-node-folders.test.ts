@@ -31,8 +31,8 @@ async function agentOf(values: Readonly<Record<string, unknown>>): Promise<Agent
   return agent?.spec.template.spec ?? expect.fail('no agent');
 }
 
-/** The node folders that an agent mounts besides its own, each at the same path as on the node. */
-async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
+/** The node folders that an agent mounts in addition to its own, each at the node's path. */
+async function nodeFolders(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
   const { containers, volumes } = await agentOf(values);
   return volumes.flatMap(({ name, hostPath }) => {
     if (!name.startsWith('store-')) return [];
@@ -48,13 +48,12 @@ const at = (...places: readonly string[]): Readonly<Record<string, unknown>> => 
 });
 
 describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by Helm,', () => {
-  test('contain the stores; the stores’ own folders are never created, because their disk may not be mounted', async () => {
-    expect(await shown(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
-    expect(await shown(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
-    expect(await shown({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual([
-      '/srv',
-      '/data/stowage',
-    ]);
+  test('contain the stores, but the stores’ own folders are never created, because their disk may not be mounted', async () => {
+    expect(await nodeFolders(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
+    expect(await nodeFolders(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
+    expect(await nodeFolders({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual(
+      ['/srv', '/data/stowage'],
+    );
   });
 
   test('include the network namespaces of pods, unless the administrator disables that', async () => {
@@ -66,16 +65,16 @@ describe.skipIf(needs('helm'))('the node folders that agents mount, rendered by 
     for (const all of await names({ 'agent.networkNamespaces': false })) expect(all).not.toContain('netns');
   });
 
-  test('are mounted once, and not again inside of another one', async () => {
-    expect(await shown(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
-    expect(await shown(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
-    expect(await shown({})).toEqual([]);
+  test('are mounted once, and not again inside another node folder', async () => {
+    expect(await nodeFolders(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
+    expect(await nodeFolders(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
+    expect(await nodeFolders({})).toEqual([]);
   });
 
-  test('are the stores’ own folders where the parent folder belongs to the container', async () => {
+  test('are the stores’ own folders if the parent folder belongs to the container', async () => {
     const own = ['/data', '/var/stowage', '/var/lib/disks', '/opt', '/usr/local/stowage', '/tmp/vols', '/run/vols'];
-    expect(await shown(at(...own))).toEqual(own);
-    expect(await shown({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([
+    expect(await nodeFolders(at(...own))).toEqual(own);
+    expect(await nodeFolders({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([
       '/var/lib/k0s/vols',
     ]);
   });

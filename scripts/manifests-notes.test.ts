@@ -13,7 +13,7 @@ const reach = 'every pod of the cluster could read and write all volumes of the 
 const accept = 'where something else keeps others out, or for a trial, accept it: --set embeddedNFS.insecure=true';
 
 describe.skipIf(needs('helm'))('the notes of an installation, rendered by Helm,', () => {
-  test('say that the embedded NFS server is open if that was accepted', async () => {
+  test('report an open embedded NFS server if the values accept it', async () => {
     expect(await notes()).not.toContain(open);
     expect(await notes({ ...server, ...insecure })).toContain(open);
     expect(await notes({ ...server, ...insecure, ...noPolicy })).toContain(open);
@@ -38,17 +38,17 @@ describe.skipIf(needs('helm'))('the notes of an installation, rendered by Helm,'
       `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true, or, instead of networks, ${certificates}; or, ${accept}`,
     ],
   ])(
-    'refuses an embedded NFS server %s unless that is accepted, or callers need certificates',
+    'refuse an embedded NFS server %s unless the values accept it, or clients need certificates',
     async (_, values, message) => {
       await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
       for (const accepted of [insecure, { ...tls, 'embeddedNFS.networks': [] }])
         expect(await rendered({ ...server, ...values, ...accepted })).toContain('name: stowage-nfs');
-      // No embedded NFS server is installed.
+      // The command installs no embedded NFS server.
       expect(await rendered(values)).not.toContain('name: stowage-nfs');
     },
   );
 
-  test('list the classes, and the stores without one', async () => {
+  test('list the classes, and the stores without a class', async () => {
     const stores = [
       { name: 'silver', uri: 'nfs://filer/silver' },
       { name: 'gold', uri: 'nfs://filer/gold', storageClass: { name: 'best' } },

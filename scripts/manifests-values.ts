@@ -1,16 +1,16 @@
 import { type Document, isMap, isScalar, type Pair, parseDocument, type YAMLMap } from 'yaml';
 
-/** A value of the chart, with its explanation. */
+/** A value of the chart and its explanation. */
 export interface ChartValue {
-  /** From the root of the values. */
+  /** The path from the root of the values. */
   readonly path: readonly string[];
   readonly about: string;
   readonly byDefault: unknown;
-  /** The nested values, if each has its own explanation. */
+  /** Nested values that have explanations of their own. */
   readonly inside: readonly ChartValue[];
 }
 
-/** Parses values.yaml: the comment before a key explains it. */
+/** Parses values.yaml. The comment before a key explains the key. */
 export function readValues(text: string): readonly ChartValue[] {
   const document = parseDocument(text);
   if (!isMap(document.contents)) throw new Error('values.yaml is no map');
@@ -24,7 +24,7 @@ function valuesIn(map: YAMLMap, above: readonly string[], document: Document): r
     const path = [...above, String(key.value)];
     // The YAML library attaches a comment before the first key to the map.
     const comment = key.commentBefore ?? (at === 0 ? map.commentBefore : undefined);
-    // The comment before the first key also contains the explanation of the file.
+    // The comment before the first key also contains the explanation of the file, so only its last paragraph counts.
     const about = (comment ?? '').split(/\n\s*\n/).at(-1) ?? '';
     const isWritten = isMap(value) && value.flow !== true && value.items.length > 0;
     return {
@@ -116,7 +116,7 @@ export function valuesPage(values: readonly ChartValue[]): string {
   return [
     '<!-- Made by `node scripts/manifests.ts` from deploy/kubernetes/chart/values.yaml. Do not edit. -->',
     '# The values of the chart',
-    'Nothing has to be said. What can be is here; how to install, upgrade and uninstall is in [Installing on Kubernetes](../kubernetes-install.md).',
+    'All values are optional. How to install, upgrade and uninstall is described in [Installing on Kubernetes](../kubernetes-install.md).',
     [...head, ...top.flatMap(rows)].join('\n'),
     ...sections,
   ]

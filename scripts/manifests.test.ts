@@ -20,7 +20,7 @@ describe('the chart', () => {
     expect(values.filter(({ about }) => !about.endsWith('.')).map(({ path }) => path.join('.'))).toEqual([]);
   });
 
-  test('has the schema and the page of its values: node scripts/manifests.ts HELM', () => {
+  test('has a current schema and page of values; if not: node scripts/manifests.ts HELM', () => {
     expect(read(files.schema)).toBe(schemaText(chartValues()));
     expect(read(files.page)).toBe(valuesPage(chartValues()));
   });
@@ -30,7 +30,7 @@ describe('the chart', () => {
     expect([version, appVersion]).toEqual([manifest.version, manifest.version]);
   });
 
-  test('explains a value by the comment before it, also for the first of a map', () => {
+  test('explains each value by the comment before it, also the first value of a map', () => {
     const [top, other] = readValues(
       '# About the file.\n\n# First.\na:\n  # Inner,\n  # in two lines.\n  b: 1\n# Last.\nc: []\n',
     );
@@ -41,12 +41,12 @@ describe('the chart', () => {
 });
 
 describe('the CSI drivers of the chart', () => {
-  // A test below checks that the chart renders these.
+  // A test below checks that the chart renders these objects.
   const objects = parseAllDocuments(read(files.manifests)).map((document) => document.toJS());
   const of = (kind: string) => objects.filter((one) => one.kind === kind);
   const names = drivers.map(({ name }) => name);
 
-  test('are those of the program', () => {
+  test('are the drivers of the program', () => {
     const rows = drivers.map((driver) => {
       const { name, attachRequired, podInfoOnMount, fsGroupPolicy, storageCapacity, volumeLifecycleModes } = driver;
       return [name, { attachRequired, podInfoOnMount, fsGroupPolicy, storageCapacity, volumeLifecycleModes }];
@@ -54,7 +54,7 @@ describe('the CSI drivers of the chart', () => {
     expect(of('CSIDriver').map(({ metadata, spec }) => [metadata.name, spec])).toEqual(rows);
   });
 
-  test('are named by its roles', () => {
+  test('are named in its roles', () => {
     const rules = [...of('ClusterRole'), ...of('Role')].flatMap((role) => role.rules);
     const ofDrivers = rules.filter(({ resources }) => resources?.includes('csidrivers'));
     expect(ofDrivers.map(({ resourceNames }) => resourceNames)).toEqual([names]);
@@ -100,11 +100,11 @@ describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
     'viewers[0].kind=User,viewers[0].name=me',
   ];
 
-  test('gives the committed manifests: node scripts/manifests.ts HELM', async () => {
+  test('renders the committed manifests; if not: node scripts/manifests.ts HELM', async () => {
     expect(read(files.manifests)).toBe(await manifestsText(toolPath('helm')));
   });
 
-  test('works in any namespace', async () => {
+  test('can be installed in any namespace', async () => {
     const text = await template(...everything);
     expect(text).toContain('namespace: elsewhere');
     expect(text).not.toContain('stowage-system');
@@ -124,7 +124,7 @@ describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
     expect(privileged.map(({ metadata }) => metadata.name)).toEqual(['stowage-agent']);
   });
 
-  test('keeps everything at uninstall whose loss could lose data', async () => {
+  test('keeps every object at uninstall whose loss could lose data', async () => {
     const kept = (await objects(...everything)).filter(
       ({ metadata }) => metadata.annotations?.['helm.sh/resource-policy'] === 'keep',
     );
@@ -153,10 +153,10 @@ describe.skipIf(needs('helm'))('the chart, rendered by Helm,', () => {
 
   test.each([
     ['an unknown value', 'controler.replicas=3', "'controler' not allowed"],
-    ['an image policy that there is not', 'image.pullPolicy=Sometimes', 'value must be one of'],
-    ['two stores of one name', 'embeddedNFS.enabled=true,embeddedNFS.name=local', 'two stores are called local'],
+    ['an unknown image policy', 'image.pullPolicy=Sometimes', 'value must be one of'],
+    ['two stores with the same name', 'embeddedNFS.enabled=true,embeddedNFS.name=local', 'two stores are called local'],
     ['an NFS server without a disk', 'defaultStore.enabled=false,embeddedNFS.enabled=true', 'embeddedNFS needs a disk'],
-    ['a store without a place', 'stores[0].name=silver', 'uri'],
+    ['a store without a URI', 'stores[0].name=silver', 'uri'],
   ])('refuses %s', async (_, set, why) => {
     await expect(template('--set', set)).rejects.toThrow(why);
   });

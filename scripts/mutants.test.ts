@@ -8,14 +8,14 @@ import { describe, expect, test } from 'vitest';
 import { cacheKey } from './mutants/cache.ts';
 import { graphOf, relatedTests } from './mutants/graph.ts';
 import { judge, nextBatch, type TestBench } from './mutants/judge.ts';
-import { choose, type Mutant, mutantOf, mutated } from './mutants/mutant.ts';
+import { applyMutant, chooseMutants, type Mutant, mutantOf } from './mutants/mutant.ts';
 import { changesOf } from './mutants/operators.ts';
 import { reportLines, verdictLine } from './mutants/report.ts';
 import type { Run } from './mutants/run.ts';
 
 const repository = dirname(import.meta.dirname);
 
-/** The text after each change. */
+/** The text after each possible change. */
 function changed(text: string): readonly string[] {
   return changesOf('src/a/a.ts', text).map(
     ({ offset, original, replacement }) => text.slice(0, offset) + replacement + text.slice(offset + original.length),
@@ -50,7 +50,7 @@ describe('mutation operators', () => {
     expect(changed(text)).toEqual(results);
   });
 
-  test('make each change once', () => {
+  test('make each possible change once', () => {
     expect(changed('if (a === b) x = y;')).toEqual(['if (a !== b) x = y;']);
     expect(changed('if (!a) x = y;')).toEqual(['if (a) x = y;']);
     expect(changed('while (true) x = y;')).toEqual(['while (false) x = y;']);
@@ -73,7 +73,7 @@ describe('mutation operators', () => {
     'x = { 1: a };',
     'const f = () => undefined;',
     'class A extends B { constructor() { super(); } }',
-  ])('leave alone: %s', (text) => {
+  ])('leave code alone that is no behaviour: %s', (text) => {
     expect(changed(text)).toEqual([]);
   });
 });
@@ -85,13 +85,13 @@ const many = {
 
 describe('the choice of mutants', () => {
   test('depends on the seed and the sources only', () => {
-    expect(choose([many], 1, 10)).toEqual(choose([many], 1, 10));
-    expect(choose([many], 2, 10)).not.toEqual(choose([many], 1, 10));
-    expect(choose([many], 1, 10).map(({ line }) => line)).toEqual([32, 1, 27, 50, 48, 14, 30, 36, 20, 49]);
+    expect(chooseMutants([many], 1, 10)).toEqual(chooseMutants([many], 1, 10));
+    expect(chooseMutants([many], 2, 10)).not.toEqual(chooseMutants([many], 1, 10));
+    expect(chooseMutants([many], 1, 10).map(({ line }) => line)).toEqual([32, 1, 27, 50, 48, 14, 30, 36, 20, 49]);
   });
 
-  test('takes no mutant twice', () => {
-    const chosen = choose([many], 1, 100);
+  test('contains no mutant twice', () => {
+    const chosen = chooseMutants([many], 1, 100);
     expect(new Set(chosen.map(({ offset }) => offset)).size).toBe(50);
     expect(chosen.length).toBe(50);
   });
@@ -109,20 +109,20 @@ describe('a mutant', () => {
   );
   const second = mutants.findLast((mutant) => mutant.replacement === '2');
 
-  test('says where it is', () => {
+  test('has the line and the text of its change', () => {
     expect(second).toMatchObject({ line: 7, column: 9, context: '  return 1;', contexts: 2, contextsBefore: 1 });
   });
 
   test('is found again in a file that was edited elsewhere', () => {
     const edited = `// First line\nfunction f() {\n${text}}\n`;
-    expect(second && mutated(edited, second)).toBe(lastReplaced(edited, 'return 2;'));
+    expect(second && applyMutant(edited, second)).toBe(lastReplaced(edited, 'return 2;'));
   });
 
   test.each([
     ['its line changed', lastReplaced(text, 'return 3;')],
     ['it is unclear which of several equal lines it is', text.replace('one();', 'one();\n  return 1;')],
   ])('is gone if %s', (_, edited) => {
-    expect(second && mutated(edited, second)).toBeUndefined();
+    expect(second && applyMutant(edited, second)).toBeUndefined();
   });
 });
 
@@ -141,7 +141,7 @@ const graph = graphOf([
 ]);
 
 describe('the tests related to a file', () => {
-  test('are the one of the same name, those of the same folder, then the nearest and smallest', () => {
+  test('are the file of the same name, then files of the same folder, then the nearest and smallest', () => {
     expect(relatedTests(graph, 'src/a/x.ts')).toEqual([
       'src/a/x.test.ts',
       'src/a/y.test.ts',
@@ -151,12 +151,12 @@ describe('the tests related to a file', () => {
     ]);
   });
 
-  test('include one that starts the file as a program', () => {
+  test('include a test that starts the file as a program', () => {
     expect(relatedTests(graph, 'src/c/main.ts')).toEqual(['src/b/program.test.ts']);
   });
 });
 
-const [mutant] = choose([{ path: 'src/a/x.ts', text: 'x = a === b;\n' }], 1, 1) as [Mutant];
+const [mutant] = chooseMutants([{ path: 'src/a/x.ts', text: 'x = a === b;\n' }], 1, 1) as [Mutant];
 
 const budget = { seconds: 45, atLeast: 1 };
 
@@ -166,7 +166,7 @@ describe('the key of a cached verdict', () => {
     graphOf([...graph.files.values()].map((file) => (file.path === path ? { ...file, text: `${file.text}\n` } : file)));
   const key = cacheKey(graph, mutant, tests, budget);
 
-  test('is the same after an edit of a file that the tests do not load', () => {
+  test('stays the same after an edit of a file that the tests do not load', () => {
     expect(cacheKey(edited('src/b/near.test.ts'), mutant, tests, budget)).toBe(key);
   });
 
@@ -191,7 +191,7 @@ describe('the verdict', () => {
     events: [{ kind: 'failed', file, test: 'a title' }],
   });
 
-  /** `answer` says what a run of files gives, with the mutant and without. */
+  /** `answer` defines the result of a run of files, with and without the mutant. */
   async function verdict(answer: (files: readonly string[], isMutated: boolean) => Run, original_ = original) {
     let text = original;
     const runs: string[] = [];
@@ -219,19 +219,19 @@ describe('the verdict', () => {
     expect(await verdict(() => passing)).toMatchObject({ status: 'survived', runs: ['123', '4'], text: original });
   });
 
-  test('is killed by a test that fails with the mutant and passes without', async () => {
+  test('is killed by a test that fails with the mutant and passes without it', async () => {
     const found = await verdict((files, isMutated) =>
       isMutated && files.includes('4.test.ts') ? failing('4.test.ts') : passing,
     );
     expect(found).toMatchObject({ status: 'killed', by: '4.test.ts', runs: ['123', '4', '4 without'] });
   });
 
-  test('does not count a test that also fails without the mutant, and runs the others', async () => {
+  test('ignores a test that also fails without the mutant, and runs the others', async () => {
     const found = await verdict((files) => (files.includes('1.test.ts') ? failing('1.test.ts') : passing));
     expect(found).toMatchObject({ status: 'survived', unreliable: ['1.test.ts'], runs: ['123', '1 without', '234'] });
   });
 
-  test('is a timeout by the files that did not end', async () => {
+  test('is a timeout that names the files that did not end', async () => {
     const hanging: Run = {
       ...passing,
       status: 'timeout',
@@ -241,17 +241,17 @@ describe('the verdict', () => {
     expect(found).toMatchObject({ status: 'timeout', by: '2.test.ts 3.test.ts', runs: ['123', '23 without'] });
   });
 
-  test('is killed when tests leave mounts only with the mutant', async () => {
+  test('is killed when tests leave mounts behind only with the mutant', async () => {
     const found = await verdict((_, isMutated) => (isMutated ? { ...passing, leftMounts: ['/tmp/a'] } : passing));
     expect(found).toMatchObject({ status: 'killed', runs: ['123', '123 without'] });
   });
 
-  test('is gone when the lines are no longer there, and runs nothing', async () => {
+  test('is gone when the mutant’s lines no longer exist, and no test runs', async () => {
     expect(await verdict(() => passing, 'x = a;\n')).toMatchObject({ status: 'gone', runs: [] });
   });
 });
 
-test('a batch takes what fits into the time that is left, and as many as the budget demands', () => {
+test('a batch contains the files that fit into the remaining time, and as many as the budget demands', () => {
   const durations = new Map([
     ['a', 50],
     ['b', 10],
@@ -263,7 +263,7 @@ test('a batch takes what fits into the time that is left, and as many as the bud
   expect(nextBatch(['b', 'c', 'd'], durations, budget, 2)).toEqual(['b', 'c']);
 });
 
-test('the report ends with a table by top folder and the figures', () => {
+test('the report ends with a table by top folder and the totals', () => {
   const common = { passed: 2, related: 3, seconds: 1.25, left: [] };
   const killed = { mutant, verdict: { ...common, status: 'killed', by: 'src/a/x.test.ts' } } as const;
   const survived = { mutant, verdict: { ...common, status: 'survived', left: ['loop device /dev/loop1'] } } as const;

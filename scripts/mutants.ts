@@ -6,7 +6,7 @@ import { parseArgs } from 'node:util';
 import { type Cache, cacheKey, openCache } from './mutants/cache.ts';
 import { type Graph, readGraph, relatedTests } from './mutants/graph.ts';
 import { type Budget, judge, type TestBench, type Verdict } from './mutants/judge.ts';
-import { choose, type Mutant, mutableFiles, readMutants } from './mutants/mutant.ts';
+import { chooseMutants, type Mutant, mutableFiles, readMutants } from './mutants/mutant.ts';
 import { type Judged, reportLines, verdictLine } from './mutants/report.ts';
 import { runTests } from './mutants/run.ts';
 import { createScratch, type Scratch } from './mutants/scratch.ts';
@@ -89,7 +89,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   const seed = whole('seed', options.seed, 1);
   const mutants =
     options.from === undefined
-      ? choose(await mutableFiles(settings.checkout), seed, count)
+      ? chooseMutants(await mutableFiles(settings.checkout), seed, count)
       : await readMutants(options.from);
   if (options.list !== undefined) {
     await writeFile(options.list, `${JSON.stringify(mutants, undefined, 2)}\n`);
@@ -120,7 +120,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
 
 async function judgeAll(mutants: readonly Mutant[], session: Session): Promise<readonly Judged[]> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'sm-'));
-  // Tests that run as an ordinary user read the sources.
+  // Tests that run as an ordinary user must be able to read the sources.
   chmodSync(folder.path, 0o755);
   const judged = new Map<number, Judged>();
   const queue = mutants.entries();
@@ -156,7 +156,7 @@ async function verdictOn(mutant: Mutant, scratch: Scratch, session: Session): Pr
     clean: async () => await scratch.clean(),
   };
   const verdict = await judge(mutant, graph.files.get(mutant.file)?.text, bench);
-  // A test that failed without the mutant may pass the next time.
+  // A test that failed without the mutant may pass next time, so the verdict is not cached.
   if (!tests.some((file) => unreliable.has(file))) cache.verdicts.set(key, verdict);
   await cache.save();
   return verdict;

@@ -1,10 +1,13 @@
 import type { Document } from './documents.ts';
 
-/** Documents for developers name files of the tree. Those for users name other things that look like it: `stores/check`. */
+/**
+ * Documents for developers name files of the tree. Documents for users contain other names that look like paths:
+ * `stores/check`.
+ */
 export const isForDevelopers = ({ path }: Document): boolean =>
   /^(?!CHANGELOG)[A-Z]+\.md$|^docs\/(designs\/|benchmarks\.md)|^src\//.test(path);
 
-/** Folders of the repository and of `src`: a path that begins with one of them is one of the tree. */
+/** Folders of the repository and of `src`. A text that begins with one of them is a path of the tree. */
 const folders = [
   'bench',
   'bin',
@@ -28,14 +31,14 @@ const folders = [
   'testing',
   'wire',
 ];
-/** No blanks and no placeholders such as `<id>`. */
+/** Excludes blanks and placeholders such as `<id>`. */
 const pathCharacters = /^[\w.{},*/-]+$/;
 
 const isPath = (text: string): boolean =>
   pathCharacters.test(text) &&
   (/\w\.(ts|md|svg)$/.test(text) || folders.some((folder) => text.startsWith(`${folder}/`)));
 
-/** `a/{b,c}.ts` names two files. */
+/** Expands `a/{b,c}.ts` to two paths. */
 function alternatives(path: string): readonly string[] {
   const [braces, inside] = /\{([^{}]*)\}/.exec(path) ?? [];
   if (braces === undefined || inside === undefined) return [path];
@@ -45,13 +48,16 @@ function alternatives(path: string): readonly string[] {
 const pathsIn = (text: string): readonly string[] =>
   [...text.matchAll(/`([^`\n]+)`/g)].flatMap(([, span = '']) => (isPath(span) ? alternatives(span) : []));
 
-interface Drawn {
+interface DrawnPath {
   readonly folder: string;
   readonly name: string;
 }
 
-/** ARCHITECTURE.md draws `src`: a line such as `├─ core/` begins a folder, and the lines after it name files below it. */
-function drawnIn(text: string): readonly Drawn[] {
+/**
+ * The paths in the drawing of `src` in ARCHITECTURE.md. A line such as `├─ core/` begins a folder, and the following
+ * lines name its files.
+ */
+function drawnPaths(text: string): readonly DrawnPath[] {
   const [, drawing = ''] = /^src\/\n((?:[│├└].*\n)+)/m.exec(text) ?? [];
   let folder = 'src';
   return drawing.split('\n').flatMap((line) => {
@@ -67,7 +73,7 @@ function drawnIn(text: string): readonly Drawn[] {
 
 const laterHeading = '## Where later parts go';
 
-/** The second column of the table of parts that do not exist yet. */
+/** The second column of the table of later parts. */
 const laterColumn = /^\|[^|\n]*\|([^|\n]*)\|/gm;
 
 function splitLater(text: string): { readonly now: string; readonly later: string } {
@@ -80,18 +86,18 @@ function splitLater(text: string): { readonly now: string; readonly later: strin
 const patternOf = (path: string): string => RegExp.escape(path.replace(/\/$/, '')).replaceAll('\\*', '[^/\\n]*');
 
 /**
- * Errors in what documents say about the tree, as sentences. A path may omit leading folders: `core/errors.ts` is
- * `src/core/errors.ts`, and a name alone matches that file in any folder.
+ * Paths in documents that do not exist, and later parts that do, as sentences. A path may omit leading folders:
+ * `core/errors.ts` means `src/core/errors.ts`, and a name alone means that file in any folder.
  */
 export function pathFaults(documents: readonly Document[], files: readonly string[]): readonly string[] {
   const all = `\n${files.map((file) => `/${file}`).join('\n')}\n`;
   const exists = (path: string): boolean => new RegExp(`/${patternOf(path)}[/\\n]`).test(all);
-  const isBelow = ({ folder, name }: Drawn): boolean =>
+  const isBelow = ({ folder, name }: DrawnPath): boolean =>
     new RegExp(`\\n/${patternOf(folder)}/(?:.*/)?${patternOf(name)}[/\\n]`).test(all);
   return documents.flatMap(({ path, text }) => {
     const { now, later } = splitLater(text.replaceAll(/^```.*?^```/gms, ''));
     const missing = pathsIn(now).filter((named) => !exists(named));
-    const misplaced = drawnIn(text).filter(
+    const misplaced = drawnPaths(text).filter(
       (drawn) => !isBelow(drawn) && !(drawn.name.includes('/') && exists(drawn.name)),
     );
     return [

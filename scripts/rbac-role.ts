@@ -1,20 +1,20 @@
-/** One right, and its purpose. */
+/** One right and its reason. */
 export interface RbacRule {
-  /** The API group; empty: the core group. */
+  /** The API group. Empty: the core group. */
   readonly group: string;
   readonly resource: string;
   /** Only objects with these names. */
   readonly names?: readonly string[];
   readonly verbs: readonly string[];
   readonly why: string;
-  /** Undefined: always. */
+  /** Undefined: the rule always applies. */
   readonly when?: keyof typeof conditions;
 }
 
-/** The condition for Helm, and for documentation. */
+/** The conditions in Helm's syntax, and for the documentation. */
 export const conditions = {
   certificateOwn: { helm: 'not .Values.tls.secretName', text: 'Only without `tls.secretName`.' },
-  certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
+  certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`.' },
 } as const;
 
 export const ownNamespace = 'own';
@@ -24,7 +24,10 @@ export interface RbacRole {
   readonly title: string;
   readonly about: string;
   readonly where: 'cluster' | typeof ownNamespace;
-  /** The subject: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody by default. */
+  /**
+   * The subject is a service account of Stowage, or the subjects in a value of the chart. Without either, no subject
+   * has the role by default.
+   */
   readonly account?: string;
   readonly value?: string;
   readonly extraLabels?: Readonly<Record<string, string>>;

@@ -14,7 +14,7 @@ import { adopter, everybody, readRules, viewer } from './rbac-users.ts';
 const controller: RbacRole = {
   name: 'stowage-controller',
   title: 'Controller',
-  about: 'What is asked for is anywhere in the cluster.',
+  about: 'The objects are in any namespace, or in none.',
   where: 'cluster',
   account: 'stowage-controller',
   rules: [
@@ -22,13 +22,13 @@ const controller: RbacRole = {
       group: core,
       resource: 'persistentvolumeclaims',
       verbs: getListWatch,
-      why: 'Claims are what volumes are made for. One that seems to be gone is asked for again before its volume is taken away.',
+      why: 'The controller creates a volume for each claim. It reads a claim that seems to be gone from the API server again before it deletes the volume.',
     },
     {
       group: core,
       resource: 'persistentvolumeclaims',
       verbs: ['patch'],
-      why: 'A claim whose node has no room or no agent gets another: the annotation by which the scheduler chose is taken back.',
+      why: 'If the node of a claim has no room or no agent, the controller removes the annotation `selected-node`, so that the scheduler chooses another node.',
     },
     {
       group: core,
@@ -40,7 +40,7 @@ const controller: RbacRole = {
       group: core,
       resource: 'persistentvolumes',
       verbs: [...getListWatch, 'create', 'patch', 'delete'],
-      why: 'A PersistentVolume is written for each volume that was made, says its new size, and is taken away with its volume: first the finalizer, then the object.',
+      why: 'The controller creates a PersistentVolume for each volume, records its new size, and deletes it after the volume: first the finalizer, then the object.',
     },
     {
       group: storage,
@@ -52,13 +52,13 @@ const controller: RbacRole = {
       group: stowage,
       resource: 'stores',
       verbs: listWatch,
-      why: 'Stores are what the administrator says.',
+      why: 'The administrator describes stores in these objects.',
     },
     {
       group: stowage,
       resource: 'stores/status',
       verbs: ['patch'],
-      why: 'They say whether they can be reached, and how full they are.',
+      why: 'The controller reports whether a store can be reached, and how full it is.',
     },
     {
       group: core,
@@ -76,14 +76,14 @@ const controller: RbacRole = {
       group: core,
       resource: 'nodes',
       verbs: getListWatch,
-      why: 'Volumes are made on nodes, and a node that is gone for good, which is asked for again, no longer holds any.',
+      why: 'The controller creates local volumes on nodes. When a node was deleted, which the controller verifies with a new request, it releases the node’s volumes.',
     },
     {
       group: storage,
       resource: 'csidrivers',
       names: drivers.map(({ name }) => name),
       verbs: ['get'],
-      why: 'What is said of the room on nodes goes with the driver.',
+      why: 'CSIStorageCapacity objects have the CSIDriver as their owner.',
     },
     {
       group: core,
@@ -96,7 +96,7 @@ const controller: RbacRole = {
       group: 'events.k8s.io',
       resource: 'events',
       verbs: ['create', 'patch'],
-      why: 'Users read on their claims and pods what went wrong, and what to do.',
+      why: 'Events on claims and pods tell users what went wrong, and what to do.',
     },
     {
       group: 'authentication.k8s.io',
@@ -108,14 +108,14 @@ const controller: RbacRole = {
       group: 'authorization.k8s.io',
       resource: 'subjectaccessreviews',
       verbs: ['create'],
-      why: 'The API server says what a user may look at.',
+      why: 'The API server decides what a user may read.',
     },
   ],
 };
 
 const controllerAtHome: RbacRole = {
   name: 'stowage-controller',
-  title: 'Controller, at home',
+  title: 'Controller, own namespace',
   about: '',
   where: ownNamespace,
   account: 'stowage-controller',
@@ -124,21 +124,21 @@ const controllerAtHome: RbacRole = {
       group: 'coordination.k8s.io',
       resource: 'leases',
       verbs: ['create'],
-      why: 'Of several controllers one leads, by a Lease, which the first one makes.',
+      why: 'One of several controllers leads. The first one creates the Lease for the election.',
     },
     {
       group: 'coordination.k8s.io',
       resource: 'leases',
       names: ['stowage-controller'],
       verbs: ['get', 'update'],
-      why: 'The leader renews it, and gives it back at its end. Controllers record on it which process they are, and which ones are dead.',
+      why: 'The leader renews the Lease, and releases it when it ends. Controllers record on it their process marks, and which processes have ended.',
     },
     {
       group: core,
       resource: 'secrets',
       verbs: ['create'],
       when: 'certificateOwn',
-      why: 'The first leader makes a certificate for the door. It makes and reads no other Secret than the following one.',
+      why: 'The first leader creates a Secret with the certificate of its TLS server. The controller creates and reads only the Secret in the next row.',
     },
     {
       group: core,
@@ -154,27 +154,27 @@ const controllerAtHome: RbacRole = {
       names: ['{{ .Values.tls.secretName }}'],
       verbs: listWatch,
       when: 'certificateGiven',
-      why: 'The certificate that somebody else keeps is read.',
+      why: 'The controller reads the certificate that the administrator provides.',
     },
     {
       group: core,
       resource: 'configmaps',
       verbs: ['create'],
-      why: 'Agents have to know the certificate; and which machine each node is, is written down.',
+      why: 'The leader publishes its certificate for agents, and records which machine each node is.',
     },
     {
       group: core,
       resource: 'configmaps',
       names: ['stowage-ca'],
       verbs: [...listWatch, 'update'],
-      why: 'It is published there, without its key.',
+      why: 'The leader publishes its certificate here, without the key.',
     },
     {
       group: core,
       resource: 'configmaps',
       names: ['stowage-nodes'],
       verbs: ['get', 'patch'],
-      why: 'Which machine each node is: when a node is gone for good, what that machine said on stores is taken back.',
+      why: 'The leader records which machine each node is. When a node was deleted, it removes the use records of that machine from the stores.',
     },
     {
       group: discovery,
@@ -187,7 +187,7 @@ const controllerAtHome: RbacRole = {
       resource: 'endpointslices',
       names: ['stowage-leader'],
       verbs: [...getListWatch, 'update', 'delete'],
-      why: 'Its address is there, for as long as it leads.',
+      why: 'The leader writes its address here, and removes it when it stops leading.',
     },
     {
       group: core,
@@ -200,13 +200,13 @@ const controllerAtHome: RbacRole = {
       resource: 'endpoints',
       names: ['stowage'],
       verbs: [...getListWatch, 'update', 'delete'],
-      why: 'The same address once more, for that proxy.',
+      why: 'The leader writes the same address here, for that proxy.',
     },
     {
       group: storage,
       resource: 'csistoragecapacities',
       verbs: [...listWatch, 'create', 'patch', 'delete'],
-      why: 'They say how much room there is on which node, so that pods are scheduled to where it is.',
+      why: 'CSIStorageCapacity objects report the free space of each node, so that the scheduler places pods where there is room.',
     },
   ],
 };
@@ -222,14 +222,14 @@ const agent: RbacRole = {
       group: stowage,
       resource: 'stores',
       verbs: listWatch,
-      why: 'An agent mounts volumes of the stores that there are, and makes those of the local ones on its node.',
+      why: 'An agent mounts the volumes of all stores, and creates the volumes of local stores on its node.',
     },
   ],
 };
 
 const agentAtHome: RbacRole = {
   name: 'stowage-agent',
-  title: 'Agents, at home',
+  title: 'Agents, own namespace',
   about: '',
   where: ownNamespace,
   account: 'stowage-agent',
@@ -239,14 +239,14 @@ const agentAtHome: RbacRole = {
       resource: 'endpointslices',
       names: ['stowage-leader'],
       verbs: listWatch,
-      why: 'The address of the controller that leads.',
+      why: 'Agents read the address of the leader.',
     },
     {
       group: core,
       resource: 'configmaps',
       names: ['stowage-ca'],
       verbs: listWatch,
-      why: 'The certificate by which it is known.',
+      why: 'Agents read the certificate that identifies the leader.',
     },
   ],
 };

@@ -1,11 +1,11 @@
-// The roles for users who read, and for users who change something.
+// The roles of users who read, and of users who change something.
 import { core, getListWatch, ownNamespace, type RbacRole, stowage } from './rbac-role.ts';
 
 export const viewer: RbacRole = {
   name: 'stowage-viewer',
   title: 'Viewer',
   about:
-    'The account by which `kubectl stowage` looks. The controller asks the API server for these rights; no object of these kinds but stores is in Kubernetes.',
+    '`kubectl stowage` reads with a token of this account. The controller checks these rights with the API server. Of these resources, only stores are objects in Kubernetes.',
   where: 'cluster',
   account: 'stowage-viewer',
   rules: [
@@ -19,43 +19,43 @@ export const viewer: RbacRole = {
       group: stowage,
       resource: 'volumes',
       verbs: ['get', 'list'],
-      why: 'To show volumes, on stores that are shared and on those of the nodes.',
+      why: 'To show the volumes of shared stores and of node-local stores.',
     },
     {
       group: stowage,
       resource: 'mounts',
       verbs: ['list'],
-      why: 'To show what is mounted on which node, and for whom.',
+      why: 'To show the mounts of each node, and their users.',
     },
     {
       group: stowage,
       resource: 'clients',
       verbs: ['list'],
-      why: 'To show what serves the mounts, and how it is.',
+      why: 'To show the processes that serve the mounts, and their state.',
     },
     {
       group: stowage,
       resource: 'status',
       verbs: ['get'],
-      why: 'To show what runs in the cluster, and which nodes have no agent that is connected.',
+      why: 'To show which parts run in the cluster, and which nodes have no connected agent.',
     },
     {
       group: stowage,
       resource: 'doctor',
       verbs: ['get'],
-      why: 'To show what each node offers, and what it lacks.',
+      why: 'To show what each node supports, and what it lacks.',
     },
     {
       group: stowage,
       resource: 'operations',
       verbs: ['get', 'list'],
-      why: 'To show what is being done, and what became of it.',
+      why: 'To show running operations, and the results of earlier ones.',
     },
     {
       group: stowage,
       resource: 'trash',
       verbs: ['list'],
-      why: 'To show which deleted volumes can still be had back.',
+      why: 'To show which deleted volumes can still be restored.',
     },
     {
       group: stowage,
@@ -70,7 +70,7 @@ export const adopter: RbacRole = {
   name: 'stowage-adopter',
   title: 'Adopter',
   about:
-    'The account by which `kubectl stowage store adopt` and `take-over` make directories volumes. Only administrators of the cluster may ask for its token. It may change nothing in Kubernetes: what `take-over` changes there, it changes with the rights of the user who runs it.',
+    '`kubectl stowage store adopt` and `take-over` turn directories into volumes with a token of this account. Only administrators of the cluster may request the token. The account may change nothing in Kubernetes: `take-over` changes objects there with the rights of the user who runs it.',
   where: 'cluster',
   account: 'stowage-adopter',
   rules: [
@@ -78,33 +78,34 @@ export const adopter: RbacRole = {
       group: stowage,
       resource: 'stores/adopt',
       verbs: ['create'],
-      why: 'Directories that are there become volumes where they are.',
+      why: 'To turn existing directories into volumes in place.',
     },
     {
       group: stowage,
       resource: 'volumes',
       verbs: ['list'],
-      why: 'Which of them are volumes already.',
+      why: 'To see which directories already are volumes.',
     },
     {
       group: stowage,
       resource: 'stores',
       verbs: ['get'],
-      why: 'Only users with this right may see where stores are, so only they see why a directory cannot be adopted.',
+      why: 'Only users with this right may see the locations of stores, so only they see why a directory cannot be adopted.',
     },
     {
       group: stowage,
       resource: 'operations',
       verbs: ['get', 'update'],
-      why: 'On a terminal it is shown how far that is, and Ctrl-C ends it.',
+      why: 'To show the progress on a terminal, and to cancel with Ctrl-C.',
     },
   ],
 };
 
 export const readRules: RbacRole = {
   name: 'stowage-viewers',
-  title: 'Who may look',
-  about: 'Nobody has it but those in the value `viewers`, and administrators of the cluster, who may everything.',
+  title: 'Users who may read',
+  about:
+    'Only the subjects in the value `viewers` have this role. Administrators of the cluster may do everything anyway.',
   where: ownNamespace,
   value: 'viewers',
   rules: [
@@ -113,22 +114,22 @@ export const readRules: RbacRole = {
       resource: 'serviceaccounts/token',
       names: ['stowage-viewer'],
       verbs: ['create'],
-      why: '`kubectl stowage` asks for a token of the viewer, which is good for minutes.',
+      why: '`kubectl stowage` requests a token of the viewer, which is valid for some minutes.',
     },
     {
       group: core,
       resource: 'services/proxy',
       names: ['https:stowage:443'],
       verbs: ['get'],
-      why: 'It reaches the controller through the API server, without a way into the cluster’s network.',
+      why: '`kubectl stowage` reaches the controller through the API server, without access to the cluster’s network.',
     },
   ],
 };
 
 export const everybody: RbacRole = {
   name: 'stowage-stores-view',
-  title: 'Everyone who may view',
-  about: 'It is added to the usual roles `view`, `edit` and `admin` of Kubernetes.',
+  title: 'Users with the role view',
+  about: 'Kubernetes aggregates this role into its roles `view`, `edit` and `admin`.',
   where: 'cluster',
   extraLabels: { 'rbac.authorization.k8s.io/aggregate-to-view': 'true' },
   rules: [
@@ -136,7 +137,7 @@ export const everybody: RbacRole = {
       group: stowage,
       resource: 'stores',
       verbs: getListWatch,
-      why: '`kubectl get stores` shows which stores there are, and why one cannot be used.',
+      why: '`kubectl get stores` lists the stores, and shows why one cannot be used.',
     },
   ],
 };

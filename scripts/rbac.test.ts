@@ -10,11 +10,11 @@ import { chart, files as manifestFiles } from './manifests.ts';
 import { chartText, files, pageText } from './rbac.ts';
 import { roles } from './rbac-rules.ts';
 
-test('the chart’s roles agree with the rules: node scripts/rbac.ts', () => {
+test('the chart’s roles agree with the rules; if not: node scripts/rbac.ts', () => {
   expect(readFileSync(files.chart, 'utf8')).toBe(chartText());
 });
 
-test('the reference of rights agrees with the rules: node scripts/rbac.ts', () => {
+test('the reference of rights agrees with the rules; if not: node scripts/rbac.ts', () => {
   expect(readFileSync(files.page, 'utf8')).toBe(pageText());
 });
 
@@ -29,9 +29,9 @@ test('no role has a right twice, or a wildcard', () => {
 });
 
 test('every role is covered by a test that removes its rights', () => {
-  // e2e/kubernetes/chart-rbac.test.ts
+  // Covered by e2e/kubernetes/chart-rbac.test.ts.
   const working = ['stowage-controller', 'stowage-controller', 'stowage-agent', 'stowage-agent'];
-  // e2e/kubernetes/kubectl-stowage.test.ts
+  // Covered by e2e/kubernetes/kubectl-stowage.test.ts.
   const using = ['stowage-viewer', 'stowage-adopter', 'stowage-viewers', 'stowage-stores-view'];
   expect(roles.map(({ name }) => name)).toEqual([...working, ...using]);
 });
@@ -51,7 +51,7 @@ test('the admission policy of the controller allows the objects that its roles n
 });
 
 test('the admission policy of the controller restricts all objects that its roles may change', () => {
-  // With these, the controller can't change foreign objects, or the change has no effect.
+  // With these resources, the controller can't change foreign objects, or the change has no effect.
   const harmless = [
     'events',
     'leases',
@@ -97,7 +97,7 @@ test('agents have only read rights', () => {
 
 test('the viewer roles have exactly the rights that routes require', () => {
   const asked = allRoutes.flatMap(({ access }) => ('resource' in access ? [`${access.verb} ${access.resource}`] : []));
-  // The event stream is not in the list of routes.
+  // The list of routes does not contain the event stream.
   const known = new Set([...asked, 'watch events']);
   const looking = [...known].filter((right) => /^(get|list|watch) /.test(right)).sort();
   const rightsOf = (account: string): readonly string[] =>
@@ -136,7 +136,7 @@ describe.skipIf(needs('helm'))('the controller’s roles, rendered by Helm,', ()
       );
   };
 
-  test('keeps a Secret of its own, or reads the one that it is given', async () => {
+  test('includes its own Secret, or only the Secret that the values name', async () => {
     expect(await secretRules()).toEqual([
       'Role stowage-controller : create',
       'Role stowage-controller stowage-tls : list watch update delete',

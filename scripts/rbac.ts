@@ -1,4 +1,4 @@
-// Defines what each part may do in a cluster, with reasons: node scripts/rbac.ts
+// Defines the rights of each part in a cluster, with reasons: node scripts/rbac.ts
 // Generates the chart's roles and docs/reference/rbac.md.
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -72,7 +72,7 @@ function roleText(role: RbacRole): string {
 }
 
 export const chartText = (): string =>
-  `# Made by scripts/rbac.ts; do not edit. What is here, and why: docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
+  `# Made by scripts/rbac.ts; do not edit. The reasons of the rights are in docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
 
 /** The name of the chart's value. */
 const shownName = (name: string): string => /^\{\{ \.Values\.(.+) \}\}$/.exec(name)?.[1] ?? name;
@@ -91,16 +91,16 @@ function section(role: RbacRole): string {
   return [
     `## ${role.title}`,
     `\`${role.name}\`, ${where}. ${role.about}`,
-    ['| what | may | why |', '| --- | --- | --- |', ...rows].join('\n'),
+    ['| Resource | Verbs | Reason |', '| --- | --- | --- |', ...rows].join('\n'),
   ].join('\n\n');
 }
 
 export const pageText = (): string =>
   `${[
     '<!-- Made by `node scripts/rbac.ts` from the sources. Do not edit. -->',
-    '# What each part may do in a cluster',
-    'Every right has its reason here, and tests (`chart-rbac.test.ts` and `kubectl-stowage.test.ts` in `e2e/kubernetes`) take each of them away and see something fail. What is not in these tables nobody of Stowage may do. Keepers and the embedded NFS server have no rights, and no token.',
-    'Beyond that, the API server holds the accounts to less than their roles say (ValidatingAdmissionPolicy, `admissionPolicy.enabled`): the controller makes and changes only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, names no Secrets in them, and leaves claims as they are, but for their status and the node that the scheduler chose; of Secrets it has only `stowage-tls`, of type `kubernetes.io/tls`, of ConfigMaps only `stowage-ca` and `stowage-nodes`; of Endpoints and EndpointSlices only those of its own Service, with one address and its own port; it evicts pods by their uid and with the grace period that they have, and none in `kube-system`, `kube-public`, `kube-node-lease` and its own namespace; agents change nothing at all.',
+    '# Rights of each part in a cluster',
+    'This page gives the reason of every right. Tests (`chart-rbac.test.ts` and `kubectl-stowage.test.ts` in `e2e/kubernetes`) remove each right and check that something fails without it. Stowage has no other rights than these. Keepers and the embedded NFS server have no rights, and no token.',
+    'In addition, the API server restricts the accounts to less than their roles allow (ValidatingAdmissionPolicy, value `admissionPolicy.enabled`). The controller may create and change only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, without references to Secrets; of a claim, only its status and the node that the scheduler chose; only the Secret `stowage-tls`, of type `kubernetes.io/tls`; only the ConfigMaps `stowage-ca` and `stowage-nodes`; and only the Endpoints and EndpointSlice of its own Service, with one address and its own port. It may evict pods only by their uid and with their own grace period, and none in `kube-system`, `kube-public`, `kube-node-lease` and its own namespace. Agents may change nothing.',
     ...roles.map(section),
   ].join('\n\n')}\n`;
 

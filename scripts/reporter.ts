@@ -5,7 +5,7 @@ import type { Outcome } from './summary.ts';
 
 const repository = dirname(import.meta.dirname);
 
-/** Writes the results to the file that STOWAGE_OUTCOME names. `npm test` prints them at the end. */
+/** Writes the results to the file STOWAGE_OUTCOME. `npm test` prints them at the end. */
 export function summaryReporter(file = process.env['STOWAGE_OUTCOME']): Reporter {
   let vitest: Vitest | undefined;
   return {
@@ -42,13 +42,13 @@ function outcomeOf(
 ): { passed: number; failed: number; skipped: number } {
   const outcome = { passed: 0, failed: 0, skipped: 0 };
   const tests = [...module.children.allTests()];
-  // Counts a file that did not load, because it has no tests. After a failed hook, the tests that did not run are counted.
+  // A file that did not load has no tests, so it counts itself. After a failed hook, the tests that did not run count.
   if (module.errors().length > 0 && tests.length === 0) outcome.failed += 1;
   for (const test of tests) {
     const { state } = test.result();
     if (state === 'passed') outcome.passed += 1;
     else if (state === 'failed' || underFailure(test.parent)) outcome.failed += 1;
-    // With `-t`, all other tests are skipped, too. They were not requested, so they are not counted.
+    // With `-t`, all other tests are skipped, too. The user did not request them, so they do not count.
     else if (chosen === undefined || chosen.test(test.fullName.replaceAll(' > ', ' '))) outcome.skipped += 1;
   }
   return outcome;

@@ -3,14 +3,14 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { lockfileGaps } from './lockfile.ts';
 
-/** Larger files belong in the cache folder of the test bed, or are generated when needed. */
+/** Larger files belong in the cache folder of the test bed, or must be generated. */
 const maxBytes = 512 * 1024;
 const lockfile = 'package-lock.json';
 
-/** The problems of committed files and of files to be committed. */
+/** The problems of files that are committed or will be. */
 export function repositoryFaults(root: string): readonly string[] {
   const faults: string[] = [];
-  // A download address would bind every user of the lockfile to one registry.
+  // Download addresses would bind all users of the lockfile to one registry.
   const lock = readFileSync(join(root, lockfile), 'utf8');
   if (/^\s*"resolved":/m.test(lock)) {
     faults.push(`${lockfile} holds "resolved" addresses: run npm install again with the repository's .npmrc`);
@@ -26,7 +26,7 @@ export function repositoryFaults(root: string): readonly string[] {
   return faults;
 }
 
-/** `/src` or `/app` alone is too common to be a path of this machine. */
+/** Only longer paths are searched: `/src` or `/app` occur in many texts. */
 function names(text: string, root: string): boolean {
   return root.split('/').length > 2 && text.includes(`${root}/`);
 }

@@ -7,7 +7,7 @@ import { files } from './manifests.ts';
 const repository = join(import.meta.dirname, '..');
 const read = (...path: readonly string[]): string => readFileSync(join(repository, ...path), 'utf8');
 
-/** The table in SECURITY.md of the rights of containers. */
+/** The table of the rights of containers in SECURITY.md. */
 const rows = /^In containers:\n\n((?:\|.*\n)+)/m
   .exec(read('SECURITY.md'))?.[1]
   ?.split('\n')

@@ -2,7 +2,8 @@ import { globSync } from 'node:fs';
 import { slowFiles } from './slow-files.ts';
 
 /**
- * Where tests leave nothing in their process. The other folders have tests that open descriptors, count them, and start programs that hold them.
+ * Folders whose tests leave nothing in their process. Tests of other folders open and count descriptors, and start
+ * programs that inherit them.
  */
 const folders = [
   'app',
@@ -18,7 +19,7 @@ const folders = [
   'wire',
 ];
 
-/** Files that change or measure state of the process, or would see the state that another file left. */
+/** Files that change or measure the state of their process, or would see what another file left there. */
 export const needOwnProcess: readonly string[] = [
   'src/app/agent.test.ts',
   'src/app/controller.test.ts',
@@ -38,8 +39,8 @@ export const needOwnProcess: readonly string[] = [
 ];
 
 /**
- * The quick test files that run one after another in the same few processes. To start a process for each, and to load the same modules in it,
- * takes longer than most of them run.
+ * The quick test files that run one after another in the same few processes. For most of them, starting a process and
+ * loading the modules takes longer than the tests.
  */
 export function filesThatShareProcesses(repository: string): readonly string[] {
   return globSync(`src/{${folders.join(',')}}/**/*.test.ts`, { cwd: repository })

@@ -1,4 +1,7 @@
-/** Rough seconds of the slowest test files, as the summary of a run prints them. A file that is not named here counts as quick. */
+/**
+ * The rough duration of the slowest test files in seconds, as the summary of a run prints them. Other files count as
+ * quick.
+ */
 export const slowFiles: Readonly<Record<string, number>> = {
   'e2e/crash/crash.test.ts': 32,
   'e2e/csi.test.ts': 8,

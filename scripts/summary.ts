@@ -5,16 +5,16 @@ export interface Outcome {
   readonly passed: number;
   /** Failed tests, and failures outside of tests: a file that did not load, a hook, an unhandled error. */
   readonly failed: number;
-  /** Skipped tests by file, relative to the repository. */
+  /** The number of skipped tests of each file, by its path from the repository's root. */
   readonly skipped: Readonly<Record<string, number>>;
-  /** How long each file took, from the start of its process to its last test. */
+  /** The duration of each file, from the start of its process to the end of its last test. */
   readonly milliseconds: Readonly<Record<string, number>>;
 }
 
 const count = (n: number, noun: string): string => `${n} ${noun}${n === 1 ? '' : 's'}`;
 const sum = (numbers: Iterable<number>): number => [...numbers].reduce((a, b) => a + b, 0);
 
-/** The parts of a run that decide whether it passed. */
+/** The facts that decide whether a run passed. */
 interface Result {
   readonly outcome: Outcome;
   /** Mounts that the tests left behind, one line each. */
@@ -22,9 +22,9 @@ interface Result {
   readonly require: string | undefined;
 }
 
-const mostSlowest = 15;
+const slowestCount = 15;
 
-/** The last lines of `npm test`: the slowest files, the skipped tests with reasons and remedies, and the counts on the last line. */
+/** The last lines of `npm test`: the slowest files, skipped tests with reasons and remedies, and the counts. */
 export function summaryLines(result: Result, skips: readonly Skip[]): readonly string[] {
   const { passed, failed, skipped } = result.outcome;
   const total = sum(Object.values(skipped));
@@ -46,7 +46,7 @@ export function exitStatus({ outcome, left, require }: Result): number {
 function slowestLines({ milliseconds }: Outcome): readonly string[] {
   const slowest = Object.entries(milliseconds).toSorted(([, a], [, b]) => b - a);
   if (slowest.length < 2) return [];
-  const lines = slowest.slice(0, mostSlowest).map(([file, ms]) => `${(ms / 1000).toFixed(1).padStart(8)} s  ${file}`);
+  const lines = slowest.slice(0, slowestCount).map(([file, ms]) => `${(ms / 1000).toFixed(1).padStart(8)} s  ${file}`);
   return [`Slowest files, of ${slowest.length}:`, ...lines, ''];
 }
 
@@ -61,7 +61,7 @@ function missingLines(skipped: Outcome['skipped'], skips: readonly Skip[]): read
   });
 }
 
-/** Tests skipped by their own condition, and not because of a missing component. */
+/** Tests that skip themselves for another reason than a missing component. */
 function otherLines(skipped: Outcome['skipped'], skips: readonly Skip[]): readonly string[] {
   const explained = new Set(skips.map((skip) => skip.file));
   return Object.entries(skipped)

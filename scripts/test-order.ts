@@ -5,19 +5,20 @@ import { slowFiles } from './slow-files.ts';
 
 const repository = dirname(import.meta.dirname);
 
-/** A quick file takes this long at least, and longer with its size. */
+/** The assumed minimum duration of a quick file. It grows with the size of the file. */
 const shortestSeconds = 2;
 const bytesASecond = 3_000;
 
 export interface TestFile {
-  /** From the repository's root. */
+  /** The path from the repository's root. */
   readonly path: string;
   readonly bytes: number;
 }
 
 /**
- * Workers take files from one queue. This order keeps about half of the workers busy with slow files, which mostly wait, and the others with quick
- * ones, which compute. The longest files come first, so that no worker is still running a long one at the end.
+ * Workers take files from one queue. With this order, about half of the workers run slow files, which mostly wait,
+ * while the others run quick files, which compute. The longest files come first, so that no worker is left with a long
+ * one at the end.
  */
 export function runOrder(
   files: readonly TestFile[],
@@ -31,7 +32,7 @@ export function runOrder(
     seconds: slow[file.path] ?? shortestSeconds + file.bytes / bytesASecond,
   }));
   const { slow: waiting = [], quick = [] } = Object.groupBy(estimated, ({ isSlow }) => (isSlow ? 'slow' : 'quick'));
-  return [...lane(waiting, half), ...lane(quick, half)]
+  return [...estimateStarts(waiting, half), ...estimateStarts(quick, half)]
     .toSorted((a, b) => a.beginsAt - b.beginsAt)
     .map(({ file }) => file);
 }
@@ -42,7 +43,7 @@ interface Estimated {
 }
 
 /** Estimates when each file starts if these workers run only these files. */
-function lane(
+function estimateStarts(
   files: readonly Estimated[],
   workers: number,
 ): readonly { readonly file: TestFile; readonly beginsAt: number }[] {

@@ -12,7 +12,7 @@ import { summaryLines } from './summary.ts';
 const repository = dirname(import.meta.dirname);
 const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { needs } from '#testbed/needs.ts';\n`;
 
-/** Runs the given test files as `npm test` does, in a folder inside the repository so that imports resolve. */
+/** Runs the given test files like `npm test`, in a folder inside the repository, so that imports resolve. */
 async function npmTest(
   files: Readonly<Record<string, string>>,
   env: Readonly<Record<string, string>> = {},
@@ -117,13 +117,13 @@ describe.concurrent('npm test', () => {
     expect([status, lines.at(-1)]).toEqual([1, '0 passed, 0 failed, 0 skipped']);
   });
 
-  test('passes its arguments on, and does not count tests that were not requested', async ({ expect }) => {
+  test('passes arguments on to vitest, and does not count tests that were not requested', async ({ expect }) => {
     const { status, lines } = await npmTest({ 'a.test.ts': passing + skipping }, {}, ['-t', 'right']);
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
   });
 });
 
-describe.skipIf(needs('linux', 'root', 'mount'))('npm test with mounts of tests', () => {
+describe.skipIf(needs('linux', 'root', 'mount'))('npm test with tests that make mounts', () => {
   const at = `join(process.env['TMPDIR'] ?? '', 'at')`;
   const mounting = (...args: readonly string[]): string =>
     [
@@ -149,14 +149,14 @@ describe.skipIf(needs('linux', 'root', 'mount'))('npm test with mounts of tests'
     expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(folder.path);
   });
 
-  test('passes if the mount was removed', async ({ expect }) => {
+  test('passes if the test removed its mount', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-left-'));
     const text = `${mounting('-t', 'tmpfs', 'left')}test('unmounts', () => { run('umount', ${at}); });\n`;
     const { status, lines } = await npmTest({ 'a.test.ts': text }, { TMPDIR: folder.path });
     expect([status, lines.at(-1)]).toEqual([0, '2 passed, 0 failed, 0 skipped']);
   });
 
-  test('ignores mounts that other programs make meanwhile', async ({ expect }) => {
+  test('ignores mounts that other programs make during the run', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-others-'));
     for (const name of ['made', 'bound']) mkdirSync(join(folder.path, name));
     const others = [
@@ -180,7 +180,7 @@ describe.skipIf(needs('linux', 'root', 'mount'))('npm test with mounts of tests'
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
   });
 
-  test('ends when its caller signals the process that it started', async ({ expect }) => {
+  test('ends when its caller sends a signal to the process that it started', async ({ expect }) => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-told-'));
     const text = [
       `import { readFileSync, writeFileSync } from 'node:fs';`,

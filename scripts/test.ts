@@ -10,12 +10,13 @@ import { exitStatus, type Outcome, summaryLines } from './summary.ts';
 
 const repository = dirname(import.meta.dirname);
 
-// Node reads the configuration as it is; otherwise it would be bundled into a file in a checkout that may be read-only.
+// Node loads the configuration directly. Vitest would bundle it into a file in the checkout, which may be read-only.
 const loader = ['--configLoader', 'native'];
 
 /**
- * Tests start many programs from their sources. With this cache, Node compiles each source once. The folder stays after the run, because
- * programs that exit late still write to it. Tests start some programs as other users, and Node creates a subfolder for each user.
+ * Tests start many programs from their sources. With this cache, Node compiles each source once. The folder stays after
+ * the run, because programs that exit late still write to it. Some programs run as other users, and Node creates a
+ * subfolder for each user.
  */
 async function compileCache(): Promise<Readonly<Record<string, string>>> {
   const folder = join(repository, 'node_modules', '.cache', 'compiled');
@@ -28,7 +29,7 @@ async function compileCache(): Promise<Readonly<Record<string, string>>> {
   return { NODE_COMPILE_CACHE: folder };
 }
 
-/** The file's contents, or nothing if it does not exist. */
+/** The file's contents, or an empty text if the file does not exist. */
 async function textOf(file: string): Promise<string> {
   try {
     return await readFile(file, 'utf8');
@@ -53,7 +54,8 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
     env,
     stdio: 'inherit',
   });
-  // vitest gets Ctrl-C too, because it is in the same process group. This process stays to print the results.
+  // vitest receives Ctrl-C as well, because it is in the same process group. This process keeps running to print the
+  // results.
   process.on('SIGINT', () => undefined);
   process.on('SIGTERM', () => child.kill('SIGTERM'));
   const [code] = (await once(child, 'exit')) as [number | null];
@@ -70,8 +72,8 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
   return exitStatus(result) || (code ?? 1);
 }
 
-// Tests run in parallel, and some create mount namespaces, which must see the unmounts of other tests. That needs shared
-// mounts. So if possible, this process is replaced by one in a mount namespace in which all mounts are shared.
+// Tests run in parallel, and some create mount namespaces, which must see the unmounts of other tests. That needs
+// shared mounts. If possible, this process replaces itself by one in a mount namespace in which all mounts are shared.
 const inside = '--in-own-mounts';
 const args = process.argv.slice(2);
 const enter = args[0] === inside ? undefined : ownMounts();

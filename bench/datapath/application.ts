@@ -25,7 +25,7 @@ function seconds(from: number, to: number, each: (number: number) => unknown): n
   return (performance.now() - began) / 1000;
 }
 
-/** Goes directory by directory, so the cached attributes have not expired yet. */
+/** Goes directory by directory, so that the second stat finds cached attributes that have not expired. */
 function statTwice(look: (number: number) => unknown, count: number): readonly number[] {
   let [first, second] = [0, 0];
   for (let from = 0; from < count; from += filesEach) {

@@ -12,16 +12,16 @@ export interface CommandOptions {
   readonly timeoutMs?: number;
 }
 
-const usualPatienceMs = 180_000;
+const defaultTimeoutMs = 180_000;
 
 /**
- * Runs a program on a mount. A process that waits for a mount without a server can't be killed. So on a timeout or an abort this
- * function returns without waiting for the process, which ends with the mount.
+ * Runs a program on a mount. A process that waits for a mount without a server can't be killed, so on a timeout or an
+ * abort this function returns without waiting for the process. The process ends when the mount is removed.
  */
 export async function command(
   [file, ...args]: readonly [string, ...string[]],
   signal: AbortSignal,
-  { timeoutMs = usualPatienceMs, ...options }: CommandOptions = {},
+  { timeoutMs = defaultTimeoutMs, ...options }: CommandOptions = {},
 ): Promise<CommandResult> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]);
   limit.throwIfAborted();

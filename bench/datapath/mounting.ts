@@ -4,11 +4,11 @@ export interface Mounted extends AsyncDisposable {
 }
 
 export interface MountOptions {
-  /** Names and attributes are cached for the usual time. */
+  /** Names and attributes are cached as by default. */
   readonly isCaching: boolean;
 }
 
-/** A way to mount an exported folder. Each call makes a mount with cold caches. */
+/** Mounts an exported folder. Each call makes a mount with cold caches. */
 export interface Mounter {
   mount(folder: string, options: MountOptions): Promise<Mounted>;
 }

@@ -27,19 +27,19 @@ export interface OurDataPathOptions {
   /** The parent folder of mount points. */
   readonly folder: string;
   readonly signal: AbortSignal;
-  /** The sources of the data path, if it is not the present one. The keeper is always the present one. */
+  /** The checkout whose data path is measured, if it is not this one. The keeper is always from this checkout. */
   readonly tree?: string;
 }
 
 /** The following values are the program's own (src/clients/data-path, and the defaults of an NFS store). */
-/** For clean-up, which also runs after an abort. */
+/** For the clean-up, which must run even after an abort. */
 const never = new AbortController().signal;
 const mib = 1024 * 1024;
 const cacheMs = 1000;
 const readAheadKib = 4096;
 const connections = 1;
 
-/** Bundles the present sources into one file without types, as released. */
+/** Bundles the sources of the checkout into one file without types, as in a release. */
 async function bundle(tree: string, folder: string, signal: AbortSignal): Promise<string> {
   await command([process.execPath, join(tree, 'scripts', 'build.ts'), folder], signal);
   return join(folder, 'data-path.mjs');
@@ -125,7 +125,7 @@ export async function startOurDataPath({
   };
 }
 
-/** Aborts a mount that is in use or does not answer. Processes that wait for it get an error. */
+/** Aborts a mount that is in use or does not answer. Calls of waiting processes fail. */
 export async function unmount(at: string, signal: AbortSignal): Promise<void> {
   const patient = { timeoutMs: 10_000 };
   const force = () => command(['umount', '--force', '--lazy', at], never, patient);
@@ -133,7 +133,7 @@ export async function unmount(at: string, signal: AbortSignal): Promise<void> {
   rmdirSync(at);
 }
 
-/** Finds the device without touching the mount, because this process must never wait for it. */
+/** Finds the device in the mount table, because this process must never wait for the mount. */
 function setReadAhead(at: string): void {
   const line = readFileSync('/proc/self/mountinfo', 'utf8')
     .split('\n')

@@ -1,5 +1,5 @@
 /**
- * The NFS calls of each task, sent by our client without a mount, with one call in flight (or as many as the task says):
+ * The NFS calls of each task, sent by Stowage's NFS client without a mount, with one call in flight (or as many as the task says):
  *
  *   node raw.ts HOST NFS-PORT MOUNT-PORT EXPORT
  *

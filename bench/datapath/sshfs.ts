@@ -7,7 +7,7 @@ import { unmount } from './our-data-path.ts';
 
 const withoutCaching = ['dir_cache=no', 'attr_timeout=0', 'entry_timeout=0', 'negative_timeout=0'];
 
-/** Allows other users, with permission checks by the kernel, like our mounts. */
+/** Other users have access, and the kernel checks permissions, as on Stowage's mounts. */
 const shared = ['allow_other', 'default_permissions'];
 
 export function sshfsMounting(server: SftpServer, folder: string, signal: AbortSignal): Mounter {

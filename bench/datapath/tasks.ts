@@ -6,7 +6,10 @@ import { files } from './tree.ts';
 export interface Task {
   /** One row for each value that `measure` returns. */
   readonly rows: readonly TaskRow[];
-  /** The contents of the folder: `shared` has `large` and `tree` and is only read, `tree` has its own tree, `empty` is empty. */
+  /**
+   * `shared`: a folder with `large` and `tree` that tasks only read. `tree`: a folder with a tree of its own. `empty`:
+   * an empty folder.
+   */
   readonly folder: 'shared' | 'tree' | 'empty';
   readonly isCaching: boolean;
   /** Runs on a new mount. */
@@ -20,19 +23,19 @@ export interface TaskRow {
   readonly unit: string;
   /** The goal as a ratio to sshfs. */
   readonly atLeast?: number;
-  /** The goal as a ratio to our client without a mount. */
+  /** The goal as a ratio to the NFS client without a mount. */
   readonly ofRaw?: number;
 }
 
 export const largeMib = 256;
-const created = 5000;
-const looked = 10_000;
+const createdFiles = 5000;
+const statFiles = 10_000;
 const randomMs = 1500;
 const randomReads = { 1: 8000, 32: 25_000 } as const;
 
 async function dd(args: readonly string[], signal: AbortSignal): Promise<readonly number[]> {
   const { stderr } = await command(['dd', 'bs=1M', `count=${largeMib}`, ...args], signal);
-  // Uses dd's own measurement: starting a program takes a hundredth of the measured time.
+  // dd measures the time itself: starting the program takes a hundredth of it.
   const seconds = Number(/copied, ([\d.e-]+) s/.exec(stderr)?.[1]);
   return [largeMib / seconds];
 }
@@ -97,8 +100,8 @@ export const tasks: readonly Task[] = [
     rows: [{ name: 'create + write 4 KiB', unit: 'files/s', ofRaw: 0.75 }],
     folder: 'empty',
     isCaching: true,
-    raw: ['create', created],
-    measure: (at, signal) => application('create', `${at}/made`, created, signal),
+    raw: ['create', createdFiles],
+    measure: (at, signal) => application('create', `${at}/made`, createdFiles, signal),
   },
   {
     rows: [
@@ -108,14 +111,14 @@ export const tasks: readonly Task[] = [
     ],
     folder: 'shared',
     isCaching: true,
-    raw: ['stat', looked],
-    measure: (at, signal) => application('stat', `${at}/tree`, looked, signal),
+    raw: ['stat', statFiles],
+    measure: (at, signal) => application('stat', `${at}/tree`, statFiles, signal),
   },
   {
     rows: [{ name: 'stat, attribute caching off', unit: 'files/s', atLeast: 1 }],
     folder: 'shared',
     isCaching: false,
-    measure: (at, signal) => application('stat-once', `${at}/tree`, looked, signal),
+    measure: (at, signal) => application('stat-once', `${at}/tree`, statFiles, signal),
   },
   {
     rows: [{ name: 'ls -lR', unit: 'files/s', atLeast: 1 }],

@@ -13,7 +13,7 @@ import { type Server, startServer } from '../server.ts';
 import { type RecordedCall, startRecorder } from './recorder.ts';
 
 export const sides = ['local', 'nfs', 'plain'] as const;
-/** The kind of a container's volume: from one of our stores, or from Docker's own local driver. */
+/** Where a container's volume is: on one of Stowage's stores, or with Docker's own local driver. */
 export type Side = (typeof sides)[number];
 
 const drivers: Readonly<Record<Side, readonly string[]>> = {
@@ -31,9 +31,11 @@ export interface DockerHost extends AsyncDisposable {
   run(volume: string): Promise<number>;
   /** Kills and restarts Stowage. Returns the milliseconds until it answers at its plugin socket. */
   restart(): Promise<number>;
-  /** While the work runs, the NFS server accepts connections and answers nothing. */
+  /** Freezes the NFS server while the work runs: it accepts connections, but answers nothing. */
   frozen<T>(work: () => Promise<T>): Promise<T>;
-  /** Starts timing the engine's calls to Stowage. The returned function returns the calls since its last call. */
+  /**
+   * Starts recording the engine's calls to Stowage. The returned function returns the calls since it was last called.
+   */
   record(): Promise<() => readonly RecordedCall[]>;
 }
 
@@ -41,14 +43,14 @@ export interface DockerHost extends AsyncDisposable {
 export async function startHost(exports: MeasuredFileSystem, signal: AbortSignal): Promise<DockerHost> {
   await using stack = new AsyncDisposableStack();
   const scratch = stack.use(createScratchFolder('st-bench-'));
-  // Other users may enter it, as usual: the data path runs as nobody.
+  // Other users may enter the folder, because the data path runs as nobody.
   await chmod(scratch.folder, 0o755);
   const exported = stack.use(await makeFolder(exports, []));
   const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
   const engine = stack.use(await startDockerd(signal, { shared: [scratch.folder] }));
   let stowage: Server | undefined;
   stack.defer(async () => await stowage?.[Symbol.asyncDispose]());
-  // Stopped before Stowage, so no container uses a volume of it any more.
+  // Stopped before Stowage, so that no container still uses a volume.
   stack.defer(() => engine.stop());
   const image = await loadBusybox(engine, signal);
   const start = (folder: string): Promise<Server> =>

@@ -15,7 +15,7 @@ async function post(socketPath: string, path: string, body: string): Promise<{ s
   return await promise;
 }
 
-test('answers like the plugin behind it, and records the calls', async () => {
+test('the recorder answers like the plugin behind it, and records the calls', async () => {
   const scratch = createScratchFolder();
   onTestFinished(() => scratch[Symbol.dispose]());
   const [behind, socket] = [join(scratch.folder, 'behind'), join(scratch.folder, 'front')];

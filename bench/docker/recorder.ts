@@ -36,7 +36,8 @@ export async function startRecorder(socket: string, behind: string): Promise<Rec
     answer.writeHead(said.statusCode ?? 502, { 'content-type': type, 'content-length': text.length }).end(text);
   }
 
-  // No keep-alive timeout, like the plugin: engines reuse connections, and retry a call when one is closed.
+  // Without a keep-alive timeout, like the plugin: engines reuse connections, and retry a call when a connection was
+  // closed.
   const server = createServer({ keepAliveTimeout: 0, requireHostHeader: false }, (asked, answer) => {
     passOn(asked, answer).catch((thrown: unknown) => {
       answer.destroy(thrown instanceof Error ? thrown : undefined);

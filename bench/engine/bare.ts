@@ -1,6 +1,6 @@
 /**
- * The yardstick: only the file system calls for a directory volume, with the store's durability and concurrency, and Node's default
- * number of threads (more make it slower). It checks no names and keeps no records.
+ * The yardstick: only the file system calls of a directory volume, with the store's durability and concurrency, and
+ * Node's default number of threads (more threads make it slower). It checks no names and keeps no records.
  */
 import { mkdir, open, rmdir, unlink } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -1,7 +1,7 @@
 /**
- * Creates and deletes volumes through the REST API, with a given number of requests in flight, and prints how long each took.
- * It has its own minimal HTTP/1.1 client with keep-alive: on a small machine a full client would compete with the server for
- * the CPU, and the benchmark would measure the client.
+ * Creates and deletes volumes through the REST API, with a given number of requests in flight, and prints the
+ * durations. It has a minimal HTTP/1.1 client of its own: on a small machine a full client would compete with the
+ * server for the CPU, and the benchmark would measure the client.
  */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';

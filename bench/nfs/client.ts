@@ -1,7 +1,6 @@
 /**
- * NFS version 3 calls by our client. It takes the same commands as e2e/testbed/libnfs-bench/libnfs-bench.c:
- *
- *   node client.ts HOST NFS-PORT MOUNT-PORT EXPORT FOLDER
+ * Makes NFS version 3 calls with Stowage's client. Takes the same commands as e2e/testbed/libnfs-bench/libnfs-bench.c:
+ * node client.ts HOST NFS-PORT MOUNT-PORT EXPORT FOLDER
  */
 import { createInterface } from 'node:readline';
 import { systemClock } from '#base/clock.ts';
@@ -22,7 +21,7 @@ const mib = 1024 * 1024;
 const fileMib = 64;
 
 interface Operation {
-  /** A number as the result is the count of entries; any other result counts as one. */
+  /** A returned number counts that many entries; any other result counts as one. */
   run(number: number): Promise<unknown>;
   /** Runs at the end, untimed. */
   undo?(number: number): Promise<unknown>;

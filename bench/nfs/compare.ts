@@ -13,7 +13,7 @@ export interface Sides {
   readonly yardstick: Driver;
 }
 
-/** Long enough to make start and stop negligible, short enough that a disturbance hits both sides. */
+/** Long enough that start and stop are negligible, and short enough that a disturbance affects both sides. */
 const usualSampleMs = 150;
 const warmUpMs = 400;
 
@@ -27,12 +27,12 @@ export async function compare(
 ): Promise<readonly Comparison[]> {
   const all = tasks.map((task) => ({ task, ours: [] as Answer[], yardstick: [] as Answer[] }));
   for (const { task } of all) {
-    // Warms up: the first calls find cold caches, and our code is not compiled yet.
+    // Warms up: the first calls find cold caches, and the code is not compiled yet.
     await sides.yardstick.measure(task, warmUpMs / 4);
     await sides.ours.measure(task, warmUpMs);
   }
   for (let round = 1; round <= rounds; round++) {
-    // The sides take turns at going first.
+    // The sides take turns at being the first.
     const order = round % 2 === 0 ? (['ours', 'yardstick'] as const) : (['yardstick', 'ours'] as const);
     for (const each of all) for (const side of order) each[side].push(await sides[side].measure(each.task, sampleMs));
     note(`round ${round}/${rounds}: ${all.map(ratioOf).join(' ')}`);

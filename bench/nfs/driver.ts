@@ -11,8 +11,8 @@ import type { Answer, Task } from './operations.ts';
 /** A program that makes NFS calls on command, in its own process. */
 export interface Driver extends AsyncDisposable {
   measure(task: Task, ms: number): Promise<Answer>;
-  /** Sends a line and returns the answer. `ms` is the expected time. */
-  ask<T>(line: string, ms: number): Promise<T>;
+  /** Sends a line and returns the answer. `ms` is the expected duration. */
+  request<T>(line: string, ms: number): Promise<T>;
 }
 
 export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'> {
@@ -22,7 +22,7 @@ export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'
 /** Added to the requested time, for calls in flight and clean-up. */
 const timeoutMs = 60_000;
 
-/** `tree`: the sources to run, if they are not the present ones. */
+/** `tree`: the checkout to run, if it is not this one. */
 export function startOurs(target: Target, folder: string, signal: AbortSignal, tree = repository): Driver {
   const program = fileURLToPath(new URL('client.ts', import.meta.url));
   return start([process.execPath, join(tree, relative(repository, program))], target, folder, signal);
@@ -58,7 +58,7 @@ function start(
     signal,
     killSignal: 'SIGKILL',
   });
-  // The missing answer reports the error.
+  // The missing answer then reports the error.
   child.on('error', () => undefined);
   child.stdin.on('error', () => undefined);
   const answers = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
@@ -72,7 +72,7 @@ function start(
     return JSON.parse(value) as T;
   };
   return {
-    ask,
+    request: ask,
     measure: ({ operation, inFlight }, ms) => ask<Answer>(`${operation} ${inFlight} ${ms}`, ms),
     [Symbol.asyncDispose]: () => end(child),
   };

@@ -8,7 +8,7 @@ const entries = 5000;
 
 /** A file system to measure on. */
 export interface MeasuredFileSystem {
-  /** The kernel's name of it. */
+  /** The kernel's name of the file system. */
   readonly kind: string;
   readonly parent: string;
 }
@@ -16,7 +16,7 @@ export interface MeasuredFileSystem {
 const memory = '/dev/shm';
 const tmpfs = 0x0102_1994;
 
-/** First a tmpfs, where only the programs count; then the disk with the temporary files, if they are on a disk. */
+/** A tmpfs, on which only the programs count, and the disk with the temporary files, if they are on a disk. */
 export function measuredFileSystems(): readonly MeasuredFileSystem[] {
   const found: MeasuredFileSystem[] = [memory, tmpdir()].map((parent) => ({ parent, kind: kindOf(parent) }));
   return found.filter(({ kind }, i) => found.findIndex((other) => other.kind === kind) === i);
@@ -32,7 +32,7 @@ function kindOf(path: string): string {
   return mounts.toSorted(([, a = ''], [, b = '']) => b.length - a.length)[0]?.[2] ?? 'unknown';
 }
 
-/** A new folder there, with a subfolder for each side that has the files the programs need. */
+/** Creates a folder there, with a subfolder for each side that contains the files that the programs need. */
 export async function makeFolder(
   { parent }: MeasuredFileSystem,
   sides: readonly string[],

@@ -1,4 +1,4 @@
-/** The names that both programs know: ours and the one on libnfs. */
+/** The operations that both programs support: Stowage's client and the one on libnfs. */
 export type OperationName = 'getattr' | 'lookup' | 'mkdir' | 'file' | 'read' | 'write' | 'readdirplus';
 
 /** One measurement. */
@@ -36,7 +36,7 @@ export const isDeep = ({ inFlight }: Task): boolean => inFlight === deep;
 export const isPipelined = ({ inFlight }: Task): boolean => inFlight > 1;
 export const isWrite = ({ operation }: Task): boolean => operation === 'write';
 
-/** The answer of such a program. */
+/** The result that such a program prints. */
 export interface Answer {
   readonly perSecond: number;
   /** User and system CPU time of the program, for each operation. */

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { type CountStep, record, replay } from './replay.ts';
 
-/** A client whose file handles are the bytes of the names; some names do not exist. */
+/** A client whose file handles are the bytes of names. Some names do not exist. */
 function fakeClient(): { readonly nfs: NfsClient; readonly calls: unknown[][] } {
   const calls: unknown[][] = [];
   const answer =
@@ -16,7 +16,7 @@ function fakeClient(): { readonly nfs: NfsClient; readonly calls: unknown[][] } 
   return { nfs: nfs as unknown as NfsClient, calls };
 }
 
-test('repeats the same calls for another name, with the handles that the new calls return', async () => {
+test('a replay repeats the same calls for another name, with the handles that the new calls return', async () => {
   const { nfs, calls } = fakeClient();
   const root = Buffer.from('root');
   const steps: CountStep[] = [];
@@ -36,7 +36,7 @@ test('repeats the same calls for another name, with the handles that the new cal
   ]);
 });
 
-test('reports a call that fails only in the replay', async () => {
+test('a replay reports a call that fails only in the replay', async () => {
   const { nfs } = fakeClient();
   const steps: CountStep[] = [{ method: 'lookup', args: [Buffer.from('root'), 'sample'], result: {} }];
   await expect(replay(nfs, steps, 'sample', 'other')).rejects.toThrow('NOENT');

@@ -10,7 +10,7 @@ export interface OurServer extends AsyncDisposable, Target {
   memory(): Promise<number>;
 }
 
-/** `stowage nfs serve` for processes of this user. */
+/** Runs `stowage nfs serve` for processes of this user. */
 export async function startOurServer(directory: string, isDurable: boolean, signal: AbortSignal): Promise<OurServer> {
   await using stack = new AsyncDisposableStack();
   const { path: folder } = stack.use(await mkdtempDisposable(join(tmpdir(), 'stowage-bench-server-')));

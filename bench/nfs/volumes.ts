@@ -86,5 +86,5 @@ async function main(): Promise<void> {
 }
 
 await main();
-// The store's connections would keep the process running.
+// Open connections of the store would keep the process running.
 process.exit(0);

@@ -1,7 +1,7 @@
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
-/** The requests of one account, from the API server's audit log. */
+/** The requests of one account, according to the API server's audit log. */
 export interface Audit {
   /** Arguments for the API server. */
   readonly words: readonly string[];

@@ -1,6 +1,7 @@
 /**
- * The yardstick: watches claims of a class and creates a PersistentVolume for each, 32 at a time. It has no storage, keeps no records,
- * checks nothing again and writes no Events. It uses Node's own HTTP client, so changes of ours don't affect it.
+ * The yardstick: watches claims of a class and creates a PersistentVolume for each, 32 at a time. It has no storage and
+ * no records, never checks anything again and writes no Events. It uses Node's HTTP client, so that changes of Stowage
+ * don't affect it.
  */
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';

@@ -15,7 +15,7 @@ import { type Audit, createAudit } from './audit.ts';
 import { prioritizePods } from './cpu-share.ts';
 import { processOf, type Running, start } from './process.ts';
 
-/** The side that makes volumes: Stowage on a store, or the loop that only creates the objects. */
+/** The side that creates volumes: Stowage on a store, or the loop that only creates the objects. */
 export const stores = ['nfs', 'local'] as const;
 export type Side = (typeof stores)[number] | 'bare';
 
@@ -27,11 +27,11 @@ const controller = 'deployment/stowage-controller';
 const silver = 'silver';
 /** The names of the classes and their provisioners. */
 const classOf: Readonly<Record<Side, string>> = { nfs: silver, local: 'local', bare: 'bare.bench' };
-/** Periodic requests, which do not belong to a claim. */
+/** Periodic requests, which no claim causes. */
 export const periodicRequests =
   /^(watch |\S+ (leases|endpoints|stores|stores\/status|endpointslices|secrets|configmaps|csistoragecapacities)$)/;
 const quietMs = 1_500;
-/** Many times the expected duration: for the first claim, and for each further one. */
+/** The limits, many times the expected durations: for the first claim, and for each further one. */
 const [firstMs, eachMs] = [60_000, 200];
 
 export interface Created {
@@ -55,7 +55,7 @@ export interface BenchCluster extends AsyncDisposable {
   create(side: Side, prefix: string, count: number): Promise<Created>;
   /** Deletes the created objects. Returns the milliseconds until the last PersistentVolume is gone. */
   remove(side: Side, prefix: string, count: number): Promise<number>;
-  /** Creates claims and binds them instead of Kubernetes, which would be slow. */
+  /** Creates claims, and binds them instead of Kubernetes' slow controller. */
   createMany(side: Side, prefix: string, count: number): Promise<void>;
   /** Waits until Stowage sends only periodic requests. Returns the requests since the last call. */
   settled(): Promise<ReadonlyMap<string, number>>;
@@ -66,7 +66,7 @@ export async function startBenchCluster(signal: AbortSignal): Promise<BenchClust
   await using stack = new AsyncDisposableStack();
   const { folder } = stack.use(createScratchFolder('st-bench-'));
   const audit = await createAudit(folder, `system:serviceaccount:${namespace}:stowage-controller`);
-  // The default limits would make the benchmark measure the binding controller.
+  // With the default limits, the benchmark would measure the binding controller.
   const controllerManager = ['--kube-api-qps=500', '--kube-api-burst=1000'];
   const cluster = stack.use(
     await startCluster(signal, {
@@ -172,7 +172,7 @@ async function noController({ kubectl }: Cluster): Promise<void> {
   await kubectl('--namespace', namespace, 'wait', '--for=delete', 'pod', pods, '--timeout=60s');
 }
 
-/** How to recognize their processes. A keeper starts as the same program as the others and then changes its title. */
+/** How to recognize the processes. A keeper starts as the same program and then changes its title. */
 const started = {
   controller: /stowage\.mjs\0controller\0/,
   agent: /stowage\.mjs\0node\0/,
@@ -191,7 +191,7 @@ async function pidOf(which: keyof typeof started, { folder }: Cluster): Promise<
   throw new Error(`there is no process of the ${which}`);
 }
 
-/** Events are written with low priority. */
+/** Stowage writes Events with low priority, so they may come late. */
 async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<string, number>> {
   const counts = new Map<string, number>();
   for (let isQuiet = false; !isQuiet; ) {
@@ -205,7 +205,7 @@ async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<s
   return counts;
 }
 
-/** Access to the API server without the forwarder. */
+/** Access to the API server's own address, without the forwarder. */
 async function accessOf(path: string, { token, ca }: { readonly token: string; readonly ca: string }): Promise<string> {
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   await writeFile(`${path}.json`, JSON.stringify({ server, token, ca }), { mode: 0o600 });

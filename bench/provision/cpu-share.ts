@@ -4,23 +4,25 @@ import { basename, dirname, join } from 'node:path';
 
 /** A share of the CPU for the process that makes volumes. */
 export interface CpuShare {
-  /** Gives a process outside of pods the same share as pods. */
+  /** Gives a process outside of pods the same CPU share as pods. */
   join(pid: number): Promise<void>;
 }
 
-/** The weight relative to other processes, for both cgroup v1 and v2. */
-const times = 16;
-const usual = { 'cpu.shares': 1_024, 'cpu.weight': 100 } as const;
+/** The weight relative to other processes, for cgroup v1 and v2. */
+const weightFactor = 16;
+const defaultWeights = { 'cpu.shares': 1_024, 'cpu.weight': 100 } as const;
 
 /**
- * Gives pods of the cluster in `folder` priority over all other processes. Real control planes have their own machines. Here they share a few CPUs
- * with the pods, and each of their many threads counts as much as all pods together: the benchmark would measure how long pods wait for a CPU.
+ * Gives the pods of the cluster in `folder` priority over all other processes. A real control plane has machines of its
+ * own. Here it shares a few CPUs with the pods, and each of its many threads has as much weight as all pods together:
+ * the benchmark would measure how long pods wait for a CPU.
  */
 export async function prioritizePods(folder: string): Promise<CpuShare> {
   const group = basename(folder);
   const found = globSync([`/sys/fs/cgroup/cpu*/${group}/cpu.shares`, `/sys/fs/cgroup/${group}/cpu.weight`]);
   if (found.length === 0) throw new Error('the pods have no group of their own');
-  for (const file of found) await writeFile(file, `${times * usual[basename(file) as keyof typeof usual]}`);
+  for (const file of found)
+    await writeFile(file, `${weightFactor * defaultWeights[basename(file) as keyof typeof defaultWeights]}`);
   return {
     join: async (pid) => {
       for (const file of found) {

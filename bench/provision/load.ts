@@ -1,7 +1,7 @@
 /**
- * Creates claims of a class, 32 at a time, and reports when all PersistentVolumes existed and all claims were bound; or deletes them,
- * and reports when the last PersistentVolume was gone. Runs in its own process in the cluster's network, so that it reaches the API
- * server in the same way as the measured programs.
+ * Creates claims of a class, 32 at a time, and reports when all PersistentVolumes existed and when all claims were
+ * bound. Or deletes them, and reports when the last PersistentVolume was gone. It is a process in the cluster's
+ * network, so that it reaches the API server in the same way as the measured programs.
  */
 import { readFileSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
@@ -25,8 +25,8 @@ const client: KubeClient = createKubeClient({
   maxSockets: inFlight,
 });
 
-/** Calls `isEnough` with every existing and new object until it returns true. Returns when that was. */
-async function unlessAborted<T extends KubeObject>(
+/** Calls `isEnough` with every existing and new object until it returns true. Returns the time of that. */
+async function untilSeen<T extends KubeObject>(
   resource: Resource<T>,
   isEnough: (object: T, isThere: boolean) => boolean,
   ready: () => void,
@@ -69,7 +69,7 @@ async function create(): Promise<object> {
     listed++;
     if (listed === 2) both.resolve();
   };
-  const volumesMade = unlessAborted(
+  const volumesMade = untilSeen(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.add(volume.metadata.name ?? '');
@@ -77,7 +77,7 @@ async function create(): Promise<object> {
     },
     ready,
   );
-  const claimsBound = unlessAborted(
+  const claimsBound = untilSeen(
     claims,
     ({ metadata: { name = '' }, status }) => {
       if (name.startsWith(`${prefix}-`) && status?.phase === 'Bound') bound.add(name);
@@ -92,13 +92,13 @@ async function create(): Promise<object> {
   return { claimsMs, madeMs: (await volumesMade) - began, boundMs: (await claimsBound) - began };
 }
 
-/** `sweep`: deletes the PersistentVolumes, too, because no provisioner does. */
+/** `sweep`: also deletes the PersistentVolumes, because no provisioner does. */
 async function remove(sweep: boolean): Promise<object> {
   const left = new Set<string>();
   for await (const { items } of client.list(persistentVolumes, {}, signal))
     for (const volume of items) if (isOurs(volume)) left.add(volume.metadata.name ?? '');
   const here = Promise.withResolvers<void>();
-  const gone = unlessAborted(
+  const gone = untilSeen(
     persistentVolumes,
     ({ metadata: { name = '' } }, isThere) => {
       if (!isThere) left.delete(name);
@@ -116,11 +116,11 @@ async function remove(sweep: boolean): Promise<object> {
   return { goneMs: (await gone) - began };
 }
 
-/** Binds claims as the PersistentVolume controller does. That one is not used here, because it would take many minutes. */
+/** Binds claims like the PersistentVolume controller, which would take many minutes. */
 async function bind(): Promise<object> {
   const made = new Map<string, string>();
   const here = Promise.withResolvers<void>();
-  const allMade = unlessAborted(
+  const allMade = untilSeen(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.set(volume.spec.claimRef?.name ?? '', volume.metadata.name ?? '');

@@ -6,7 +6,7 @@ import { restingMemory } from '../server.ts';
 
 export interface ExitResult {
   readonly status: number | string | null;
-  /** The end of its standard error. */
+  /** The last lines of standard error. */
   readonly errors: string;
 }
 
@@ -14,27 +14,27 @@ export interface Running {
   readonly pid: number;
   readonly stdout: Readable;
   readonly ended: Promise<ExitResult>;
-  /** Resolves when it has printed this text. */
+  /** Resolves when the process has printed this text. */
   printed(text: string): Promise<void>;
   restingMemory(): Promise<number>;
-  /** CPU time since its start, in milliseconds. */
+  /** CPU time since the start of the process, in milliseconds. */
   cpuMs(): Promise<number>;
-  /** Sends SIGTERM and waits for the end. */
+  /** Sends SIGTERM and waits for the end of the process. */
   stop(): Promise<void>;
 }
 
-const shown = 2_000;
+const maxErrorLength = 2_000;
 const stopMs = 15_000;
 const timeoutMs = 120_000;
 /** Programs check every ten seconds whether they are idle, and then release unused memory. */
-const restMs = 25_000;
+const idleMs = 25_000;
 
 /** Measurements of any process. */
 export const processOf = (pid: number | undefined, signal: AbortSignal): Pick<Running, 'restingMemory' | 'cpuMs'> => ({
-  restingMemory: () => restingMemory({ pid }, signal, restMs),
+  restingMemory: () => restingMemory({ pid }, signal, idleMs),
   cpuMs: async () => {
     const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
-    // The fields follow the name, which may contain blanks. They count hundredths of a second, in user and kernel mode.
+    // The fields follow the name, which may contain blanks. They count hundredths of a second in user and kernel mode.
     const [user, system] = stat
       .slice(stat.lastIndexOf(')') + 2)
       .split(' ')
@@ -52,12 +52,12 @@ export function start(
   child.on('error', () => undefined);
   let errors = '';
   child.stderr.setEncoding('utf8').on('data', (chunk: string) => {
-    // When a bundle throws, Node prints the line: most of the program.
-    errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-shown);
+    // When a bundle throws, Node prints the source line, which is most of the program.
+    errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-maxErrorLength);
   });
   const ended = once(child, 'close').then(([code, by]): ExitResult => ({ status: code ?? by, errors }));
   return {
-    // A process that could not be started has no pid. Its error is reported when it is awaited.
+    // A process that failed to start has no pid. Its error is thrown when it is awaited.
     pid: child.pid ?? 0,
     stdout: child.stdout,
     ended,

@@ -1,11 +1,11 @@
 import { mkdirSync, rmdirSync } from 'node:fs';
 import { checked, foreign } from '#base/linux/libc.ts';
 
-/** The system calls that stage and publish a directory, without records, locks or checks. */
+/** The system calls that stage and publish a directory, without records, locks and checks. */
 export interface BareMounts {
   stage(source: string, own: string, staging: string): void;
   publish(own: string, target: string): void;
-  /** Unmounts and removes everything, whichever side made it. */
+  /** Unmounts and removes all paths, whichever side made them. */
   takeDown(...places: readonly string[]): void;
 }
 

@@ -15,15 +15,15 @@ import { createBareMounts } from './bare.ts';
 
 export const sides = ['local', 'nfs', 'driver', 'answers', 'calls', 'programs'] as const;
 /**
- * What stages and publishes: Stowage for a volume of either store; a driver that only makes the mounts, and one that makes none;
- * and the mounts without a driver, by system calls and by the program `mount`.
+ * What stages and publishes: Stowage, for a volume of either store; a driver that only makes the mounts; a driver that
+ * makes none; and mounts without a driver, by system calls or by the program `mount`.
  */
 export type Side = (typeof sides)[number];
 
 /** The sides with a CSI driver. */
 type CsiSide = Exclude<Side, 'calls' | 'programs'>;
 
-/** Stages and publishes a volume, counted from 0, and returns the milliseconds; and removes it again. */
+/** `publish` stages and publishes a volume, counted from 0, and returns the milliseconds. `unpublish` reverts that. */
 export interface PublishHost extends AsyncDisposable {
   up(side: Side, volume: number): Promise<number>;
   down(side: Side, volume: number): Promise<void>;
@@ -126,16 +126,16 @@ export async function startHost(
 }
 
 /**
- * A disk image in memory: a real disk varies in speed, but tmpfs does not support RWF_NOWAIT, so every read there would take the slow path.
- * Not ext4: it does not reuse an inode within five seconds after its deletion, and scans all of those to create a folder. The
- * repeated creation and removal of folders would then dominate the measurement.
+ * A disk image in memory: a real disk varies in speed, and tmpfs does not support RWF_NOWAIT, so that every read there
+ * takes the slow path. Not ext4, which does not reuse an inode within five seconds after its deletion, and scans all
+ * such inodes to create a folder: that scan would dominate a measurement that creates and removes folders repeatedly.
  */
 async function diskInMemory(scratch: ScratchFolder, signal: AbortSignal): Promise<string> {
   await command(['mount', '-t', 'tmpfs', 'stowage-bench', scratch.folder], signal);
   const folder = join(scratch.folder, 'disk');
   await mkdir(folder);
   mountImage(scratch.image('image', imageMiB, 'xfs'), folder);
-  // Other users may enter them, as usual: the data path runs as nobody.
+  // Other users may enter the folders, because the data path runs as nobody.
   for (const path of [scratch.folder, folder]) await chmod(path, 0o755);
   return folder;
 }

@@ -4,14 +4,14 @@ import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-/** An application that works on a mount continuously, in its own process. */
+/** A process that works on a mount continuously. */
 export interface Application extends AsyncDisposable {
-  /** Resolves when it has completed a turn that began after the call. */
+  /** Resolves when the application has completed a turn that began after this call. */
   progress(): Promise<void>;
   forget(): void;
-  /** Milliseconds of its longest call since `forget`. */
+  /** The duration of the longest call since `forget`, in milliseconds. */
   longest(): number;
-  /** Ends it and returns what it saw. */
+  /** Ends the application and returns its errors and the number of its operations. */
   end(): Promise<{ readonly errors: readonly string[]; readonly operations: number }>;
 }
 
@@ -22,7 +22,7 @@ interface Turn {
   readonly error?: string;
 }
 
-/** The limit for a pause. A longer one means that the mount was lost. */
+/** The limit for a pause. A longer pause means that the mount was lost. */
 const timeoutMs = 30_000;
 
 export async function startApplication(folder: string, signal: AbortSignal): Promise<Application> {
@@ -46,9 +46,8 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
     const { promise: late, reject } = Promise.withResolvers<never>();
     late.catch(() => undefined);
     limit.addEventListener('abort', () => reject(limit.reason), { once: true });
-    // First the turn in progress ends, and then a complete one.
-    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; )
-      await Promise.race([nextReport.promise, late]);
+    // The turn in progress must end, and then a complete one.
+    for (const minTurns = last.turns + 2; last.turns < minTurns; ) await Promise.race([nextReport.promise, late]);
   }
 
   await progress();
@@ -63,7 +62,7 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
       await Promise.race([exited, delay(timeoutMs, undefined, { ref: false })]);
       return { errors, operations: last.operations };
     },
-    // Not awaited, because the process may be blocked by its mount, which is removed next.
+    // Not awaited: the process may be blocked by its mount, which is removed next.
     [Symbol.asyncDispose]: () => {
       child.kill('SIGKILL');
       child.unref();

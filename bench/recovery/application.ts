@@ -52,7 +52,7 @@ for (let turns = 1; !isOver; turns++) {
     error = String(cause);
   }
   process.stdout.write(`${JSON.stringify({ turns, operations, ms: longest, error })}\n`);
-  // To see whether it is over.
+  // Lets the event loop notice the end of standard input.
   await setImmediate();
 }
 process.exit(0);

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes the managed plugin of a Docker engine out of the image: deploy/plugin/create.sh [NAME] [IMAGE]
+# Creates a managed Docker plugin from the image: deploy/plugin/create.sh [NAME] [IMAGE]
 #
-# NAME is stowage (the usual), for stores that other hosts share, or stowage-local, for stores of this machine: each is a Stowage
-# of its own. With a registry's name before it, `docker plugin push` takes it there. IMAGE is stowage. Afterwards:
+# NAME is stowage (the default) for stores that other hosts share, or stowage-local for stores of this machine: each is a Stowage
+# of its own. With a registry in front of the name, `docker plugin push` pushes to it. The default IMAGE is stowage. Afterwards:
 #
 #   docker plugin enable stowage
 set -eu

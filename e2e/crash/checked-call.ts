@@ -7,7 +7,7 @@ export interface CheckedAnswer {
   readonly wasRetried: boolean;
 }
 
-/** Makes a call with a new idempotency key. Throws for an answer that is not `allowed`. */
+/** Makes a call with a new idempotency key. Throws if the answer is not one of `allowed`. */
 export type CheckedCall = (
   method: string,
   path: string,
@@ -15,7 +15,7 @@ export type CheckedCall = (
   allowed: (answer: RetriedAnswer) => boolean,
 ) => Promise<CheckedAnswer>;
 
-/** The given status, or "not found" for a retry: the interrupted call may have completed. */
+/** Also allows "not found" for a retry, because the interrupted call may have completed. */
 export const orNotFoundOnRetry =
   (status: number) =>
   (answer: RetriedAnswer): boolean =>
@@ -26,7 +26,10 @@ export const hasStatus =
   (answer: RetriedAnswer): boolean =>
     statuses.includes(answer.status);
 
-/** A store is being added or removed, so the server can't tell whether the volume exists. The call changed nothing. */
+/**
+ * While a store is being added or removed, the server can't tell whether the volume exists. The call has changed
+ * nothing.
+ */
 const isIncompleteLookup = ({ status, body }: RetriedAnswer): boolean =>
   status === 503 && ['volume-lookup-incomplete', 'trash-lookup-incomplete'].includes(String(body['reason']));
 

@@ -2,16 +2,16 @@ import { createCheckedCall, hasStatus } from './checked-call.ts';
 import type { KilledServer, RetriedAnswer } from './killed-server.ts';
 import { pick } from './seeded-random.ts';
 
-/** What all clients know together. Every answer must agree with it. */
+/** What all clients together know. Every answer must agree with it. */
 interface History {
   /** Ids that a successful creation returned. */
   readonly created: Set<string>;
-  /** Ids for which a client sent a delete: the volume may be gone from then on. */
+  /** Ids for which a client has sent a delete, so the volume may be gone. */
   readonly deleteRequested: Set<string>;
   /** Ids that the server reported as deleted. */
   readonly deleted: Set<string>;
-  /** The number of answers that said that a name is taken. */
-  taken: number;
+  /** The number of answers that reported a taken name. */
+  nameConflicts: number;
 }
 
 interface Listed {
@@ -27,7 +27,7 @@ export function createCompetingClients(about: {
   readonly names: readonly string[];
   readonly random: () => number;
 }): { readonly steps: readonly (() => Promise<void>)[]; readonly history: History; check(): Promise<void> } {
-  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), taken: 0 };
+  const history: History = { created: new Set(), deleteRequested: new Set(), deleted: new Set(), nameConflicts: 0 };
   const clients = Array.from({ length: about.count }, (_, index) => createClient(`client${index}`, about, history));
   return {
     history,
@@ -52,7 +52,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
   };
   const isTaken = ({ status, body }: RetriedAnswer): boolean => {
     if (status !== 409 || body['reason'] !== 'volume-exists') return false;
-    history.taken++;
+    history.nameConflicts++;
     return true;
   };
 
@@ -90,7 +90,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
     async function remove() {
       const id = await find(name());
       if (id === undefined) return;
-      // Another client may have deleted it first.
+      // Another client may have deleted the volume first.
       const contested = history.deleteRequested.has(id);
       history.deleteRequested.add(id);
       const allowed = (a: RetriedAnswer): boolean =>
@@ -99,7 +99,7 @@ function createClient(me: string, about: Parameters<typeof createCompetingClient
       if (status === 200 && history.deleted.has(id)) fail(`${id} was deleted twice`);
       history.deleted.add(id);
     },
-    // Renames only volumes that this client created. No other client renames them, so their name is known.
+    // A client renames only volumes that it created, so no other client changes the name.
     async function rename() {
       const id = pick([...mine], random);
       if (id === undefined) return;

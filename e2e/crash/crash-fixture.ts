@@ -9,7 +9,7 @@ import { serve } from '../nfs-serve-fixture.ts';
 import { contents } from './volume-contents.ts';
 import type { Store } from './workload.ts';
 
-/** The folders, stores and files that the test works with. */
+/** The folders, stores and files of the test. */
 export interface CrashFixture {
   readonly top: string;
   readonly state: string;
@@ -55,7 +55,8 @@ export async function createCrashFixture(): Promise<CrashFixture> {
   await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
   await rm(at('inside'), { recursive: true });
 
-  // It outlives every Stowage that is killed. It has its own process: this one has threads that wait for its mounts.
+  // The NFS server must survive the kills, so it is a process of its own. It can't run in this process, whose threads
+  // may wait for its mounts.
   const server = await serve([
     '--json',
     'nfs',
@@ -99,13 +100,16 @@ export async function mountsUnder(folder: string): Promise<string[]> {
   return entries.map(({ at }) => at).filter((at) => at.startsWith(folder));
 }
 
-const settleMs = 60_000;
+const cleanupLimitMs = 60_000;
 
-/** The server keeps working in the background after it answers. Waits until the folder is empty; returns what is left in it. */
+/**
+ * Waits until the folder is empty, because the server keeps working in the background after it answers. Returns the
+ * remaining entries.
+ */
 export async function entriesAfterCleanup(folder: string): Promise<string[]> {
   for (const since = performance.now(); ; ) {
     const left = await readdir(folder);
-    if (left.length === 0 || performance.now() - since > settleMs) return left;
+    if (left.length === 0 || performance.now() - since > cleanupLimitMs) return left;
     await delay(50);
   }
 }

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { hasStatus, orNotFoundOnRetry } from './checked-call.ts';
 import type { Actions, WorkerState } from './workload.ts';
 
-/** A store that is added and removed. Its only volume comes and goes with it, and is always the same one. */
+/** A store that is repeatedly added and removed. It always has the same single volume. */
 export function createExtraStore({ ask, name: worker, extras }: WorkerState) {
   const [store, root] = [`${worker}-extra`, join(extras, `${worker}-extra`)];
   let [added, id] = [false, ''];

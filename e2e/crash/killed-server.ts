@@ -2,14 +2,17 @@ import type { ChildProcess } from 'node:child_process';
 import { setTimeout as delay } from 'node:timers/promises';
 import { type Answer, type Stowage, startStowage } from '../stowage.ts';
 
-/** A Stowage that is killed and restarted again and again. */
+/** A Stowage that the test kills and restarts. */
 export interface KilledServer {
   /** Retries the call with the same key until a running server answers it. */
   call(method: string, path: string, body: unknown, key: string): Promise<RetriedAnswer>;
   readonly kills: number;
   /** The number of calls that a kill interrupted. */
   readonly interrupted: number;
-  /** Sends SIGKILL and starts a new process on the same state. With `again`, that process is killed too, so many ms after its start. */
+  /**
+   * Sends SIGKILL and starts a new process on the same state. With `again`, that process is killed as well, that many
+   * milliseconds after its start.
+   */
   kill(again: number | undefined): Promise<void>;
   /** Sends SIGHUP. The server reloads its configuration some time later. */
   reloadConfig(): Promise<void>;
@@ -21,7 +24,7 @@ export interface RetriedAnswer extends Answer {
   readonly wasRetried: boolean;
 }
 
-/** Interrupts the recovery: the next start must be able to finish a half-done repair. */
+/** Interrupts the recovery at a start. The next start must complete it. */
 async function killWhileStarting(options: Parameters<typeof startStowage>[0], after: number): Promise<void> {
   const onSpawn = (child: ChildProcess): void => void setTimeout(() => child.kill('SIGKILL'), after);
   const ready = await startStowage({ ...options, onSpawn }).catch((thrown: unknown) => {
@@ -31,7 +34,7 @@ async function killWhileStarting(options: Parameters<typeof startStowage>[0], af
   await ready?.ended();
 }
 
-/** The connection failed, so no server received the request. */
+/** The connection failed, so no server can have received the request. */
 const neverSent = (thrown: unknown): boolean =>
   thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
 
@@ -52,7 +55,7 @@ export async function startKilledServer(options: {
         try {
           return { ...(await server.api(method, path, body, headers)), wasRetried: repeated };
         } catch (thrown) {
-          // The server was killed during the call or between two attempts. `up` rejects if the server doesn't come back.
+          // A kill interrupted the call, or no server was running. `up` rejects if the server doesn't come back.
           if (attempt === 0) interrupted++;
           repeated ||= !neverSent(thrown);
           await delay(10);

@@ -2,7 +2,7 @@ import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isErrno } from '#base/errno.ts';
 
-/** A volume as the server's answers describe it. */
+/** A volume according to the server's answers. */
 export interface KnownVolume {
   readonly id: string;
   readonly store: string;
@@ -10,12 +10,12 @@ export interface KnownVolume {
   readonly access: 'filesystem' | 'block';
   name: string;
   bytes: bigint | undefined;
-  /** Written into the volume when it was mounted. Must be readable from then on. */
+  /** The text that was written into the volume when it was mounted. It must stay readable. */
   marker: string | undefined;
   mountedAt: string | undefined;
 }
 
-/** Several pages, so a lost page is noticed. */
+/** Several pages long, so that the loss of a single page is noticed. */
 export const contents = (marker: string): string => `${marker}\n`.repeat(2_000);
 
 const pathOf = ({ access, mountedAt = '' }: KnownVolume): string =>
@@ -42,7 +42,7 @@ export async function expectReadOnly(target: string): Promise<void> {
   if (!isErrno(thrown, 'EROFS')) throw new Error(`${target} is read-only, but writing gave ${thrown}`);
 }
 
-/** Reads the marker of a directory volume from the store's own directory. */
+/** Reads the marker of a directory volume in the store's own directory. */
 export async function checkOnStore(root: string, volume: KnownVolume): Promise<void> {
   const found = await readFile(join(root, volume.name, 'marker'), 'utf8');
   if (found !== contents(volume.marker ?? '')) throw new Error(`${root}/${volume.name} holds '${found.slice(0, 100)}'`);

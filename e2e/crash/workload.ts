@@ -9,7 +9,7 @@ import { checkContents, contents, expectReadOnly, type KnownVolume, writeContent
 interface Model {
   readonly volumes: Map<string, KnownVolume>;
   readonly trash: Map<string, KnownVolume>;
-  /** Volumes that were deleted while their data stay on the store. */
+  /** Deleted volumes whose data stay on the store. */
   readonly retained: Map<string, KnownVolume>;
 }
 
@@ -27,26 +27,29 @@ interface WorkerParts {
   readonly stowage: KilledServer;
   readonly stores: readonly Store[];
   readonly mounts: string;
-  /** The folder for the worker's own stores. */
+  /** The folder for stores that the worker adds itself. */
   readonly extras: string;
-  /** An image with a file system. Its contents are those of `template`. */
+  /** An image with a file system that has the contents of `template`. */
   readonly template: string;
   readonly random: () => number;
 }
 
-/** The state that the actions share. */
+/** The state that all actions of a worker share. */
 export interface WorkerState extends WorkerParts {
   readonly ask: CheckedCall;
   readonly model: Model;
   readonly freshName: () => string;
 }
 
-/** Each action returns whether there was anything to do. */
+/** Each action returns false if there was nothing to do. */
 export type Actions = Readonly<Record<string, () => Promise<boolean>>>;
 
 const MiB = 1024n * 1024n;
 
-/** One client with its own volumes. It does random actions, checks the answers, and retries what a kill interrupted. */
+/**
+ * A client with volumes of its own. It does random actions, checks the answers, and retries calls that a kill
+ * interrupted.
+ */
 export function createWorker(about: WorkerParts) {
   const { random } = about;
   const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
@@ -61,7 +64,8 @@ export function createWorker(about: WorkerParts) {
     ...mounting.actions,
     ...extra.actions,
   };
-  // Some actions come up twice as often. The list is shuffled and used up like a pack of cards, so every action comes up.
+  // Actions that are listed twice run twice as often. The list is shuffled and used up like a deck of cards, so that
+  // every action runs.
   const pack = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
   const hand: string[] = [];
 
@@ -69,7 +73,7 @@ export function createWorker(about: WorkerParts) {
     model,
     kinds: Object.keys(actions),
     extraVolumes: extra.volumes,
-    /** Does one action that changes something, and returns its name. */
+    /** Does one action that changes something, and returns the name of the action. */
     step: async (): Promise<string> => {
       for (;;) {
         for (const kind of shuffled(hand, random)) {
@@ -119,7 +123,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       return known(store, name, body);
     },
     expand: async () => {
-      // Not every kernel can grow a mounted ext4. That case has its own test.
+      // Not every kernel can grow a mounted ext4 file system. Other tests cover that.
       const grows = ({ mountedAt, access, bytes }: KnownVolume): boolean =>
         mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
       const volume = pick([...model.volumes.values()].filter(grows), random);
@@ -239,7 +243,7 @@ function createMounting({ ask, model, freshName, random, mounts }: WorkerState) 
     unmountAll: async (): Promise<void> => {
       for (const volume of mounted()) await unmount(volume);
     },
-    /** The contents of an image are visible only through a mount. */
+    /** The contents of an image are readable only through a mount. */
     checkImages: async (): Promise<void> => {
       for (const volume of unmounted(model).filter((one) => one.layout === 'image' && one.marker !== undefined)) {
         await mount(volume, volume.access === 'filesystem');

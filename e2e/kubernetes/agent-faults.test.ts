@@ -1,16 +1,16 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentFixture, components, startAgents } from './agent.ts';
+import { type AgentFixture, agentComponents, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
-/** Appends numbered lines until told to stop. Ends at the first write that fails. */
-const addsLines =
+/** Appends numbered lines until a file `stop` exists. Ends at the first write that fails. */
+const appendScript =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during failures', () => {
+describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster, during failures', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 
@@ -20,11 +20,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  /** Kills the server itself, and not the shell that is process 1 of its container, which would end the container. */
+  /** Kills the server process only. The shell is process 1 of the container, and killing it would end the container. */
   const killAgent = async (node: number): Promise<void> => {
-    // The brackets keep the pattern from matching this shell's own command line.
+    // The brackets keep the pattern from matching the command line of this shell.
     const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
-    // The container ends with it, and so does this shell, which waits for that.
+    // The kill ends the container and with it this shell, which waits for that.
     const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
     const inAgent = ['exec', '--namespace', namespace, await fixture.agentOn(node), '--', 'sh', '-c', find];
     await expect(fixture.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
@@ -39,7 +39,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       .poll(() => fixture.stowage(node, 'status', '--quiet').then(() => 'it does', String), pollOptions)
       .toBe('it does');
   const lines = (pod: string): Promise<number> => pods.exec(pod, 'wc -l </data/log').then(Number);
-  const goesOn = async (pod: string): Promise<void> => {
+  const keepsWriting = async (pod: string): Promise<void> => {
     const before = await lines(pod);
     await expect.poll(() => lines(pod), pollOptions).toBeGreaterThan(before);
   };
@@ -51,7 +51,8 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
   test(
     'mounts for all pods although the agent is killed meanwhile',
     async () => {
-      // In this fixture keepers run in the agent's container and end with it. Tests with separate keeper pods check what they serve.
+      // In this fixture the keepers run in the agent's container and end with it. Other tests cover keepers in pods of
+      // their own.
       const names = ['a', 'b', 'c', 'd', 'e', 'f'].map((name) => ({ name: `killed-${name}` }));
       const ids: string[] = [];
       for (const { name } of names) {
@@ -67,7 +68,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       for (const { name } of names)
         expect(await pods.exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       await pods.end(...names.map(({ name }) => name));
-      for (const id of ids) await pods.nothingLeft(0, id);
+      for (const id of ids) await pods.untilNothingLeft(0, id);
     },
     longTimeoutMs,
   );
@@ -77,16 +78,16 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
     async () => {
       const handle = await fixture.create(1, 'images/busy', '--size', '64M');
       await pods.volume({ name: 'busy', driver: local, handle, mode: 'ReadWriteOnce' });
-      await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${addsLines}; sleep 100000` });
+      await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${appendScript}; sleep 100000` });
       await pods.ready('busy');
-      await goesOn('busy');
+      await keepsWriting('busy');
       const before = await restarts(1);
       await killAgent(1);
-      await goesOn('busy');
+      await keepsWriting('busy');
       await expect.poll(() => restarts(1).catch(() => before), pollOptions).toBeGreaterThan(before);
       await answers(1);
-      await goesOn('busy');
-      // The next agent knows the mount and publishes it to another pod.
+      await keepsWriting('busy');
+      // The next agent finds the mount and publishes it to another pod.
       await pods.pod({ name: 'beside', node: 1, volume: 'busy' });
       await pods.ready('beside');
       const seen = await lines('beside');
@@ -94,7 +95,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       await pods.end('beside');
       await isWhole('busy');
       await pods.end('busy');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );
@@ -104,18 +105,18 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
     async () => {
       const handle = await fixture.create(0, 'files/kept', '--size', '64M');
       await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
-      await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
+      await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${appendScript}; sleep 100000` });
       await pods.ready('kept');
       await fixture.cluster.nodes[0]?.restartKubelet();
-      await expect.poll(() => goesOn('kept').then(() => true, String), pollOptions).toBe(true);
-      // The driver has registered again.
+      await expect.poll(() => keepsWriting('kept').then(() => true, String), pollOptions).toBe(true);
+      // The driver is registered again.
       await pods.pod({ name: 'later', node: 0, volume: 'kept' });
       await pods.ready('later');
       await fixture.cluster.nodes[0]?.killKubelet();
       await fixture.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
       await fixture.cluster.nodes[0]?.startKubelet();
       await fixture.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );
@@ -126,19 +127,19 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       const handle = await fixture.create(0, 'files/silent', '--size', '64M');
       await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
       for (const node of [0, 1]) {
-        await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
+        await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${appendScript}; sleep 100000` });
         await pods.ready(`silent-${node}`);
       }
       const volumeAttributes = { store: 'files', size: '64Mi' };
-      // Keeps the file open, so the last writes wait for the server.
-      const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${addsLines}; sleep 100000`;
+      // The script keeps the file open, so the last writes wait for the server.
+      const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${appendScript}; sleep 100000`;
       await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
       await pods.ready('passing');
-      await goesOn('silent-0');
-      await goesOn('passing');
+      await keepsWriting('silent-0');
+      await keepsWriting('passing');
       await fixture.filer.freeze();
       try {
-        // Dirty data stay in the staged mount, which no pod waits for. The data of inline volumes are discarded.
+        // Dirty data stay in the staged mount, and no pod waits for it. The data of inline volumes are discarded.
         await pods.end('silent-0', 'silent-1', 'passing');
       } finally {
         fixture.filer.thaw();
@@ -146,11 +147,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, during
       await expect
         .poll(() => fixture.stowage(0, 'volume', 'list', '--store', 'files', '--json'), pollOptions)
         .not.toMatch(/csi-/);
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });
       await pods.ready('again');
       await pods.end('again');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );

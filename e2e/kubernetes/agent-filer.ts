@@ -10,9 +10,9 @@ import { digest } from '#testbed/rootfs.ts';
 
 /** An NFS server that nodes can reach, on the address of the control plane. */
 export interface Filer extends AsyncDisposable, Pick<Daemon, 'freeze' | 'thaw'> {
-  /** The URI for a store. */
+  /** The URI of a store on the server. */
   readonly uri: string;
-  /** The same as the spec of a Store object. */
+  /** The URI and options for the spec of a Store object. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
   /** The exported folder on this machine. */
   readonly exported: string;
@@ -25,7 +25,7 @@ const preload = (): string => {
   return cachedBuild('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** It ends with the cluster at the latest. `folder` holds all its files. */
+/** Starts the server. It ends with the cluster at the latest. `folder` holds all its files. */
 export async function startFiler(
   cluster: Cluster,
   signal: AbortSignal,
@@ -40,7 +40,7 @@ export async function startFiler(
   const daemon = await ganeshaDaemon({
     folder,
     signal,
-    inside: cluster.network.inside,
+    commandPrefix: cluster.network.inside,
     exports: [{ path: exported, tag: '/export', squash: 'none' }],
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
     env: { ...quietEnvironment(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },

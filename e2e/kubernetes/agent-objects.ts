@@ -46,7 +46,7 @@ export const agentObjects = ({ image, config }: AgentObjects): readonly object[]
   },
 ];
 
-/** Host folders, at the same paths in the container: the kubelet and pods see what the agent mounts there. */
+/** Host folders at the same paths in the container, so that the kubelet and pods see the agent's mounts. */
 const folders = { kubelet, state, run: '/run/stowage', dev: '/dev' } as const;
 
 const agentPod = (image: string): object => ({
@@ -141,7 +141,7 @@ export interface UsingPod {
   readonly node: string;
   readonly image: string;
   readonly script: string;
-  /** The name of a claim, or the driver and attributes of an inline volume. */
+  /** The name of a claim, or the CSI driver and attributes of an inline volume. */
   readonly volume: string | { readonly driver: string; readonly volumeAttributes: Readonly<Record<string, string>> };
   readonly block?: boolean;
   readonly more?: object;

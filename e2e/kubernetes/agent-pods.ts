@@ -2,10 +2,10 @@ import { expect } from 'vitest';
 import type { AgentFixture } from './agent.ts';
 import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agent-objects.ts';
 
-/** The limit for anything that may be slow on a busy machine. */
+/** The limit for anything that is slow on a busy machine. */
 export const pollOptions = { timeout: 90_000, interval: 500 };
 export const longTimeoutMs = 300_000;
-/** The kubelet doubles its delay after each failed call: while an agent is away, it retries after 31 s and after 63 s. */
+/** The kubelet doubles its delay after each failed call: without an agent, it retries after 31 s and after 63 s. */
 const readySeconds = 110;
 
 type PodRequest = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
@@ -17,12 +17,12 @@ export interface Pods {
   pod(about: PodRequest): Promise<void>;
   ready(...names: readonly string[]): Promise<void>;
   exec(name: string, script: string): Promise<string>;
-  /** Deletes pods, and waits until they are gone from their nodes. */
+  /** Deletes the pods, and waits until their nodes have removed them. */
   end(...names: readonly string[]): Promise<void>;
   /** The Events of a pod. */
   eventsOf(name: string): Promise<string>;
-  /** Waits until a node has nothing left of a volume: no mounts, and no files of the kubelet. */
-  nothingLeft(node: number, id: string): Promise<void>;
+  /** Waits until the node has nothing left of the volume: no mounts, and no files of the kubelet. */
+  untilNothingLeft(node: number, id: string): Promise<void>;
 }
 
 export function createPods({ cluster, busybox }: AgentFixture): Pods {
@@ -30,7 +30,7 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
   return {
     volume: async (about) => {
       await cluster.apply(...staticVolume(about));
-      // The scheduler would retry a pod that is created earlier only after a delay.
+      // The scheduler would retry a pod with an unbound claim only after a delay.
       const bound = '--for=jsonpath={.status.phase}=Bound';
       await kubectl('wait', bound, `persistentvolumeclaim/${about.name}`, '--timeout=60s');
     },
@@ -53,8 +53,9 @@ export function createPods({ cluster, busybox }: AgentFixture): Pods {
         `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
       ),
-    nothingLeft: async (node, id) => {
-      // The kubelet keeps a file with the volume's name where it is staged or published. The search skips the volumes themselves.
+    untilNothingLeft: async (node, id) => {
+      // The kubelet keeps a file with the volume's name where the volume is staged or published. The search skips the
+      // volumes' contents.
       const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
         (at) => `/var/lib/kubelet/${at}/vol_data.json`,
       );

@@ -2,13 +2,13 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentFixture, components, startAgents } from './agent.ts';
+import { type AgentFixture, agentComponents, startAgents } from './agent.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
 
-describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () => {
+describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', () => {
   let fixture: AgentFixture;
   let pods: Pods;
 
@@ -49,17 +49,17 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.exec('reader', 'echo more >>/data/file && sync');
       expect(readFileSync(join(fixture.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
       expect(await pods.exec('writer', 'cat /data/file')).toBe('text\nmore');
-      // Both agents know the users, by their Kubernetes node and pod names.
+      // Both agents list the users by their Kubernetes node and pod names.
       const uses = await fixture.stowage(1, 'volume', 'show', 'files/shared', '--json');
       for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
       await pods.end('writer', 'reader');
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
     },
     longTimeoutMs,
   );
 
   test(
-    'refuses a single-node volume to a second node, and an Event on the pod there names its user',
+    'refuses a single-node volume to a second node, and an Event on the pod there names the pod that uses it',
     async () => {
       const handle = await fixture.create(0, 'files/single', '--size', '1G');
       await pods.volume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
@@ -76,7 +76,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.end('first', 'beside');
       await pods.ready('elsewhere');
       await pods.end('elsewhere');
-      await pods.nothingLeft(1, handle);
+      await pods.untilNothingLeft(1, handle);
     },
     longTimeoutMs,
   );
@@ -88,7 +88,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.volume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
       await pods.pod({ name: 'only', node: 0, volume: 'alone' });
       await pods.ready('only');
-      // Set by hand, because the scheduler would not place the second pod.
+      // The test sets the node name, because the scheduler would not place the second pod.
       const more = { nodeName: fixture.cluster.nodes[1]?.name };
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
@@ -99,7 +99,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: fixture.cluster.nodes[0]?.name } });
       await expect.poll(() => pods.eventsOf('third'), pollOptions).toMatch(/already in use|in use by/);
       await pods.end('second', 'third', 'only');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'looker', node: 1, volume: 'frozen' });
       await pods.ready('looker');
       expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
-      // Also beside a pod that writes to the same staged mount.
+      // Also while another pod writes to the same staged mount.
       const claim = { claimName: 'frozen-rw', readOnly: true };
       const more = { volumes: [{ name: 'data', persistentVolumeClaim: claim }] };
       await pods.pod({ name: 'beside', node: 0, volume: 'frozen-rw', more });
@@ -127,13 +127,13 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       }
       await pods.exec('filler', 'echo more >>/data/file && sync');
       await pods.end('filler', 'looker', 'beside');
-      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      for (const node of [0, 1]) await pods.untilNothingLeft(node, handle);
     },
     longTimeoutMs,
   );
 
   test(
-    'gives a pod a block device that keeps its bytes',
+    'gives a pod a block device that keeps its data',
     async () => {
       const handle = await fixture.create(0, 'images/raw-bytes', '--size', '64M', '--block');
       await pods.volume({ name: 'raw', driver: local, handle, mode: 'ReadWriteOnce', block: true });
@@ -146,10 +146,10 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         expect(await bytes()).toBe('bytes');
         expect(Number(await pods.exec('device', 'blockdev --getsize64 /dev/data'))).toBe(64 << 20);
         await pods.end('device');
-        await pods.nothingLeft(0, handle);
+        await pods.untilNothingLeft(0, handle);
       }
-      // Waits for both loop devices to go: ours, and the one that the kubelet attaches on top. They are detached last.
-      // Doesn't use losetup, which queries every loop device of the machine.
+      // Waits until both loop devices are gone: Stowage's device, and the one that the kubelet attaches to it. They are
+      // detached last. losetup would query every loop device of the machine.
       const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
       const devices = async () => await fixture.cluster.nodes[0]?.inside(...words);
       await expect.poll(devices, pollOptions).not.toMatch(new RegExp(`${handle}|raw-bytes`));
@@ -161,7 +161,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
     [file, 'files'],
     [local, 'images'],
   ])(
-    'makes a volume of %s with its pod, and takes it away with it',
+    'creates an inline volume on a store of %s together with its pod, and deletes it together with its pod',
     async (driver, store) => {
       const volumeAttributes = { store, size: '64M' };
       await pods.pod({ name: 'passing', node: 1, volume: { driver, volumeAttributes } });
@@ -224,21 +224,21 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         .poll(() => told('counted-disk'), pollOptions)
         .toSatisfy(({ usedMiB }: { readonly usedMiB: number }) => usedMiB >= 20 && usedMiB < 60);
       await pods.end('counted-files', 'counted-disk');
-      await pods.nothingLeft(0, files);
-      await pods.nothingLeft(0, disk);
+      await pods.untilNothingLeft(0, files);
+      await pods.untilNothingLeft(0, disk);
     },
     longTimeoutMs,
   );
 
   test(
-    'lets the container runtime refuse pods with user namespaces',
+    'makes the container runtime refuse pods with user namespaces',
     async () => {
       const handle = await fixture.create(0, 'files/mapped', '--size', '1G');
       await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });
       await pods.pod({ name: 'mapped', node: 0, volume: 'mapped', more: { hostUsers: false } });
       await expect.poll(() => pods.eventsOf('mapped'), pollOptions).toMatch(/does not support user namespaces/);
       await pods.end('mapped');
-      await pods.nothingLeft(0, handle);
+      await pods.untilNothingLeft(0, handle);
     },
     longTimeoutMs,
   );

@@ -4,8 +4,8 @@ import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { agentLabels, agentObjects, namespace } from './agent-objects.ts';
 
-/** The test components that such a cluster needs. */
-export const components = [
+/** The test components that the cluster needs. */
+export const agentComponents = [
   'root',
   'mount',
   'netns',
@@ -22,7 +22,7 @@ export const components = [
 export interface AgentFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
-  /** The image of pods. */
+  /** The image of the test pods. */
   readonly busybox: string;
   /** The name of the agent's pod on a node. Nodes count from 0. */
   agentOn(node: number): Promise<string>;
@@ -32,7 +32,10 @@ export interface AgentFixture extends AsyncDisposable {
   create(node: number, ...words: readonly string[]): Promise<string>;
 }
 
-/** `files` is shared and allows inline volumes; `disks` and `images` are local to each node. */
+/**
+ * Starts the cluster. The store `files` is shared and allows inline volumes; `disks` and `images` are local to each
+ * node.
+ */
 export async function startAgents(signal: AbortSignal): Promise<AgentFixture> {
   const tar = await buildImage(signal);
   await using stack = new AsyncDisposableStack();

@@ -2,19 +2,19 @@ import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type ChartFixture, namespace } from './chart-fixture.ts';
 
-/** A request that an account tries, as a dry run. */
+/** A request that a test makes as a service account, as a dry run. */
 export interface Attempt {
   /** Arguments of kubectl. */
   readonly words: readonly string[];
   /** Passed to kubectl as a file. */
   readonly object?: object;
-  /** The message of the admission policy. Undefined: the request is allowed. */
+  /** The denial message of the admission policy. Undefined: the policy allows the request. */
   readonly refused?: string;
 }
 
 const dryRun = (verb: string): readonly string[] => [verb, '--dry-run=server'];
 
-/** The first arguments of an attempt. */
+/** The first kubectl arguments of an attempt. */
 export const dryRuns = {
   create: dryRun('create'),
   replace: dryRun('replace'),
@@ -27,7 +27,7 @@ export const merge = (body: object): readonly string[] => ['--type=merge', '--pa
 const account = (name: string): string => `system:serviceaccount:${namespace}:stowage-${name}`;
 const denied = /denied request: ([^\n]+)/;
 
-/** The outcome of each attempt: `done`, the policy's message, or another error. */
+/** The result of each attempt: `done`, the policy's denial, or another error. */
 export async function outcomesOf(
   { cluster }: ChartFixture,
   name: 'controller' | 'agent',
@@ -49,7 +49,7 @@ export async function outcomesOf(
 export const expectedOf = (attempts: Readonly<Record<string, Attempt>>): Readonly<Record<string, string>> =>
   Object.fromEntries(Object.entries(attempts).map(([what, { refused }]) => [what, refused ?? 'done']));
 
-/** Makes an account cluster-admin until it is disposed of. */
+/** Makes a service account cluster-admin until the returned object is disposed of. */
 export async function withAllRights({ cluster }: ChartFixture, name: 'controller' | 'agent'): Promise<AsyncDisposable> {
   const binding = ['clusterrolebinding', `all-for-the-${name}`];
   const subject = `--serviceaccount=${namespace}:stowage-${name}`;

@@ -3,16 +3,16 @@ import { type ChartFixture, namespace } from './chart-fixture.ts';
 
 const { create, replace, remove, patch } = dryRuns;
 
-interface AddressWish {
+interface AddressOptions {
   readonly name: string;
   readonly where?: string;
-  /** The Service of the addresses. */
+  /** The Service that the addresses belong to. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;
 }
 
-function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressWish): object {
+function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressOptions): object {
   const targetRef = { kind: 'Pod', namespace: where, name: 'held' };
   return {
     apiVersion: 'v1',
@@ -22,8 +22,8 @@ function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }:
   };
 }
 
-function slice(wish: AddressWish): object {
-  const { name, where = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = wish;
+function slice(options: AddressOptions): object {
+  const { name, where = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = options;
   return {
     apiVersion: 'discovery.k8s.io/v1',
     kind: 'EndpointSlice',
@@ -37,7 +37,7 @@ function slice(wish: AddressWish): object {
 export const foreignAddresses: readonly object[] = [
   endpoints({ name: 'held', where: 'default' }),
   slice({ name: 'held', where: 'default' }),
-  // No node has that label, so the pod never runs.
+  // No node has this label, so the pod never runs.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -46,7 +46,7 @@ export const foreignAddresses: readonly object[] = [
   },
 ];
 
-const says = {
+const denials = {
   endpoints: "Stowage's controller may only have the Endpoints stowage in its own namespace",
   address:
     "Stowage's controller may only give the Endpoints stowage one address, with a reference to a pod of its own namespace, and its own port",
@@ -57,44 +57,53 @@ const says = {
   evictions: "Stowage's controller may only evict a pod by its uid, and with the grace period that the pod has",
 } as const;
 
-const put = (object: object, refused: string): Attempt => ({ words: replace, object, refused });
-const make = (object: object, refused: string): Attempt => ({ words: create, object, refused });
+const replaceAttempt = (object: object, refused: string): Attempt => ({ words: replace, object, refused });
+const createAttempt = (object: object, refused: string): Attempt => ({ words: create, object, refused });
 const [slices, leader] = ['endpointslice', slice({ name: 'stowage-leader' })];
 const labels = merge({ metadata: { labels: { other: 'yes' } } });
-const two = { ips: ['10.1.2.3', '10.1.2.4'] };
+const twoAddresses = { ips: ['10.1.2.3', '10.1.2.4'] };
 
 export const addressAttempts: Readonly<Record<string, Attempt>> = {
   'says where the leader is': { words: replace, object: leader },
   'says it in Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
-  'makes an EndpointSlice of another name': make(slice({ name: 'wanted' }), says.slices),
-  'makes Endpoints of another name': make(endpoints({ name: 'stowage-nfs' }), says.endpoints),
-  'gives its EndpointSlice to another Service': put(
+  'makes an EndpointSlice of another name': createAttempt(slice({ name: 'wanted' }), denials.slices),
+  'makes Endpoints of another name': createAttempt(endpoints({ name: 'stowage-nfs' }), denials.endpoints),
+  'gives its EndpointSlice to another Service': replaceAttempt(
     slice({ name: 'stowage-leader', service: 'stowage-nfs' }),
-    says.sliceAddress,
+    denials.sliceAddress,
   ),
-  'gives its EndpointSlice another port': put(slice({ name: 'stowage-leader', port: 22 }), says.sliceAddress),
-  'gives its EndpointSlice two addresses': put(slice({ name: 'stowage-leader', ...two }), says.sliceAddress),
-  'gives its Endpoints another port': put(endpoints({ name: 'stowage', port: 22 }), says.address),
-  'gives its Endpoints two addresses': put(endpoints({ name: 'stowage', ...two }), says.address),
-  'gives its Endpoints an address that is no pod': put(
+  'gives its EndpointSlice another port': replaceAttempt(
+    slice({ name: 'stowage-leader', port: 22 }),
+    denials.sliceAddress,
+  ),
+  'gives its EndpointSlice two addresses': replaceAttempt(
+    slice({ name: 'stowage-leader', ...twoAddresses }),
+    denials.sliceAddress,
+  ),
+  'gives its Endpoints another port': replaceAttempt(endpoints({ name: 'stowage', port: 22 }), denials.address),
+  'gives its Endpoints two addresses': replaceAttempt(endpoints({ name: 'stowage', ...twoAddresses }), denials.address),
+  'gives its Endpoints an address that is no pod': replaceAttempt(
     {
       apiVersion: 'v1',
       kind: 'Endpoints',
       metadata: { name: 'stowage', namespace },
       subsets: [{ addresses: [{ ip: '10.1.2.3' }], ports: [{ name: 'https', port: 8443 }] }],
     },
-    says.address,
+    denials.address,
   ),
   'deletes its EndpointSlice': { words: [...remove, slices, 'stowage-leader', `--namespace=${namespace}`] },
   'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
 };
 
-/** Attempts of an account with all rights. */
+/** Attempts by an account with all rights. */
 export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
-  'says elsewhere where the leader is': make(slice({ name: 'stowage-leader', where: 'default' }), says.slices),
-  'makes its Endpoints elsewhere': make(endpoints({ name: 'stowage', where: 'default' }), says.endpoints),
+  'says elsewhere where the leader is': createAttempt(
+    slice({ name: 'stowage-leader', where: 'default' }),
+    denials.slices,
+  ),
+  'makes its Endpoints elsewhere': createAttempt(endpoints({ name: 'stowage', where: 'default' }), denials.endpoints),
   ...Object.fromEntries(
-    [[slices, says.slices] as const, ['endpoints', says.endpoints] as const].flatMap(([kind, refused]) => [
+    [[slices, denials.slices] as const, ['endpoints', denials.endpoints] as const].flatMap(([kind, refused]) => [
       [`changes another's ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], refused }],
       [`deletes another's ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], refused }],
     ]),
@@ -117,9 +126,12 @@ export async function evictionAttempts({ cluster }: ChartFixture): Promise<Reado
   const preconditions = { uid: await cluster.kubectl(...words) };
   return {
     'evicts a pod': evict('default', { preconditions }),
-    'evicts whichever pod has a name': { ...evict('default', {}), refused: says.evictions },
-    'evicts a pod at once': { ...evict('default', { preconditions, gracePeriodSeconds: 0 }), refused: says.evictions },
-    'evicts a pod of the cluster': { ...evict('kube-system', { preconditions }), refused: says.evictionPlaces },
-    'evicts a pod of Stowage': { ...evict(namespace, { preconditions }), refused: says.evictionPlaces },
+    'evicts whichever pod has a name': { ...evict('default', {}), refused: denials.evictions },
+    'evicts a pod at once': {
+      ...evict('default', { preconditions, gracePeriodSeconds: 0 }),
+      refused: denials.evictions,
+    },
+    'evicts a pod of the cluster': { ...evict('kube-system', { preconditions }), refused: denials.evictionPlaces },
+    'evicts a pod of Stowage': { ...evict(namespace, { preconditions }), refused: denials.evictionPlaces },
   };
 }

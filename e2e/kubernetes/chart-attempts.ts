@@ -11,7 +11,7 @@ const { create, replace, remove, patch } = dryRuns;
 const selectedNode = 'volume.kubernetes.io/selected-node';
 const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
 
-const others = {
+const foreignNames = {
   claim: {
     apiVersion: 'v1',
     kind: 'PersistentVolumeClaim',
@@ -21,7 +21,7 @@ const others = {
       labels: { mine: 'yes' },
       annotations: { [selectedNode]: 'node-1', mine: 'yes' },
     },
-    // No provisioner handles it.
+    // A class without a provisioner.
     spec: {
       accessModes: ['ReadWriteOnce'],
       storageClassName: 'none-such',
@@ -30,13 +30,13 @@ const others = {
   },
   volume: volume('held', { hostPath: { path: '/' } }),
   storageClass: storageClass('held'),
-  map: map('held', 'default'),
+  configMap: map('held', 'default'),
   secret: secret({ name: 'held', where: 'default', type: 'Opaque' }),
 } as const;
 
 /** Objects that do not belong to Stowage. They are deleted at the end. */
 export async function foreignObjects({ cluster }: ChartFixture): Promise<AsyncDisposable> {
-  await cluster.apply(...Object.values(others), ...foreignAddresses);
+  await cluster.apply(...Object.values(foreignNames), ...foreignAddresses);
   return {
     [Symbol.asyncDispose]: async () => {
       const all = ['pvc', 'pv', 'storageclass', 'configmap', 'secret', 'endpoints', 'endpointslice', 'pod'];
@@ -59,19 +59,19 @@ function map(name: string, where: string): object {
   return { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name, namespace: where } };
 }
 
-interface SecretWish {
+interface SecretOptions {
   readonly name: string;
   readonly where?: string;
   readonly type: string;
   readonly annotations?: object;
 }
 
-function secret({ name, where = namespace, type, annotations = {} }: SecretWish): object {
+function secret({ name, where = namespace, type, annotations = {} }: SecretOptions): object {
   const stringData = type === 'kubernetes.io/tls' ? { 'tls.crt': 'x', 'tls.key': 'x' } : {};
   return { apiVersion: 'v1', kind: 'Secret', metadata: { name, namespace: where, annotations }, type, stringData };
 }
 
-const says = {
+const denials = {
   drivers: "Stowage's controller may only have PersistentVolumes of its own drivers",
   secretNames: "Stowage's controller may not name Secrets in PersistentVolumes",
   classes: "Stowage's controller may only have StorageClasses of its own drivers",
@@ -90,8 +90,8 @@ const csi = { driver: 'file.stowage.dev', volumeHandle: 'x' };
 const token = { name: 'token', namespace: 'kube-system' };
 const owner = { apiVersion: 'v1', kind: 'ConfigMap', name: 'held', uid: '4d0b8d1c-5b1f-4b8e-9c53-0d4d0f1d3c11' };
 const tokenType = 'kubernetes.io/service-account-token';
-const ofAdopter = { 'kubernetes.io/service-account.name': 'stowage-adopter' };
-const ill = {
+const adopterAnnotations = { 'kubernetes.io/service-account.name': 'stowage-adopter' };
+const unhealthyPatch = {
   type: 'stowage.dev/Healthy',
   status: 'False',
   reason: 'Test',
@@ -103,21 +103,21 @@ const labels = { metadata: { labels: { other: 'yes' } } };
 const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<string, Attempt>> =>
   Object.fromEntries(
     Object.entries({
-      'an owner': [{ ownerReferences: [owner] }, says.claims],
-      'no finalizers': [{ finalizers: null }, says.claims],
-      'one more label': [labels.metadata, says.claims],
-      'a label less': [{ labels: null }, says.claims],
-      'another node': [{ annotations: { [selectedNode]: 'node-2' } }, says.annotations],
-      'one more annotation': [{ annotations: { other: 'yes' } }, says.annotations],
-      'another annotation': [{ annotations: { mine: 'no' } }, says.annotations],
-      'no annotations': [{ annotations: null }, says.annotations],
+      'an owner': [{ ownerReferences: [owner] }, denials.claims],
+      'no finalizers': [{ finalizers: null }, denials.claims],
+      'one more label': [labels.metadata, denials.claims],
+      'a label less': [{ labels: null }, denials.claims],
+      'another node': [{ annotations: { [selectedNode]: 'node-2' } }, denials.annotations],
+      'one more annotation': [{ annotations: { other: 'yes' } }, denials.annotations],
+      'another annotation': [{ annotations: { mine: 'no' } }, denials.annotations],
+      'no annotations': [{ annotations: null }, denials.annotations],
     } as const).map(([change, [metadata, refused]]) => [
       `gives ${what} ${change}`,
       { words: [...words, ...merge({ metadata })], refused },
     ]),
   );
 
-/** Attempts of the controller's account with its own rights. */
+/** Attempts by the controller's account with its own rights. */
 export async function controllerAttempts(fixture: ChartFixture): Promise<Readonly<Record<string, Attempt>>> {
   return { ...(await objectAttempts(fixture)), ...addressAttempts, ...(await evictionAttempts(fixture)) };
 }
@@ -131,12 +131,12 @@ async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<st
     'makes a volume of a folder': {
       words: create,
       object: volume('wanted', { hostPath: { path: '/' } }),
-      refused: says.drivers,
+      refused: denials.drivers,
     },
     'makes a volume of another driver': {
       words: create,
       object: volume('wanted', { csi: { ...csi, driver: 'other' } }),
-      refused: says.drivers,
+      refused: denials.drivers,
     },
     ...Object.fromEntries(
       secretRefs.map((name) => [
@@ -144,96 +144,102 @@ async function objectAttempts({ own }: ChartFixture): Promise<Readonly<Record<st
         {
           words: create,
           object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }),
-          refused: says.secretNames,
+          refused: denials.secretNames,
         },
       ]),
     ),
-    "changes another's volume": { words: [...patch, 'pv', 'held', ...merge(labels)], refused: says.drivers },
-    "deletes another's volume": { words: [...remove, 'pv', 'held'], refused: says.drivers },
-    "makes another's class": { words: create, object: storageClass('wanted'), refused: says.classes },
-    "deletes another's class": { words: [...remove, 'storageclass', 'held'], refused: says.classes },
+    "changes another's volume": { words: [...patch, 'pv', 'held', ...merge(labels)], refused: denials.drivers },
+    "deletes another's volume": { words: [...remove, 'pv', 'held'], refused: denials.drivers },
+    "makes another's class": { words: create, object: storageClass('wanted'), refused: denials.classes },
+    "deletes another's class": { words: [...remove, 'storageclass', 'held'], refused: denials.classes },
     'takes the selected node from a claim': {
       words: [...claim, ...merge({ metadata: { annotations: { [selectedNode]: null } } })],
     },
     'asks for more': {
       words: [...claim, ...merge({ spec: { volumeName: 'held' } })],
-      refused: says.spec,
+      refused: denials.spec,
     },
     ...claimAttempts('a claim', claim),
     'renews the certificate': { words: replace, object: await kept('secret', 'stowage-tls') },
     'deletes the certificate': { words: [...remove, 'secret', 'stowage-tls', `--namespace=${namespace}`] },
     "makes a Secret for another account's token": {
       words: create,
-      object: secret({ name: 'wanted', type: tokenType, annotations: ofAdopter }),
-      refused: says.secrets,
+      object: secret({ name: 'wanted', type: tokenType, annotations: adopterAnnotations }),
+      refused: denials.secrets,
     },
     'makes one of the name of the certificate': {
       words: create,
-      object: secret({ name: 'stowage-tls', type: tokenType, annotations: ofAdopter }),
-      refused: says.secrets,
+      object: secret({ name: 'stowage-tls', type: tokenType, annotations: adopterAnnotations }),
+      refused: denials.secrets,
     },
     'makes a certificate of another name': {
       words: create,
       object: secret({ name: 'wanted', type: 'kubernetes.io/tls' }),
-      refused: says.secrets,
+      refused: denials.secrets,
     },
     'publishes the certificate': { words: replace, object: await kept('configmap', 'stowage-ca') },
     'notes which machine a node is': {
       words: [...patch, 'configmap', 'stowage-nodes', `--namespace=${namespace}`, ...merge({ data: { x: 'y z' } })],
     },
-    'makes another ConfigMap': { words: create, object: map('wanted', namespace), refused: says.maps },
+    'makes another ConfigMap': { words: create, object: map('wanted', namespace), refused: denials.maps },
   };
 }
 
-/** Attempts with all rights, whatever a role may allow one day. kubectl must read an object before it can patch its status. */
+/**
+ * Attempts by an account with all rights, so that the policy is tested whatever the roles allow. kubectl must read an
+ * object before it can patch its status.
+ */
 export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
   'says how a claim is, and on which nodes': {
     words: [
       ...status,
-      ...merge({ metadata: { annotations: { [unhealthyNodes]: 'node-1' } }, status: { conditions: [ill] } }),
+      ...merge({ metadata: { annotations: { [unhealthyNodes]: 'node-1' } }, status: { conditions: [unhealthyPatch] } }),
     ],
   },
   'says how large a claim is': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
   ...claimAttempts('by its status a claim', status),
-  "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], refused: says.classes },
+  "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], refused: denials.classes },
   'makes a claim': {
     words: create,
-    object: { ...others.claim, metadata: { name: 'wanted', namespace: 'default' } },
-    refused: says.spec,
+    object: { ...foreignNames.claim, metadata: { name: 'wanted', namespace: 'default' } },
+    refused: denials.spec,
   },
-  'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], refused: says.spec },
+  'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], refused: denials.spec },
   'makes a certificate elsewhere': {
     words: create,
     object: secret({ name: 'stowage-tls', where: 'default', type: 'kubernetes.io/tls' }),
-    refused: says.secrets,
+    refused: denials.secrets,
   },
   'deletes another Secret': {
     words: [...remove, 'secret', 'held', '--namespace=default'],
-    refused: says.secrets,
+    refused: denials.secrets,
   },
-  'publishes a certificate elsewhere': { words: create, object: map('stowage-ca', 'default'), refused: says.maps },
+  'publishes a certificate elsewhere': { words: create, object: map('stowage-ca', 'default'), refused: denials.maps },
   "changes another's ConfigMap": {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
-    refused: says.maps,
+    refused: denials.maps,
   },
   "deletes another's ConfigMap": {
     words: [...remove, 'configmap', 'held', '--namespace=default'],
-    refused: says.maps,
+    refused: denials.maps,
   },
   ...addressesOfFullRights,
 };
 
 export const agentWithAllRights: Readonly<Record<string, Attempt>> = {
   'asks who it is': { words: ['auth', 'whoami'] },
-  'makes something': { words: create, object: map('wanted', 'default'), refused: says.agents },
+  'makes something': { words: create, object: map('wanted', 'default'), refused: denials.agents },
   'changes something': {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
-    refused: says.agents,
+    refused: denials.agents,
   },
-  'says how something is': { words: [...status, ...merge({ status: { conditions: [ill] } })], refused: says.agents },
-  'deletes something': { words: [...remove, 'configmap', 'held', '--namespace=default'], refused: says.agents },
+  'says how something is': {
+    words: [...status, ...merge({ status: { conditions: [unhealthyPatch] } })],
+    refused: denials.agents,
+  },
+  'deletes something': { words: [...remove, 'configmap', 'held', '--namespace=default'], refused: denials.agents },
   'goes through the API server': {
     words: ['get', '--raw', `/api/v1/namespaces/${namespace}/services/https:stowage:443/proxy/`],
-    refused: says.agents,
+    refused: denials.agents,
   },
 };

@@ -9,7 +9,7 @@ import type { ChartFixture } from './chart-fixture.ts';
 
 const account = 'checker';
 
-/** The account of docs/kubernetes.md that may check stores from the network of any pod. */
+/** The account in docs/kubernetes.md that may check stores from the network of any pod. */
 export async function checkerAccount(): Promise<readonly object[]> {
   const text = await readFile(join(repository, 'docs', 'kubernetes.md'), 'utf8');
   const blocks = Array.from(text.matchAll(/^```yaml\n(.*?)^```$/gms), ([, block = '']) => block);
@@ -44,7 +44,7 @@ export interface CheckOutcome {
   readonly stderr: string;
 }
 
-/** `kubectl stowage store check STORE --from PLACE`. */
+/** Runs `kubectl stowage store check STORE --from PLACE`. */
 export async function checkFrom({ cluster }: ChartFixture, store: string, from: string): Promise<CheckOutcome> {
   const words = ['--account', account, '--json', 'store', 'check', store, '--from', from];
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };

@@ -8,10 +8,10 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 import { program } from '../stowage.ts';
 import { namespace } from './chart-fixture.ts';
 
-/** `stowage controller` with its account's own rights, at an address that agents reach. */
+/** `stowage controller` as a process with the rights of its service account, at an address that agents reach. */
 export interface AccountController extends AsyncDisposable {
   readonly output: () => string;
-  /** Sends SIGTERM and waits for the end. */
+  /** Sends SIGTERM and waits for the end of the process. */
   stop(): Promise<void>;
 }
 

@@ -7,13 +7,13 @@ import { startDaemon } from '#testbed/daemon.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 
-/** A DNS server for the names of services. Unlike a cluster's own, it knows only the names that the test sets. */
+/** A DNS server for the names of services. It knows only the names that the test sets. */
 export interface ClusterDns extends AsyncDisposable {
   /** Replaces all names and their addresses. */
   setNames(names: Readonly<Record<string, string>>): Promise<void>;
 }
 
-/** Arguments for the kubelets of a cluster that uses it. */
+/** The kubelet arguments of a cluster that uses this DNS server. */
 export const dnsArgs = [`--cluster-dns=${addresses.controlPlane}`, '--cluster-domain=cluster.local'] as const;
 
 export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<ClusterDns> {
@@ -37,7 +37,7 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
 
 const [typeA, headBytes, noSuchName] = [1, 12, 3];
 
-/** The name in the question section, and where that section ends. */
+/** The name in the question section, and the offset of the section's end. */
 function nameIn(query: Buffer): { readonly name: string; readonly end: number } {
   const labels: string[] = [];
   let at = headBytes;

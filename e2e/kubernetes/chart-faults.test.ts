@@ -8,24 +8,24 @@ import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture }
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
   'fio',
 ] as const;
 
 /**
- * Writes at random, reads back and compares, until told to stop. The first wrong byte ends it with an error. It records when each
- * round ended.
+ * Repeats rounds in which fio writes at random, reads back and compares, until a file `stop` exists. Ends at the first
+ * wrong byte. Records when each round ended.
  */
-const verifies = [
+const verifyScript = [
   'while [ ! -e /tmp/stop ]; do',
   'fio --name=x --directory=/data --rw=randrw --bs=4k-128k --size=4m --verify=crc32c --verify_fatal=1 --ioengine=psync',
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
   'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
-/** Programs of the node itself, for fio. */
-const programs = ['/usr', '/lib', '/lib64'];
+/** Host folders with the programs of the node, for fio. */
+const hostProgramFolders = ['/usr', '/lib', '/lib64'];
 
 describe.skipIf(needs(...components))('pods that use a shared volume during failures', () => {
   let fixture: ChartFixture;
@@ -58,7 +58,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         readonly volumes: readonly object[];
       };
     };
-    const names = programs.map((path) => ({ path, name: path.slice(1) }));
+    const names = hostProgramFolders.map((path) => ({ path, name: path.slice(1) }));
     const [main] = made.spec.containers;
     const mounts = names.map(({ path, name: which }) => ({ name: which, mountPath: path, readOnly: true }));
     const env = [{ name: 'PATH', value: '/bin:/usr/bin' }];
@@ -72,8 +72,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     };
   };
   const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
-  /** Waits for a complete round that starts now, and fails on an error. */
-  const verifiesOn = async (name: string): Promise<void> => {
+  /** Waits for a complete round that starts now, and throws if fio ended. */
+  const waitForVerifiedRound = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
   };
@@ -100,23 +100,23 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
-        pod('checked', 0, verifies),
+        pod('checked', 0, verifyScript),
       );
       await ready('checked');
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       for (let kill = 0; kill < 3; kill++) {
         const before = await onNode('keeper', 0);
         await fixture.own('delete', 'pod', before, '--grace-period=0', '--force');
-        await verifiesOn('checked');
+        await waitForVerifiedRound('checked');
         await expect.poll(() => onNode('keeper', 0), wait).not.toContain(before);
         await isReady('keeper');
       }
       expect(await restartsOf('checked')).toBe('0 Running');
     },
-    long,
+    longTimeoutMs,
   );
 
-  /** Remains of volumes: mounts of any kind, files of the kubelet, use records on the server. */
+  /** What is left of volumes: mounts of any kind, files of the kubelet, use records on the server. */
   const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
     const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
       (at) => `/var/lib/kubelet/${at}/vol_data.json`,
@@ -127,7 +127,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
     return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
   };
-  /** The number of mounts that each keeper of a node serves, as the agent there reports it. */
+  /** The number of mounts that each keeper of a node serves, as the agent reports it. */
   const served = async (node: number): Promise<readonly number[]> => {
     const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
     const all = JSON.parse(await fixture.own('exec', ...where, '--json')) as readonly {
@@ -168,13 +168,13 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       }
       await ready(...all);
       for (const name of all) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
       expect(await keepers()).toBe(keepersBefore);
       await kubectl('delete', 'pod', ...all, '--timeout=90s');
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => served(0), wait).toEqual(servedBefore);
-      // The single-node volumes are no longer in use.
+      // No node uses the single-node volumes any longer.
       await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
       await ready('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
@@ -183,11 +183,11 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'read back what they wrote while the API server is down for half a minute, and claims from before and after get volumes',
+    'read back what they wrote while the API server is down for half a minute, and later claims get volumes, too',
     async () => {
       const names = ['before', 'after'] as const;
       const wanted = (name: string, node: number): readonly object[] => [
@@ -198,7 +198,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await fixture.cluster.apply(...wanted('before', 0));
       const stoppedAt = Date.now();
       await apiServer.stop();
-      // These reconnect with a growing backoff of up to half a minute. The test restarts them rather than wait.
+      // These programs reconnect with a backoff of up to half a minute. The test restarts them instead of waiting.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
       await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
@@ -206,7 +206,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await apiServer.start();
       await Promise.all([controllerManager.start(), scheduler.start()]);
       await fixture.cluster.apply(...wanted('after', 1));
-      await Promise.all([ready(...names), verifiesOn('checked')]);
+      await Promise.all([ready(...names), waitForVerifiedRound('checked')]);
       for (const name of names) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
       expect(await roundsBetween('checked', awayAt + 2_000, backAt)).toBeGreaterThan(1);
       expect(await restartsOf('checked')).toBe('0 Running');
@@ -218,7 +218,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       for (const node of fixture.cluster.nodes)
         expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -229,14 +229,14 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await isReady('agent');
       await isReady('keeper');
       expect(await onNode('agent', 0)).not.toContain(before);
-      await verifiesOn('checked');
+      await waitForVerifiedRound('checked');
       expect(await restartsOf('checked')).toBe('0 Running');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'leave a drained node in bounded time while the server does not answer',
+    'leave a drained node within a bounded time while the server does not answer',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
@@ -260,17 +260,17 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         filer.thaw();
       }
       await kubectl('uncordon', nodeName(1));
-      await verifiesOn('checked');
-      // The drained pod was the only user, and its node has released the volume.
+      await waitForVerifiedRound('checked');
+      // The drained pod was the only user of the volume, and its node has released it.
       await fixture.cluster.apply(pod('drained', 0, 'sleep 100000'));
       await ready('drained');
       expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'and leave nothing behind',
+    'leave nothing behind when they are deleted',
     async () => {
       await exec('checked', 'touch /tmp/stop');
       expect(await restartsOf('checked')).toBe('0 Running');
@@ -282,6 +282,6 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
           .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
           .toBe('0');
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -12,7 +12,7 @@ import { type ClusterDns, dnsArgs, startDns } from './chart-dns.ts';
 export const chart = join(repository, 'deploy', 'kubernetes', 'chart');
 export const namespace = 'stowage-system';
 
-/** A cluster of two nodes that has the image, with a real Helm. */
+/** A real cluster of two nodes that has the Stowage image, and a real Helm. */
 export interface ChartFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly dns: ClusterDns;
@@ -21,7 +21,7 @@ export interface ChartFixture extends AsyncDisposable {
   helm(...words: readonly string[]): Promise<string>;
   /** Runs kubectl in Stowage's namespace. */
   own(...words: readonly string[]): Promise<string>;
-  /** Registers the address of the embedded NFS server, which a real cluster's DNS does by itself. */
+  /** Registers the address of the embedded NFS server. The DNS of a real cluster does that by itself. */
   registerInDns(): Promise<void>;
 }
 
@@ -172,7 +172,7 @@ export const deployment = (name: string, image: string): object => ({
   },
 });
 
-/** Kills the keeper and the data path of a node together, so its mounts are lost. */
+/** Kills the keeper and the data path of a node at the same time, so that its mounts are lost. */
 export async function killMountHolders({ cluster, own }: ChartFixture, node: number): Promise<void> {
   const { name, inside } = cluster.nodes[node] ?? {};
   const containerOf = async (component: string): Promise<string> => {
@@ -188,7 +188,7 @@ export async function killMountHolders({ cluster, own }: ChartFixture, node: num
     await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
 }
 
-/** Kills the container of a pod of Stowage's that has a single container. The kubelet restarts it. */
+/** Kills the container of a pod with a single container. The kubelet restarts it. */
 export async function killContainer({ cluster, own }: ChartFixture, pod: string): Promise<void> {
   const about = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
   const [node, id = ''] = (await own('get', 'pod', pod, about)).split(' ');
@@ -196,18 +196,18 @@ export async function killContainer({ cluster, own }: ChartFixture, pod: string)
   await cluster.nodes.find(({ name }) => name === node)?.inside(...kill, id.replace('containerd://', ''));
 }
 
-/** Kills the agent process of a node as soon as it has staged one more volume than at the call. */
+/** Kills the agent process of a node as soon as it has staged one volume more than at the time of the call. */
 export async function killMountingAgent({ cluster }: ChartFixture, node: number): Promise<void> {
   const lines = [
     'staged() { grep -c " /var/lib/stowage/mounts/" /proc/self/mountinfo; }',
     'before=$(staged)',
-    // The brackets keep the pattern from matching this shell's own command line. The agent may still be starting.
+    // The brackets keep the pattern from matching the command line of this shell. The agent may still be starting.
     'agent() { for at in /proc/[0-9]*; do',
     `  if tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubernetes'; then echo "\${at#/proc/}"; fi`,
     'done; }',
     'while [ -z "$(agent)" ]; do sleep 0.1; done',
     'while [ "$(staged)" -le "$before" ]; do sleep 0.01; done',
-    // A program that the agent is just starting has the agent's command line for a moment, and may be gone.
+    // A child process of the agent has the agent's command line for a moment, and may be gone already.
     'while [ -z "$killed" ]; do for pid in $(agent); do kill -9 "$pid" 2>/dev/null && killed=yes; done; done',
   ];
   await cluster.nodes[node]?.inside('sh', '-c', lines.join('\n'));

@@ -4,12 +4,14 @@ import { promisify } from 'node:util';
 import { type ChartFixture, namespace } from './chart-fixture.ts';
 import type { NfsCall } from './nfs-caller.ts';
 
-/** The certificates that the chart created, and the embedded NFS server's answers to clients that use them. */
+/**
+ * The certificates that the chart created, and the embedded NFS server's answers to clients with these certificates.
+ */
 export interface EmbeddedServer {
-  /** All entries of its Secret. */
+  /** All entries of the Secret. */
   certificates(): Promise<Readonly<Record<string, string>>>;
-  /** The results of mounting these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
-  ask(
+  /** Mounts these paths and returns the results. `nothing`: with TLS, but no certificate. `plain`: without TLS. */
+  mountPaths(
     as: 'client' | 'mount' | 'nothing' | 'plain',
     ...paths: readonly string[]
   ): Promise<Readonly<Record<string, string>>>;
@@ -23,7 +25,7 @@ export function embeddedServer({ cluster, own }: ChartFixture): EmbeddedServer {
   };
   return {
     certificates,
-    ask: async (as, ...paths) => {
+    mountPaths: async (as, ...paths) => {
       const { 'ca.crt': ca = '', [`${as}.crt`]: cert, [`${as}.key`]: key } = await certificates();
       const shown = cert === undefined || key === undefined ? {} : { cert, key };
       const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...shown };

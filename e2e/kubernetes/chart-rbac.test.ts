@@ -25,12 +25,15 @@ const wait = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 /** Rights that other tests cover, because their use takes too long here. */
-const elsewhere = {
-  // Used for an Event that repeats within five minutes: src/controllers/machinery/events.test.ts
+const testedElsewhere = {
+  // Needed for an Event that repeats within five minutes: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
 
-/** Rights that are removed together, because none hides that another is missing; and the actions that use them. */
+/**
+ * Rights that can be removed together, because each missing one causes an error of its own, and the actions that use
+ * them.
+ */
 interface Round {
   readonly rights: readonly string[];
   /** Runs before the controller starts. */
@@ -39,7 +42,7 @@ interface Round {
   readonly meanwhile?: (controller: AccountController) => Promise<unknown>;
 }
 
-describe.skipIf(needs(...components))('every right of an account', () => {
+describe.skipIf(needs(...components))('every right of Stowage’s accounts', () => {
   let fixture: ChartFixture;
   let filer: Filer;
   let config: string;
@@ -48,7 +51,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   beforeAll(async () => {
     fixture = await startChartFixture(signal);
     filer = await startFiler(fixture.cluster, signal);
-    // The controller runs as a process here instead of a pod, so it starts and stops quickly.
+    // The test runs the controller as a process instead of a pod, because a process starts and stops faster.
     const values = 'image.tag=testbed,controller.nodeSelector.nowhere=true';
     await fixture.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
     config = await accountConfig(fixture.cluster, 'stowage-controller');
@@ -127,8 +130,8 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     metadata: { name: 'ghost' },
     spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
   };
-  /** A local volume on a node that does not exist. */
-  const astray = (): object => {
+  /** A local volume of a node that does not exist. */
+  const volumeOfMissingNode = (): object => {
     const { metadata, ...rest } = claim({
       name: `astray-${++number}`,
       storageClassName: 'local',
@@ -147,8 +150,8 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
     return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
   };
-  /** An application whose claim allows the eviction of its pod. */
-  async function used(): Promise<void> {
+  /** Creates an application whose claim allows Stowage to evict the pod. */
+  async function createEvictableApplication(): Promise<void> {
     const name = `used-${++number}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
     const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
@@ -158,7 +161,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     await apply(deployment(name, fixture.busybox));
     await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
-  /** Kills agent and keeper together, so the mounts of this node's pods must be replaced. */
+  /** Kills the agent and the keeper of a node together, so that the mounts of its pods must be replaced. */
   const loseMount = (): Promise<void> => killMountHolders(fixture, 0);
   const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
   const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
@@ -194,7 +197,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         'get persistentvolumes',
         'patch persistentvolumeclaims/status',
         'patch persistentvolumeclaims',
-        // The claim of the round before gets its volume now, and an Event that says so.
+        // The claim of the previous round gets its volume now, and an Event that reports it.
         'get csidrivers file.stowage.dev,local.stowage.dev',
         'create events',
       ],
@@ -204,7 +207,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await merge(['store', 'local'], { spec: { storageClass: { reclaimPolicy: 'Retain' } } });
         await goes(1);
         await grow();
-        await apply(astray());
+        await apply(volumeOfMissingNode());
       },
     },
     {
@@ -230,7 +233,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
       },
       meanwhile: async (controller) => {
-        // The volume was created, and its claim is deleted before the PV is written.
+        // The volume exists, and the claim is deleted before the controller has written the PV.
         await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
         await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
       },
@@ -278,8 +281,8 @@ describe.skipIf(needs(...components))('every right of an account', () => {
         await asViewer('/v1/stores');
       },
     },
-    { rights: ['get pods'], before: used, meanwhile: loseMount },
-    { rights: ['create pods/eviction'], before: used, meanwhile: loseMount },
+    { rights: ['get pods'], before: createEvictableApplication, meanwhile: loseMount },
+    { rights: ['create pods/eviction'], before: createEvictableApplication, meanwhile: loseMount },
   ];
 
   const all = rightsOf('stowage-controller');
@@ -289,13 +292,13 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     return found;
   };
 
-  test('is removed in some round', () => {
-    const taken = [...rounds.flatMap(({ rights }) => rights), ...elsewhere.controller];
+  test('is removed in a test of this file or in another test', () => {
+    const taken = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
     expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
   });
 
   test.each(rounds.map((round) => [round.rights.join(', '), round] as const))(
-    'is needed: %s',
+    'is needed by the controller: %s',
     async (_, { rights: titles, before, meanwhile }) => {
       const rights = titles.map(find);
       await freeLease(fixture.cluster, namespace);
@@ -311,7 +314,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   );
 
   test.each(['list', 'watch'])(
-    'of agents is needed: %s',
+    'is needed by agents: %s',
     async (verb) => {
       const rights = rightsOf('stowage-agent').filter((right) => right.verb === verb);
       expect(rights.length).toBe(3);
@@ -328,11 +331,11 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     90_000,
   );
 
-  test('of agents is to list or to watch', () => {
+  test('is list or watch for agents', () => {
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
 
-  test('for a certificate that an administrator provides is to read it', async () => {
+  test('for a Secret with a certificate of the administrator is to read that Secret', async () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({

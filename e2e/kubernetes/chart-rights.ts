@@ -3,13 +3,13 @@ import type { RbacRole, RbacRule } from '../../scripts/rbac-role.ts';
 import { roles } from '../../scripts/rbac-rules.ts';
 import { namespace } from './chart-fixture.ts';
 
-/** One verb on one resource, held by an account of Stowage's or by a role of the chart. */
+/** One verb on one resource that an account of Stowage or a role of the chart has. */
 export interface Right {
   readonly role: string;
   readonly where: 'cluster' | 'own';
   readonly resource: string;
   readonly verb: string;
-  /** The names of the objects; empty: all objects. */
+  /** The names of the objects. Empty: all objects. */
   readonly names: string;
 }
 
@@ -17,7 +17,7 @@ export interface Right {
 export const titleOf = ({ resource, verb, names }: Omit<Right, 'role' | 'where'>): string =>
   [verb, resource, ...(names === '' ? [] : [names])].join(' ');
 
-/** The rules of the chart with default values. */
+/** The rules of the chart with its default values. */
 const usualRules = ({ rules }: RbacRole): readonly RbacRule[] =>
   rules.filter(({ when }) => when !== 'certificateGiven');
 
@@ -29,11 +29,11 @@ const rightsIn = (role: RbacRole): readonly Right[] =>
 export const rightsOf = (account: string): readonly Right[] =>
   roles.filter((role) => role.account === account).flatMap(rightsIn);
 
-/** The rights of a role that belongs to no account. */
+/** The rights of a role that no account of Stowage has. */
 export const rightsOfRole = (name: string): readonly Right[] =>
   roles.filter((role) => role.name === name).flatMap(rightsIn);
 
-/** The API server's error for a missing right. */
+/** The error of the API server for a missing right. */
 export const refusalOf = ({ verb, resource }: Right): string => `cannot ${verb} resource \\"${resource}\\"`;
 
 interface Rule {
@@ -49,7 +49,7 @@ interface Role {
 const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
   resources.includes(resource) && resourceNames.join(',') === names;
 
-/** Removes rights from one role, and restores them when disposed of. */
+/** Removes rights from a role. Disposing of the result restores them. */
 export async function roleWithout(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [

@@ -26,7 +26,7 @@ import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
@@ -81,7 +81,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     );
 
   test(
-    'is installed, and all its pods become ready',
+    'is installed, and all pods become ready',
     async () => {
       await kubectl('create', 'namespace', namespace);
       await fixture.cluster.apply(inPrivate.secret(namespace));
@@ -107,10 +107,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const made = await fixture.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
       for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
     },
-    long,
+    longTimeoutMs,
   );
 
-  test('shows metrics where the ServiceMonitors point to', async () => {
+  test('serves metrics where the ServiceMonitors point to', async () => {
     for (const component of ['controller', 'agent']) {
       const monitor = ['get', 'servicemonitor', `stowage-${component}`];
       const part =
@@ -129,7 +129,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'elects another leader when the leader’s container is killed, and knows that the old process is dead',
+    'elects another leader when the leader’s container is killed, and the new leader knows that the old process is dead',
     async () => {
       const lease = async (): Promise<Lease> =>
         JSON.parse(await fixture.own('get', 'lease/stowage-controller', '--output=json'));
@@ -138,7 +138,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const [leader] = (await processes()).processes;
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
       await killContainer(fixture, leader?.pod?.name ?? '');
-      // As the next process in that container reports it.
+      // The next process in that container reports it.
       await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
       const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
@@ -146,11 +146,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         .toBe(true);
       await rolledOut();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'gives a pod a local volume without configuration, and a volume of a store from the values',
+    'provides a local volume without configuration, and a volume of a store from the values',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
@@ -161,7 +161,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ready('own', 'remote');
       await writers.expectProgress('own', 'remote');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -177,23 +177,23 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await exec('reader', 'echo back >/data/back && sync');
       await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'has an embedded NFS server that requires its certificates; the one for mounts opens no directory by path',
+    'has an embedded NFS server that requires certificates, and the certificate for mounts can’t open a directory by path',
     async () => {
       const paths = ['/export', '/export/.stowage'];
       const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
-      expect(await server.ask('client', ...paths)).toEqual(each('mounted'));
-      expect(await server.ask('mount', ...paths)).toEqual(each('ACCES'));
-      expect(await server.ask('plain', ...paths)).toEqual(each('denied'));
-      expect(await server.ask('nothing', ...paths)).toEqual(each('tls'));
+      expect(await server.mountPaths('client', ...paths)).toEqual(each('mounted'));
+      expect(await server.mountPaths('mount', ...paths)).toEqual(each('ACCES'));
+      expect(await server.mountPaths('plain', ...paths)).toEqual(each('denied'));
+      expect(await server.mountPaths('nothing', ...paths)).toEqual(each('tls'));
     },
-    long,
+    longTimeoutMs,
   );
 
-  test('creates a new certificate for a new address of the embedded NFS server, and keeps those of clients', async () => {
+  test('renews the certificate of the embedded NFS server for a new address, and keeps the clients’ certificates', async () => {
     const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
     const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
     const text = await fixture.helm(...words, ...withTag('testbed'), ...other);
@@ -223,7 +223,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'uses a server that requires certificates, which are in a Secret and nowhere else',
+    'uses a server that requires certificates, which only a Secret contains',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
@@ -236,15 +236,15 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
         fixture.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
       ]);
-      for (const text of logs) expect(text).not.toContain(inPrivate.clue);
+      for (const text of logs) expect(text).not.toContain(inPrivate.keyFragment);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
       await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'refuses pods with user namespaces, and says so',
+    'refuses pods with user namespaces, and the error says so',
     async () => {
       const node = fixture.cluster.nodes[0]?.name ?? '';
       const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: fixture.busybox };
@@ -259,11 +259,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
       await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'checks a store from the network of a pod, on the node of that pod',
+    'checks a store from the network of a pod, on the pod’s node',
     async () => {
       const [first, second] = fixture.cluster.nodes;
       await fixture.cluster.apply(
@@ -272,7 +272,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       await ready('idle-0', 'idle-1');
       const check = async (from: string): Promise<CheckOutcome> => await checkFrom(fixture, 'silver', from);
-      // A busy machine may miss the check's own deadlines.
+      // On a busy machine, the check may exceed its own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
           .poll(() => check(`pod:default/${name}`), wait)
@@ -302,7 +302,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
-      // Without the right to get pods, the answer doesn't reveal whether a pod exists.
+      // Without the right to get pods, the error doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
         .poll(() => check('pod:default/idle-0'), wait)
@@ -310,7 +310,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
       await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -322,7 +322,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await outcomesOf(fixture, 'controller', attempts)).toEqual(expectedOf(attempts));
       const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
       await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
-      // The policy also applies to an account with all rights.
+      // The policy applies even to an account with all rights.
       for (const [name, more] of [
         ['controller', controllerWithAllRights] as const,
         ['agent', agentWithAllRights] as const,
@@ -331,10 +331,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         await expect.poll(() => outcomesOf(fixture, name, more), wait).toEqual(expectedOf(more));
       }
     },
-    long,
+    longTimeoutMs,
   );
 
-  test('says what to do first where the Store CRD is older', async () => {
+  test('says what to do when the Store CRD is too old', async () => {
     await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
     const said = await fixture.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
     expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
@@ -343,7 +343,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   });
 
   test(
-    'is upgraded and rolled back while pods write without an error',
+    'is upgraded and rolled back while pods write without errors',
     async () => {
       await fixture.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
       await rolledOut();
@@ -358,11 +358,11 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await writers.expectWholeLogs('own', 'remote', 'writer');
       await writers.expectRunning('own', 'remote', 'writer', 'reader');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again after a new installation',
+    'leaves volumes, stores and mounts alone when it is uninstalled, and uses them again when it is reinstalled',
     async () => {
       await fixture.helm('uninstall', 'stowage');
       await expect
@@ -405,7 +405,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         )
         .toBe('');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -417,7 +417,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
         .toBe('stowage-nfs');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -431,6 +431,6 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
       expect(found.join('')).toContain('/export');
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -15,7 +15,7 @@ describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () =
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  // A few that are quick; `npm run e2e:conformance` runs all of them.
+  // A few quick tests. `npm run e2e:conformance` runs all of them.
   test.each<[Driver, readonly string[]]>([
     [
       'file',
@@ -44,7 +44,7 @@ describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () =
         driver,
         focus,
         signal,
-        atOnce: names.length,
+        parallel: names.length,
         minutes: 5,
         folder: work.path,
         kubeconfig: fixture.cluster.kubeconfig,

@@ -16,23 +16,25 @@ import { freeLease, type RunningController, startController } from './controller
 const namespace = 'default';
 const inFlight = 32;
 
-/** A cluster, an NFS server, and a store `silver` with its class on it. */
+/** A cluster, an NFS server, and a store `silver` on it with its class. */
 export interface ControllerFaultsFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly nfs: NfsServer;
   start(...more: readonly string[]): RunningController;
-  /** Kills all running controllers and frees their Lease, so nobody waits until it expires. */
+  /**
+   * Kills all running controllers and frees their Lease, so that the next controller does not wait until it expires.
+   */
   killAll(): Promise<void>;
   create(names: readonly string[]): Promise<void>;
-  /** Returns before they are gone. */
+  /** Deletes the claims. Returns before they are gone. */
   remove(names: readonly string[]): Promise<void>;
   claims(): Promise<readonly PersistentVolumeClaim[]>;
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of the volumes on the store. */
   volumesOnStore(): readonly string[];
-  /** For each lock on the store, the process mark of its holder. */
+  /** The process mark of the holder of each lock on the store, by lock. */
   heldLocks(): ReadonlyMap<string, number>;
-  /** Everything that is left, on the store and in the cluster. */
+  /** Everything that is left on the store and in the cluster. */
   leftovers(): Promise<readonly string[]>;
   /** The messages of an object's Events. */
   notes(name: string): Promise<string>;
@@ -66,7 +68,10 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
     for (const one of running) await one.kill();
   });
   const all = stack.move();
-  /** Includes the volumes' records, but not the store's own files: a controller that is killed during its write check leaves a file there. */
+  /**
+   * Includes the volumes' records, but not the store's own files: a controller that is killed during its write check
+   * leaves a file among them.
+   */
   const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
   return {
     cluster,
@@ -80,8 +85,9 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
       for (const one of running.splice(0)) await one.kill();
       await freeLease(cluster);
     },
-    create: (names) => each(names, (name) => client.create(claims, aClaim(name), signal)),
-    remove: (names) => each(names, (name) => gone(client.delete(claims, { namespace, name }, {}, signal))),
+    create: (names) => forEachInParallel(names, (name) => client.create(claims, aClaim(name), signal)),
+    remove: (names) =>
+      forEachInParallel(names, (name) => ignoreNotFound(client.delete(claims, { namespace, name }, {}, signal))),
     claims: () => listed(client, claims, signal),
     volumes: () => listed(client, persistentVolumes, signal),
     volumesOnStore: () => entries().filter((name) => !name.endsWith('.meta')),
@@ -119,7 +125,7 @@ const aClaim = (name: string): PersistentVolumeClaim => ({
   },
 });
 
-async function each(names: readonly string[], work: (name: string) => Promise<unknown>): Promise<void> {
+async function forEachInParallel(names: readonly string[], work: (name: string) => Promise<unknown>): Promise<void> {
   let at = 0;
   const worker = async (): Promise<void> => {
     while (at < names.length) await work(names[at++] ?? '');
@@ -127,7 +133,7 @@ async function each(names: readonly string[], work: (name: string) => Promise<un
   await Promise.all(Array.from({ length: inFlight }, worker));
 }
 
-async function gone(deleting: Promise<void>): Promise<void> {
+async function ignoreNotFound(deleting: Promise<void>): Promise<void> {
   await deleting.catch((thrown: unknown) => {
     if (reasonOf(thrown) !== 'NotFound') throw thrown;
   });

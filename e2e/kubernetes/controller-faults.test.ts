@@ -5,14 +5,14 @@ import { type ControllerFaultsFixture, startControllerFaultsFixture } from './co
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
-/** The limit for anything that may be slow on a busy machine. */
+/** The limit for anything that is slow on a busy machine. */
 const wait = { interval: 100, timeout: 90_000 };
-const long = 600_000;
-/** A leader that can't renew its Lease gives up after 10 s, and has 3 s to stop. */
-const givesUpMs = 20_000;
-/** A Lease expires 15 s after its last renewal. Candidates check it every 2 s. */
-const takesOverMs = 30_000;
-const givenBackMs = 14_000;
+const longTimeoutMs = 600_000;
+/** A leader that can't renew its Lease gives up after 10 s, and then has 3 s to stop. */
+const leaderExitMs = 20_000;
+/** A Lease expires 15 s after its last renewal. Candidates check the Lease every 2 s. */
+const takeOverMs = 30_000;
+const releasedLeaseMs = 14_000;
 
 const named = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
     afterEach(() => fixture.killAll(), 60_000);
 
-    /** Every claim is bound, and to one volume only. */
+    /** Checks that every claim is bound, and that it has one volume only. */
     const allBoundOnce = async (names: readonly string[]): Promise<void> => {
       const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
       await expect.poll(phases, wait).toEqual(new Set(['Bound']));
@@ -45,23 +45,23 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
     };
     /** Polls without an interval until that many volumes exist. */
-    const made = (count: number): Promise<void> =>
+    const untilVolumes = (count: number): Promise<void> =>
       expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
-      'gives each of many claims one volume although it is killed repeatedly, and leaves nothing after their deletion although it is killed meanwhile',
+      'creates one volume for each of many claims although it is killed repeatedly, and leaves nothing behind when they are deleted although it is killed again',
       async () => {
         const names = named('many', sized({ usual: 60, long: 200 }));
         const creating = fixture.create(names);
-        // Random moments in the first, second and last third.
+        // Random moments in the first, second and last third of the work.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
         for (const moment of moments) {
-          await fixture.start().leads();
-          await made(moment);
+          await fixture.start().untilLeading();
+          await untilVolumes(moment);
           await fixture.killAll();
         }
         await creating;
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await allBoundOnce(names);
         await fixture.remove(names);
         const few = Math.floor(Math.random() * names.length * 0.75);
@@ -69,75 +69,80 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           .poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 })
           .toBeLessThanOrEqual(few + Math.ceil(names.length / 5));
         await fixture.killAll();
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
-      'is replaced in bounded time when it is killed during its work',
+      'is replaced within a bounded time when it is killed during its work',
       async () => {
         const names = named('over', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
         const creating = fixture.create(names);
-        await made(5);
+        await untilVolumes(5);
         const killedAt = performance.now();
         await first.kill();
         await creating;
-        await second.leads();
-        expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
+        await second.untilLeading();
+        expect(performance.now() - killedAt).toBeLessThan(takeOverMs);
         await allBoundOnce(names);
         const third = fixture.start();
         await expect.poll(() => third.output(), wait).toContain('is waiting for leadership');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
-        await third.leads();
-        // The Lease was released, so the next leader didn't wait for it to expire.
-        expect(performance.now() - stoppedAt).toBeLessThan(givenBackMs);
+        await third.untilLeading();
+        // The old leader released the Lease, so the next leader didn't wait until it expired.
+        expect(performance.now() - stoppedAt).toBeLessThan(releasedLeaseMs);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
-      'keeps its locks when it is suspended, while another one leads',
+      'keeps its locks while it is suspended and another controller leads',
       async () => {
         let first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         for (let round = 0; ; round++) {
           const names = named(`suspended-${round}`, 100);
           await fixture.create(names);
           await allBoundOnce(names);
           await fixture.remove(names);
           const mark = await suspendWithLock(first);
-          // The deletion completed before the suspend.
+          // The deletion completed before the controller was suspended.
           if (mark === undefined) continue;
           const second = fixture.start();
-          await second.leads();
+          await second.untilLeading();
           const held = locksOf(mark);
-          // The second one deletes all other volumes. It leaves the locked ones alone, because the holder is alive.
+          // The second controller deletes all other volumes. It leaves the locked ones alone, because the holder of the
+          // locks is alive.
           await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
-          // The first may have had no time to release its locks. The second one started before the first one ended, and waits for them.
+          // The first controller may have had no time to release its locks. The second one started before the end of
+          // the first one, and waits for these locks.
           await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
-          // The server had received the release of the last lock.
+          // The server had received the release of the last lock before the suspend.
           first = second;
         }
       },
-      2 * long,
+      2 * longTimeoutMs,
     );
 
     const locksOf = (mark: number): readonly string[] =>
       [...fixture.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
 
-    /** Suspends the only controller on the store while it holds a lock. Returns its mark, or undefined if no volume is left. */
+    /**
+     * Suspends the only controller while it holds a lock on the store. Returns its process mark, or undefined if no
+     * volume is left.
+     */
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
       const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
@@ -151,77 +156,77 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
 
     test(
-      'waits for an API server that is down for half a minute; it ends once and starts again once',
+      'exits once and is restarted once when the API server is down for half a minute, and then continues',
       async () => {
         const names = named('away', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
-        // Requests that failed are sent again afterwards.
+        await first.untilLeading();
+        // The client repeats failed requests when the API server is back.
         const creating = fixture.create(names).catch(() => undefined);
-        await made(10);
+        await untilVolumes(10);
         const stoppedAt = performance.now();
         await fixture.cluster.apiServer.stop();
         await creating;
-        // The kubelet restarts a container that ends.
+        // The kubelet would restart the ended container.
         expect(await first.ended()).toBe(1);
-        expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
+        expect(performance.now() - stoppedAt).toBeLessThan(leaderExitMs);
         const second = fixture.start();
         await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
         await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
         await fixture.cluster.apiServer.start();
-        await second.leads();
+        await second.untilLeading();
         const there = new Set((await fixture.claims()).map(({ metadata }) => metadata.name));
         await fixture.create(names.filter((name) => !there.has(name)));
         await allBoundOnce(names);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
-      'ends in bounded time when the API server does not answer, and the next leader finishes its work',
+      'ends within a bounded time when the API server does not answer, and the next leader finishes its work',
       async () => {
         const names = named('frozen', sized({ usual: 30, long: 60 }));
         const first = fixture.start();
-        await first.leads();
+        await first.untilLeading();
         await fixture.create(names);
         const frozenAt = performance.now();
         await fixture.cluster.apiServer.freeze();
         try {
           expect(await first.ended()).toBe(1);
-          expect(performance.now() - frozenAt, first.output()).toBeLessThan(givesUpMs);
+          expect(performance.now() - frozenAt, first.output()).toBeLessThan(leaderExitMs);
         } finally {
           fixture.cluster.apiServer.thaw();
         }
         expect(first.output()).toContain('another process may be the leader now');
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await allBoundOnce(names);
         await allGone(names);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
       'leaves nothing behind when claims are deleted while it creates their volumes',
       async () => {
         const names = named('brief', sized({ usual: 40, long: 100 }));
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         const creating = fixture.create(names);
-        await made(1);
-        // Some claims have no volume yet, some have a volume without a PV, and some are bound.
+        await untilVolumes(1);
+        // At this moment some claims have no volume, some have a volume without a PV, and some are bound.
         await fixture.remove(names);
         await creating;
         await fixture.remove(names);
         await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
 
     test(
       'keeps volumes whose server is down until it is back, with Events that say what to do',
       async () => {
         const names = named('behind', 5);
-        await fixture.start().leads();
+        await fixture.start().untilLeading();
         await fixture.create(names);
         await allBoundOnce(names);
         await fixture.nfs.stop();
@@ -238,7 +243,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         }
         await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 120_000 }).toEqual([]);
       },
-      long,
+      longTimeoutMs,
     );
   },
 );

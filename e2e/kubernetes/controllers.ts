@@ -6,20 +6,20 @@ import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { suspend } from '#testing/suspend.ts';
 import { program } from '../stowage.ts';
 
-/** `stowage controller` in its own process. */
+/** `stowage controller` as a process of its own. */
 export interface RunningController {
   readonly pid: number;
   readonly output: () => string;
-  /** Resolves when it leads; rejects if it ends before. */
-  leads(): Promise<void>;
+  /** Resolves when the controller leads. Rejects if it ends before that. */
+  untilLeading(): Promise<void>;
   /** Sends SIGKILL. */
   kill(): Promise<void>;
-  /** Sends SIGSTOP, as when a machine suspends its processes. */
+  /** Sends SIGSTOP. The process stays alive, but does nothing. */
   suspend(): Promise<void>;
   resume(): void;
-  /** Resolves with the exit status when it has ended by itself. */
+  /** Resolves with the exit status when the controller has ended by itself. */
   ended(): Promise<number | null>;
-  /** Sends SIGTERM; returns the exit status. */
+  /** Sends SIGTERM and resolves with the exit status. */
   stop(): Promise<number | null>;
 }
 
@@ -42,7 +42,7 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
   return {
     pid: child.pid ?? 0,
     output: () => output,
-    leads: () => leading.promise,
+    untilLeading: () => leading.promise,
     kill: async () => {
       child.kill('SIGKILL');
       await ended;
@@ -62,13 +62,13 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
 }
 
 /**
- * Takes the Lease from its holder, so the next controller leads without waiting until it expires. The records on the Lease stay: a
- * controller that finds no record of its predecessor waits for the locks that are left.
+ * Removes the holder of the Lease, so that the next controller leads without waiting until the Lease expires. The
+ * annotations of the Lease stay: without its predecessor's record, a controller waits for the locks of its predecessor.
  */
 export async function freeLease(cluster: Cluster, namespace = 'default'): Promise<void> {
   const at = ['--namespace', namespace];
   const names = (await cluster.kubectl('get', 'leases', '--output=name', ...at)).split('\n');
   const name = names.find((each) => each.endsWith('/stowage-controller'));
-  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${nobodys}`, ...at);
+  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${releasedLease}`, ...at);
 }
-const nobodys = JSON.stringify({ spec: { holderIdentity: '' } });
+const releasedLease = JSON.stringify({ spec: { holderIdentity: '' } });

@@ -5,11 +5,14 @@ import { type ChartFixture, chart, claim, deployment, startChartFixture } from '
 /** A cluster with Stowage, and a shared store `files`. */
 export interface HealthFixture extends ChartFixture {
   readonly filer: Filer;
-  /** Creates a Deployment with a claim of the same name. Its one writing pod starts on that node, and may be rescheduled to another one. */
+  /**
+   * Creates a Deployment and a claim of the same name. Its only pod writes; it starts on that node, and may be
+   * rescheduled to another one.
+   */
   application(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
   /** Runs a script in the application's pod. */
   exec(name: string, script: string): Promise<string>;
-  /** The node of its ready pod. */
+  /** The node of the ready pod. */
   runsOn(name: string): Promise<string>;
   nodeName(node: number): string;
   /** The Events of an object, newest last. */

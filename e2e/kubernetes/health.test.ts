@@ -20,8 +20,8 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
     return kubectl('get', kind, name, `--output=jsonpath=${chosen}.status} ${chosen}.reason}`);
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
-  /** The recorded nodes, which the next leader reads. */
-  const noted = (): Promise<string> => {
+  /** The unhealthy nodes that the PV's annotation records for the next leader. */
+  const recordedNodes = (): Promise<string> => {
     const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
     return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
   };
@@ -36,7 +36,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
       try {
         await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('False StoreSilent');
         await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('False StoreSilent');
-        expect(await noted()).toBe('node-1');
+        expect(await recordedNodes()).toBe('node-1');
         expect(await ofStore()).toBe('["node-1"]');
         const note = "Warning VolumeConditionAbnormal: On node-1: the server of store 'files' does not answer.";
         await expect.poll(() => fixture.eventsOf('quiet'), pollOptions).toContain(note);
@@ -49,7 +49,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
       }
       await expect.poll(() => ofClaim('quiet'), pollOptions).toBe('True Well');
       await expect.poll(() => condition('store', 'files', 'MountsHealthy'), pollOptions).toBe('True Well');
-      expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
+      expect(await Promise.all([recordedNodes(), ofStore()])).toEqual(['', '']);
       await expect
         .poll(() => fixture.eventsOf('quiet'), pollOptions)
         .toContain('Normal VolumeConditionNormal: The volume is healthy');
@@ -59,7 +59,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
   );
 
   test(
-    'whose mount was lost is healthy for a new pod, which is created only if the claim asks for it',
+    'with a lost mount is healthy in a new pod, and Stowage replaces the pod only if the claim allows it',
     async () => {
       await fixture.application('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
       await fixture.application('silent', 0);

@@ -13,8 +13,8 @@ import { type Filer, startFiler } from './agent-filer.ts';
 
 export const namespace = 'stowage-system';
 const pod = 'stowage-controller-0';
-const doorPort = 8443;
-const sayingMs = 45_000;
+const controllerPort = 8443;
+const outputLimitMs = 45_000;
 const deploy = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes');
 const definition = join(deploy, 'crds', 'stores.yaml');
 const manifests = join(deploy, 'stowage.yaml');
@@ -31,16 +31,18 @@ export interface HttpAnswer {
   readonly body: any;
 }
 
-/** A controller in a cluster with its TLS server, and clients of it. */
+/** A cluster and a controller process with its TLS server, and clients of that server. */
 export interface KubectlStowageFixture extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly filer: Filer;
-  /** A kubeconfig of a service account in the namespace `default`, without rights until a test grants some. */
+  /**
+   * A kubeconfig of a service account in the namespace `default`. The account has no rights until a test grants some.
+   */
   kubeconfigOf(account: string): Promise<string>;
   token(account: string, audience?: string): Promise<string>;
-  /** `kubectl stowage`, as kubectl runs it. */
+  /** Runs `kubectl stowage` as kubectl does. */
   stowage(kubeconfig: string, ...words: readonly string[]): Promise<CommandResult>;
-  /** Calls the controller directly, without the API server. */
+  /** Calls the controller directly, without the API server's proxy. */
   callController(
     method: string,
     path: string,
@@ -53,14 +55,14 @@ export interface KubectlStowageFixture extends AsyncDisposable {
 }
 
 export interface Agent {
-  /** Runs the CLI on the agent's own socket. */
+  /** Runs the CLI on the agent's socket. */
   stowage(...words: readonly string[]): Promise<CommandResult>;
 }
 
 const kinds = ['Namespace', 'ServiceAccount', 'Role', 'RoleBinding', 'ClusterRole', 'ClusterRoleBinding', 'Service'];
 
-/** The chart's objects for users, as rendered by Helm. */
-async function ofChart(): Promise<readonly object[]> {
+/** The chart's objects for users, as Helm renders them. */
+async function chartObjects(): Promise<readonly object[]> {
   const all = parseAllDocuments(await readFile(manifests, 'utf8'));
   return all
     .map((document) => document.toJS() as { readonly kind?: string } | null)
@@ -68,7 +70,7 @@ async function ofChart(): Promise<readonly object[]> {
 }
 
 const objects: readonly object[] = [
-  // The controller is a process of this machine. The API server's proxy needs a pod with its address.
+  // The controller is a process of this machine, and the API server's proxy needs a pod with its address.
   {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -92,11 +94,11 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
   const cluster = stack.use(await startCluster(signal, { nodes: 1 }));
   const filer = stack.use(await startFiler(cluster, signal));
   await cluster.kubectl('apply', '--filename', definition);
-  await cluster.apply(...(await ofChart()), ...objects);
+  await cluster.apply(...(await chartObjects()), ...objects);
   const address = { podIP: addresses.controlPlane, podIPs: [{ ip: addresses.controlPlane }] };
   const patch = ['--subresource=status', '--type=merge', '--patch', JSON.stringify({ status: address })];
   await cluster.kubectl('patch', 'pod', pod, '--namespace', namespace, ...patch);
-  const inside = await insideConfig(cluster, folder);
+  const inside = await controlPlaneConfig(cluster, folder);
   const [first, ...into] = cluster.network.inside;
   const children: ChildProcess[] = [];
   stack.defer(async () => {
@@ -116,7 +118,7 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
   };
   const output: Record<string, string> = {};
   const saying = async (name: string, child: ChildProcess, text: string): Promise<void> => {
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(sayingMs)]);
+    const limit = AbortSignal.any([signal, AbortSignal.timeout(outputLimitMs)]);
     while (!(output[name] ?? '').includes(text)) {
       const more = [once(child.stdout as EventEmitter, 'data', { signal: limit })];
       more.push(once(child.stderr as EventEmitter, 'data', { signal: limit }));
@@ -128,13 +130,13 @@ export async function startKubectlStowageFixture(signal: AbortSignal): Promise<K
     }
   };
   const common = ['--kubeconfig', inside, '--namespace', namespace];
-  const listen = `${addresses.controlPlane}:${doorPort}`;
+  const listen = `${addresses.controlPlane}:${controllerPort}`;
   const state = ['--state', join(folder, 'c')];
   const env = { POD_NAME: pod, POD_IP: addresses.controlPlane };
   const controller = start('controller', env, 'controller', ...common, ...state, '--listen', listen);
   await saying('controller', controller, 'the Service points to this process');
   const forward = stack.use(
-    await startForward(cluster.network.inside, { host: addresses.controlPlane, port: doorPort }, 'door'),
+    await startForward(cluster.network.inside, { host: addresses.controlPlane, port: controllerPort }, 'door'),
   );
   const token = (account: string, audience?: string): Promise<string> =>
     cluster.kubectl('create', 'token', account, ...(audience === undefined ? [] : ['--audience', audience]));
@@ -171,7 +173,10 @@ async function end(child: ChildProcess, how: NodeJS.Signals): Promise<void> {
   await ended;
 }
 
-/** The token of an agent, as projected into its pod. The pod is bound to the node and has no other content. */
+/**
+ * The token of an agent, as Kubernetes projects it into the agent's pod. The pod is bound to the node and has no other
+ * content.
+ */
 async function agentToken(cluster: Cluster): Promise<string> {
   const name = 'stowage-agent-0';
   await cluster.apply({
@@ -198,8 +203,8 @@ interface Config {
 const adminConfig = async (cluster: Cluster): Promise<Config> =>
   JSON.parse(await readFile(cluster.kubeconfig, 'utf8')) as Config;
 
-/** For a process in the control plane's network. */
-async function insideConfig(cluster: Cluster, folder: string): Promise<string> {
+/** A kubeconfig for a process in the control plane's network. */
+async function controlPlaneConfig(cluster: Cluster, folder: string): Promise<string> {
   const config = await adminConfig(cluster);
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
   const clusters = config.clusters.map((one) => ({ ...one, cluster: { ...one.cluster, server } }));

@@ -13,7 +13,7 @@ const { signal } = new AbortController();
 const wait = { interval: 200, timeout: 60_000 };
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
-  'the API of a real cluster',
+  'the API of a controller in a real cluster',
   () => {
     let fixture: KubectlStowageFixture;
     let alice: string;
@@ -55,7 +55,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       authorization: `Bearer ${await fixture.token(account, audience)}`,
     });
 
-    test('lets a user who may create volumes do so with their own token, and nothing else', async () => {
+    test('lets a user with the right to create volumes do that with their own token, and nothing else', async () => {
       const headers = await bearer('maker', 'stowage.dev');
       const create = () =>
         fixture.callController('POST', '/v1/volumes', headers, {
@@ -94,7 +94,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('honours a new right soon, and for the named volume only', async () => {
+    test('honours a new right soon, for the named volume only', async () => {
       const headers = await bearer('stranger', 'stowage.dev');
       const get = (name: string) => fixture.callController('GET', `/v1/volumes/silver..${name}`, headers);
       expect(await get('photos')).toMatchObject({ status: 403 });
@@ -115,7 +115,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(async () => (await get('photos')).status, wait).toBe(403);
     });
 
-    test('shows everything to users who may request the viewer’s token', async () => {
+    test('shows everything to users who may request a token of the viewer', async () => {
       const volumes = await fixture.stowage(alice, 'volume', 'list');
       expect(volumes).toMatchObject({
         status: 0,
@@ -129,7 +129,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(await fixture.stowage(alice, 'mounts')).toMatchObject({ status: 0, stdout: '' });
     });
 
-    test('and does not let them change anything', async () => {
+    test('refuses changes to users who may request a token of the viewer', async () => {
       const change = (kubeconfig: string) => fixture.stowage(kubeconfig, 'volume', 'delete', 'silver/photos');
       expect(await change(alice)).toMatchObject({
         status: 3,
@@ -144,7 +144,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(stderr).toContain('verbs: ["delete"]');
     });
 
-    test('tells other users which right is missing', async () => {
+    test('tells other users which right they lack', async () => {
       const { status, stderr } = await fixture.stowage(stranger, 'volume', 'list');
       expect(status).toBe(3);
       expect(stderr).toContain(
@@ -158,7 +158,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       });
     });
 
-    test('asks the agents for what nodes have', async () => {
+    test('collects the objects of nodes from their agents', async () => {
       const { cluster, filer } = fixture;
       const place = `${filer.exported}-local`;
       mkdirSync(place);
@@ -180,8 +180,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await fixture.stowage(alice, 'doctor')).stdout).toContain('node-1: ');
     }, 150_000);
 
-    /** The requests that need each right of an account; `{id}`: the id of an operation. */
-    const uses: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
+    /** The requests that need each right of an account. `{id}` stands for the id of an operation. */
+    const requestsFor: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
       'stowage-viewer': {
         'get status': ['status'],
         'get doctor': ['doctor'],
@@ -204,11 +204,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         'update operations': ['--account', 'stowage-adopter', 'operations', 'cancel', '{id}'],
       },
     };
-    // The event stream doesn't end by itself, and there is no operation left to cancel.
+    // The event stream doesn't end by itself, and no operation is left to cancel.
     const endless = ['watch events', 'update operations'];
 
-    test.each(Object.entries(uses))(
-      'needs every right of %s, and no other',
+    test.each(Object.entries(requestsFor))(
+      'needs every right of the account %s, and no other right',
       async (account, all) => {
         const rights = rightsOf(account);
         expect(rights.map(titleOf).sort()).toEqual(Object.keys(all).sort());
@@ -235,7 +235,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test.each([
       ['create serviceaccounts/token stowage-viewer', 'you may not request a token for the service account'],
       ['get services/proxy https:stowage:443', 'bind you to the Role stowage-viewers'],
-    ])('who may look needs the right: %s', async (title, why) => {
+    ])('cannot be read without the right %s', async (title, why) => {
       const all = rightsOfRole('stowage-viewers');
       expect(all.length).toBe(2);
       const look = () => fixture.stowage(alice, 'store', 'list');
@@ -266,7 +266,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);
 
-    test('says so when there is no leader', async () => {
+    test('returns a clear error when there is no leader', async () => {
       await fixture.stopController();
       expect(await fixture.stowage(alice, 'status')).toMatchObject({
         status: 10,

@@ -5,9 +5,9 @@ import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts'
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 600_000;
+const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
-const place = '/var/lib/stowage/stores';
+const storesFolder = '/var/lib/stowage/stores';
 const disk = '/mnt/stowage-disk';
 const mib = 1024 * 1024;
 
@@ -35,10 +35,13 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   let kubectl: ChartFixture['cluster']['kubectl'];
   let names: readonly string[];
 
-  /** `small` has room for one volume, `quick` binds immediately, the disk of `disk` is not mounted. */
+  /**
+   * The store `small` has room for one volume, the class of `quick` binds immediately, and the disk of `disk` is not
+   * mounted.
+   */
   const stores = [
-    { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
-    { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
+    { name: 'small', uri: `local://${storesFolder}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
+    { name: 'quick', uri: `local://${storesFolder}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
     { name: 'disk', uri: `local://${disk}/volumes`, storageClass: {} },
   ];
 
@@ -53,7 +56,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
   afterEach(async () => {
-    // Deletes what a failed test left, so that the next test starts clean.
+    // Deletes the objects that a failed test left behind.
     await kubectl('delete', 'statefulset,pod,pvc', '--all', '--wait', '--timeout=90s');
   }, 120_000);
 
@@ -88,11 +91,15 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       ]),
     );
   const phase = (name: string): Promise<string> => kubectl('get', 'pvc', name, '--output=jsonpath={.status.phase}');
-  /** The number of entries in the stores of each node, without the stores' own records. */
+  /** The number of entries in the stores of each node, without records. */
   const onNodes = async (): Promise<readonly number[]> =>
     await Promise.all(
       fixture.cluster.nodes.map(async (node) => {
-        const found = await node.inside('sh', '-c', `find ${place}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`);
+        const found = await node.inside(
+          'sh',
+          '-c',
+          `find ${storesFolder}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`,
+        );
         return found.split('\n').filter((line) => line !== '').length;
       }),
     );
@@ -112,7 +119,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
     kubectl('get', 'store', name, '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
 
   test(
-    'a store reports its number of nodes, and its classes report the capacity on each',
+    'a store reports its number of nodes, and its classes report the capacity of each node',
     async () => {
       await expect.poll(() => readiness('small'), wait).toBe('Open on 2 of 2 nodes');
       const capacities = async (): Promise<readonly string[]> =>
@@ -125,11 +132,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         .poll(async () => (await capacities()).toSorted(), wait)
         .toEqual(names.map((name) => `${name}=100Mi`).toSorted());
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'a store on an unmounted disk is not created elsewhere, opens when the disk is mounted, and works from a copy on another disk',
+    'a store on an unmounted disk is not created elsewhere, opens when the disk is mounted, and works after its files were copied to another disk',
     async () => {
       const [first] = fixture.cluster.nodes;
       if (first === undefined) throw new Error('no node');
@@ -143,7 +150,8 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await ready('on-disk');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
         await kubectl('delete', 'pod', 'on-disk', '--wait', '--timeout=90s');
-        // Moves a store to another disk as docs/kubernetes-operations.md says. The kubelet unstages a volume after its pod is gone.
+        // Moves a store to another disk as in docs/kubernetes-operations.md. The kubelet unstages a volume only after
+        // its pod is gone.
         const mounted = (): Promise<string> =>
           first.inside('grep', '-c', '/var/lib/stowage/mounts/', '/proc/self/mountinfo').catch(() => '0');
         await expect.poll(mounted, wait).toBe('0');
@@ -167,11 +175,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await first.inside('sh', '-c', `umount --lazy ${disk} ${disk}-new; true`);
       }
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'a store inside the agents’ containers is refused, with what to do',
+    'a store inside the agents’ containers is refused, with an action',
     async () => {
       const spec = { uri: 'local:///tmp/volumes' };
       await fixture.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
@@ -182,7 +190,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         );
       await kubectl('delete', 'store', 'lost');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -196,7 +204,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('patch', 'pvc', 'data', '--patch={"spec":{"resources":{"requests":{"storage":"1Gi"}}}}');
       const size = (): Promise<string> => kubectl('get', 'pvc', 'data', '--output=jsonpath={.status.capacity.storage}');
       await expect.poll(size, wait).toBe('1Gi');
-      // The next pod must be scheduled to the volume's node, and finds the data of the first one.
+      // The scheduler must place the next pod on the volume's node, where the pod finds the data of the first one.
       await kubectl('delete', 'pod', 'data', '--wait', '--timeout=90s');
       await fixture.cluster.apply(pod('second', { volume: 'data', ...anywhere() }));
       await ready('second');
@@ -206,7 +214,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'data');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -221,11 +229,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'at-once');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'a StatefulSet of three has three volumes on two nodes, each on the node of its pod',
+    'a StatefulSet with three replicas has three volumes on two nodes, each on the node of its pod',
     async () => {
       const labels = { app: 'trio' };
       const { spec } = pod('trio') as { readonly spec: { readonly containers: readonly object[] } };
@@ -267,7 +275,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -290,11 +298,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'a claim waits for the agent of its node, says so, and gets its volume when the agent is back',
+    'a claim waits for the agent of its node, reports that in an Event, and gets its volume when the agent is back',
     async () => {
       const only = (node: string | null): string =>
         JSON.stringify({ spec: { template: { spec: { nodeSelector: { 'kubernetes.io/hostname': node } } } } });
@@ -316,11 +324,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', 'late');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'controllers that are killed while claims wait create each volume once',
+    'the controller creates each volume once although it is killed while claims wait',
     async () => {
       const count = 40;
       const all = Array.from({ length: count }, (_, at) => `many-${at}`);
@@ -343,6 +351,6 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await kubectl('delete', 'pvc', '--all');
       await nothingLeft();
     },
-    long,
+    longTimeoutMs,
   );
 });

@@ -1,15 +1,16 @@
-// Looks up directories by path on an NFS server, and prints the result of each: node nfs-caller.ts CALL, as JSON.
+// Looks up directories by path on an NFS server, and prints the result of each path. Usage: node nfs-caller.ts CALL,
+// where CALL is JSON.
 import { systemClock } from '#base/clock.ts';
 import { createRpcClient, MountError, mnt, mountProgram, mountVersion, RpcError } from '#wire/nfs3/index.ts';
 
 export interface NfsCall {
   readonly host: string;
   readonly paths: readonly string[];
-  /** Undefined: without TLS. */
+  /** Undefined: TLS is not used. */
   readonly tls?: { readonly servername: string; readonly ca: string; readonly cert?: string; readonly key?: string };
 }
 
-async function ask({ host, paths, tls }: NfsCall): Promise<Readonly<Record<string, string>>> {
+async function lookUp({ host, paths, tls }: NfsCall): Promise<Readonly<Record<string, string>>> {
   using rpc = createRpcClient({
     clock: systemClock(),
     addresses: [{ host, port: 2049 }],
@@ -30,4 +31,4 @@ async function ask({ host, paths, tls }: NfsCall): Promise<Readonly<Record<strin
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.stdout.write(JSON.stringify(await ask(JSON.parse(process.argv[2] ?? ''))));
+  process.stdout.write(JSON.stringify(await lookUp(JSON.parse(process.argv[2] ?? ''))));

@@ -17,7 +17,7 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  /** The nodes that the store records as users of the application's volume. */
+  /** The nodes that the store lists as users of the application's volume. */
   const users = async (name: string): Promise<readonly string[]> => {
     const of = '--output=jsonpath={.spec.volumeName}';
     const volume = await kubectl('get', 'pvc', name, of);
@@ -39,7 +39,7 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
       await expect.poll(known, pollOptions).toMatch(new RegExp(`${there} .*${here} |${here} .*${there} `));
       await fixture.cluster.nodes[1]?.cutOff();
       await kubectl('wait', '--for=condition=Ready=Unknown', `node/${here}`, '--timeout=120s');
-      // A silent node still counts as a user.
+      // A node that does not answer still counts as a user.
       expect(await users('cut')).toEqual([here]);
       await kubectl('taint', 'node', here, `${outOfService}=nodeshutdown:NoExecute`);
       await expect.poll(() => fixture.runsOn('cut'), pollOptions).toBe(there);
@@ -66,7 +66,7 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
       await fixture.own('wait', '--for=delete', 'pod', '--selector=app.kubernetes.io/component=controller');
       await fixture.cluster.nodes[1]?.killNode();
       await kubectl('delete', 'node', here);
-      // Its pod is deleted. The next pod may not use the volume yet.
+      // The first pod is deleted. The next pod may not use the volume yet.
       const [pod] = (await kubectl('get', 'pods', '--selector=app=killed', '--output=name')).split('\n');
       await kubectl('delete', pod ?? '', '--force', '--grace-period=0', '--ignore-not-found');
       const next = async (): Promise<string> => {

@@ -6,16 +6,16 @@ import { addresses } from '#testbed/kubernetes/network.ts';
 import { certificate } from '#testing/certificate.ts';
 import { program } from '../stowage.ts';
 
-/** An NFS server that nodes can reach, and that requires client certificates. */
+/** An NFS server that nodes can reach and that requires client certificates. */
 export interface PrivateFiler extends AsyncDisposable {
-  /** The spec of a Store on it. */
+  /** The spec of a Store on this server. */
   readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
   readonly secretName: string;
-  /** The certificates, as a Secret in a namespace. */
+  /** The certificates, as a Secret of that namespace. */
   secret(namespace: string): object;
-  /** A part of the private key. */
-  readonly clue: string;
-  /** The contents of all files with that name, one in each volume. */
+  /** A part of the private key, to search for. */
+  readonly keyFragment: string;
+  /** The contents of the files with that name in all volumes. */
   contentsOf(name: string): Promise<readonly string[]>;
 }
 
@@ -66,7 +66,7 @@ export async function startPrivateFiler(cluster: Cluster, signal: AbortSignal): 
       metadata: { name: secretName, namespace },
       data: { 'ca.crt': base64(own.cert), 'tls.crt': base64(caller.cert), 'tls.key': base64(caller.key) },
     }),
-    clue: caller.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
+    keyFragment: caller.key.toString().split('\n')[1]?.slice(0, 40) ?? '',
     contentsOf: async (name) => {
       const found: string[] = [];
       for (const volume of await readdir(exported))

@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     let nfs: NfsServer;
     let folder: string;
     let exported: string;
-    /** An export that this machine may not mount. */
+    /** An export that the server does not let this machine mount. */
     let denied: string;
     let running: RunningController[];
 
@@ -93,7 +93,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const list = async (kind: string): Promise<Listed['items']> =>
       (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as Listed).items;
     const phases = async (): Promise<readonly string[]> => (await list('pvc')).map(({ status }) => status.phase ?? '');
-    /** Includes the volumes' records, but not the store's own files or those of a store check. */
+    /** Includes the volumes' records, but not the store's own files or files of a store check. */
     const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
     const onStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
     const left = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
@@ -106,8 +106,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         '--output=jsonpath={.items[*].message}',
       );
 
-    test('a store reports its state, and has its class', async () => {
-      await start('one').leads();
+    test('a store reports its state, and has a class', async () => {
+      await start('one').untilLeading();
       await expect
         .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
         .toMatch(/^silver +nfs +True +\S+ +0 +\S+$/);
@@ -130,7 +130,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('a claim of a store whose server denies access gets an Event that says that it is a permission, and whom to ask', async () => {
       await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
-      await start('one').leads();
+      await start('one').untilLeading();
       const reasons =
         '{.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Reachable")].reason}';
       await expect
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(await notes('refused')).not.toContain(nfs.host);
     });
 
-    test('a store cannot be moved', async () => {
+    test('the location of a store cannot be changed', async () => {
       await expect(cluster.apply(store('silver', { uri: 'nfs://elsewhere/x' }))).rejects.toThrow(
         'a store cannot be moved: its volumes are where they are',
       );
@@ -154,7 +154,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('a claim is bound, grows, and leaves nothing behind', async () => {
       const controller = start('one', '--health', '127.0.0.1:0');
-      await controller.leads();
+      await controller.untilLeading();
       await cluster.apply(claim('cart'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
       const [made] = await list('pv');
@@ -174,8 +174,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(left, wait).toEqual(nothing);
     });
 
-    test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and with Retain keeps its data', async () => {
-      await start('one').leads();
+    test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and a PV with Retain keeps its data', async () => {
+      await start('one').untilLeading();
       await cluster.apply(
         {
           apiVersion: 'storage.k8s.io/v1',
@@ -213,7 +213,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('a claim of a class with unknown parameters gets an Event, waits and leaves nothing behind', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await cluster.apply(
         {
           apiVersion: 'storage.k8s.io/v1',
@@ -234,12 +234,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
-      await start('one').leads();
+      await start('one').untilLeading();
       await cluster.apply(claim('used'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
       const [made] = await list('pv');
       const [name = ''] = onStore();
-      // As an agent on that node does.
+      // Opens the store like an agent on that node.
       const { host, nfsPort, mountPort } = nfs;
       const given = { port: String(nfsPort), mountport: String(mountPort) };
       const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: given, instance: 'host-1' });

@@ -28,13 +28,13 @@ import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts'
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 400_000;
+const longTimeoutMs = 400_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
 
 const sectionOf = (title: string): string => page.split(`\n## ${title}\n`)[1]?.split('\n## ')[0] ?? '';
 
-/** The commands of a section, by block, as they are written. */
+/** The commands of a section as written, grouped by code block. */
 function commandsIn(title: string): readonly (readonly string[])[] {
   const blocks = sectionOf(title).matchAll(/^ *```text\n(.*?)^ *```/gms);
   return [...blocks].map(([, body = '']) =>
@@ -55,7 +55,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     ({ kubectl } = cluster);
     filer = await startFiler(cluster, signal);
     at = { server: addresses.controlPlane, path: filer.exported };
-    // The image that a reader of the page has in a registry.
+    // Readers of the page have this image in a registry.
     await cluster.importImage(await buildImage(signal), 'docker.io/library/stowage:0.1.0');
     const named = { importImage: (tar: string) => cluster.importImage(tar, 'docker.io/library/busybox:latest') };
     await importBusybox(named, signal);
@@ -67,7 +67,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
-  /** Runs a command as it is written, in a clone of the repository. */
+  /** Runs a command as written in the page, in a clone of the repository. */
   const shell = async (command: string): Promise<string> =>
     (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 330_000 })).stdout;
   const all = async (commands: readonly string[]): Promise<void> => {
@@ -86,7 +86,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await fixture.own('rollout', 'status', what, '--timeout=180s');
     const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
     await expect.poll(() => fixture.own('get', 'pods', ending), wait).toBe('');
-    // No controller can be reached until the new one leads.
+    // No controller answers until the new one leads.
     await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
   }
 
@@ -102,11 +102,11 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
       await all(upgrade);
       await untilReplaced();
-      // The controller creates it after it has opened the new store.
+      // The controller creates the class after it has opened the new store.
       const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
       await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -116,7 +116,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(shown.length).toBeGreaterThan(4);
       await all(shown);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -138,7 +138,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(new Set(nodes.split(' ')).size).toBe(2);
       await shell(`${apply.replace(' apply ', ' delete ')} --timeout=120s`);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -186,10 +186,10 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await kubectl('delete', 'pvc', 'odd', 'large');
       await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
     },
-    long,
+    longTimeoutMs,
   );
 
-  /** A claim with a volume of another driver, as Kubernetes and the server know it. */
+  /** Creates a claim with a volume of another driver, in Kubernetes and on the server. */
   async function provision(
     kind: ForeignDriver,
     name: string,
@@ -231,7 +231,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await mkdir(join(filer.exported, 'films'), { mode: 0o777 });
       await writeFile(join(filer.exported, 'films', 'old'), 'by hand\n');
       inodes = inodesOf(db.folder);
-      // Only now, because the server caches the entries of a directory for a while after it was listed.
+      // After the directories exist, because the server caches a listing of a directory for a while.
       const store = { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: filer.spec };
       await fixture.cluster.apply(store);
       await kubectl('wait', '--for=condition=Ready', 'store/silver', '--timeout=90s');
@@ -244,11 +244,11 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(refused).toMatch(/^left shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
       expect((await claimOf('data-db-0')).spec.volumeName).toBe(db.volume);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'turns a directory into a volume by hand',
+    'describes how to turn a directory into a volume by hand',
     async () => {
       const section = sectionOf('Use existing directories');
       const [adopt = []] = commandsIn('Use existing directories');
@@ -270,7 +270,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await kubectl('delete', 'pv', 'films');
       expect(readdirSync(join(filer.exported, 'films'))).toEqual(['old']);
     },
-    long,
+    longTimeoutMs,
   );
 
   const isTaken = async (): Promise<void> => {
@@ -290,7 +290,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   };
 
   test(
-    'takes over a claim, and its pod has its data',
+    'takes over a claim, and the claim’s pod has its data',
     async () => {
       expect(take).toHaveLength(5);
       await all(take);
@@ -300,7 +300,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       expect(await shell('kubectl stowage take-over silver shop/data-db-0')).toBe('');
       expect((await claimOf('data-db-0')).metadata.uid).toBe(uid);
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
@@ -320,13 +320,13 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await all(take);
       await isTaken();
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
-    'continues an interrupted take-over where it was killed',
+    'continues a take-over that was killed',
     async () => {
-      // A watch, and no polling: Kubernetes takes the next step within some tenths of a second.
+      // A watch, because polling would be too slow: Kubernetes takes the next step within some tenths of a second.
       const watch = spawn('kubectl', ['get', 'pv', '--watch', '--output=name'], {
         env,
         stdio: ['ignore', 'pipe', 'ignore'],
@@ -354,14 +354,14 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       });
       expect(readFileSync(join(films.folder, 'old'), 'utf8')).toBe('of films\n');
     },
-    long,
+    longTimeoutMs,
   );
 
   test(
     'leaves everything as if Stowage had created it',
     async () => {
       await all(finish);
-      // The old provisioner sees that the PV is to be retained, and removes its finalizer.
+      // The old provisioner sees that the PV has the policy Retain, and removes its finalizer.
       await kubectl('patch', 'pv', films.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
       await expect.poll(volumes, wait).not.toContain(films.volume);
       await expect.poll(volumes, wait).not.toContain(db.volume);
@@ -371,7 +371,8 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await fixture.cluster.apply(fresh);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
       expect(existsSync(films.folder)).toBe(true);
-      // Nobody knows what csi-driver-nfs would have done: the data stay until an administrator decides otherwise.
+      // No program knows what csi-driver-nfs would have done, so the data stay until an administrator decides
+      // otherwise.
       const mayGo = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
       await kubectl('patch', 'pv', `${films.volume}-stowage`, '--type=merge', '-p', mayGo);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
@@ -379,7 +380,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await expect.poll(volumes, wait).not.toContain(`${films.volume}-stowage`);
       expect(inodesOf(db.folder)).toEqual(inodes);
     },
-    long,
+    longTimeoutMs,
   );
 });
 

@@ -1,6 +1,7 @@
 /**
- * Runs inside the virtual machine that old-kernel.ts starts. Mounts an export of our own server, and kills and upgrades the
- * data path while it changes and compares files and names. Argument: the folder of the bundles. The last line is the result.
+ * Runs inside the virtual machine that old-kernel.ts starts. Mounts an export of Stowage's NFS server, and kills and
+ * upgrades the data path while a workload changes and compares files and names. Argument: the folder of the bundles.
+ * The last line of output is the result.
  */
 
 import { spawn } from 'node:child_process';
@@ -16,12 +17,12 @@ const [, , bundles = ''] = process.argv;
 const port = 2049;
 /** Under emulation on a busy machine, a data path takes up to half a minute to start. */
 const limitMs = 3 * 60_000;
-/** On a very busy host, keepers also mistake slow data paths for hung ones, which causes more take-overs. */
+/** On a very busy host, keepers also mistake slow data paths for hung ones and replace them. */
 const work = { timeout: 10 * 60_000 } as const;
 const exported = '/srv/exported';
 const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
 
-/** Starts our own NFS server as users do. Resolves when it listens. */
+/** Starts Stowage's NFS server as users do. Resolves when it listens. */
 async function serve(): Promise<void> {
   mkdirSync(exported, { recursive: true });
   const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(port), '--squash', 'none'];
@@ -32,7 +33,7 @@ async function serve(): Promise<void> {
   await promise;
 }
 
-async function trial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
+async function runTrial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
   const file = join(at, `file ${what}`);
   const blocks = 64;
   await runWithFaults(often, disturb, async (round) => {
@@ -54,9 +55,9 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
 async function main(mounts: KeeperMounts): Promise<void> {
   const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
   const { at } = await mounts.mount(await sourceOf(served, '/export'));
-  await trial('killed', 12, at, () => mounts.killDataPath());
-  await trial('upgraded', 4, at, () => mounts.upgrade());
-  await trial('keeper replaced', 2, at, () => mounts.replaceKeeper());
+  await runTrial('killed', 12, at, () => mounts.killDataPath());
+  await runTrial('upgraded', 4, at, () => mounts.upgrade());
+  await runTrial('keeper replaced', 2, at, () => mounts.replaceKeeper());
   await run('umount', [at], work);
 }
 

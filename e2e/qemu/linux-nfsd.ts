@@ -1,8 +1,9 @@
 /**
- * Shows on a Linux nfsd that the NFS client resends as docs/designs/nfs-resends.md says: contents and locks are right across cut
- * connections, restarts and fail-over. The server and the clients run in one virtual machine with the kernel of the Debian that this
- * machine runs. Not part of the tests: `node e2e/qemu/linux-nfsd.ts [SEED]`, as root. Debian's packages are kept in the cache folder of
- * the test bed; nothing is installed. The exit status is 1 if a sequence fails.
+ * Shows on a Linux nfsd that the NFS client resends calls as docs/designs/nfs-resends.md says: contents and locks are
+ * correct across cut connections, restarts and fail-over. The server and the clients run in one virtual machine with
+ * the kernel of this machine's Debian release. Not part of the tests: `node e2e/qemu/linux-nfsd.ts [SEED]`, as root.
+ * Debian's packages stay in the cache folder of the test bed; nothing is installed. The exit status is 1 if a sequence
+ * fails.
  */
 
 import { appendFile, mkdtempDisposable } from 'node:fs/promises';
@@ -66,7 +67,7 @@ const guest = await makeGuest(
     ],
     init,
     finish: async (root) => {
-      // The user that the package's script would have made.
+      // The user that the package's installation script would create.
       await appendFile(join(root, 'etc/passwd'), '_rpc:x:101:65534::/run/rpcbind:/usr/sbin/nologin\n');
       await appendFile(join(root, 'etc/hosts'), '127.0.0.1 localhost\n');
     },

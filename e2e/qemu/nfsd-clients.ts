@@ -64,7 +64,7 @@ export function connect(
   return Object.assign(createNfsClient(rpc, systemClock()), { [Symbol.dispose]: () => rpc.close() });
 }
 
-/** SETATTR, and WRITE to LINK. */
+/** The procedures SETATTR, and WRITE to LINK. */
 const isChange = (procedure: number): boolean => procedure === 2 || (procedure >= 7 && procedure <= 15);
 
 export interface Disturbances extends ReplayingProxyOptions {

@@ -1,6 +1,6 @@
 /**
- * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a table of all runs;
- * the last line is the result.
+ * Runs inside the virtual machine that linux-nfsd.ts starts, on the same kernel as nfsd. Argument: the seed. Prints a
+ * table of all runs. The last line of output is the result.
  */
 
 import { AssertionError } from 'node:assert/strict';
@@ -28,17 +28,17 @@ import { runWorkload } from './nfsd-workload.ts';
 const seed = Number(process.argv[2] ?? 1);
 const shortHandles = '/srv/ext4';
 const longHandles = '/srv/xfs/below';
-/** nfsd does not cache its replies to CREATE and SYMLINK there. */
+/** nfsd does not cache replies to CREATE and SYMLINK in this export. */
 const longestHandles = '/srv/xfs/checked';
-/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server works on it. */
+/** The limit for one sequence. The client repeats a resent call after 5, 10 and 20 s while the server executes it. */
 const trialMs = 5 * 60_000;
 
-/** nfsd restarts after so many changes. */
+/** nfsd restarts after this many changes. */
 const changesOfRun = 100;
 
 interface Row {
   readonly what: string;
-  /** `window`: the design document says that this sequence breaks the rule, and it did. */
+  /** `window`: the sequence broke the rule, as the design document says. */
   readonly result: 'passed' | 'FAILED' | 'window';
   readonly seconds: string;
   readonly detail: string;
@@ -46,7 +46,7 @@ interface Row {
 
 const rows: Row[] = [];
 
-async function trial(
+async function runTrial(
   what: string,
   work: () => Promise<unknown>,
   otherwise: 'FAILED' | 'window' = 'FAILED',
@@ -76,14 +76,14 @@ async function trial(
 const onOneLine = (text: string): string => stripVTControlCharacters(text).replaceAll(/\s+/g, ' ').slice(0, 120);
 
 async function sequences(exported: string, otherwise: (mutation: Mutation) => 'FAILED' | 'window'): Promise<void> {
-  await trial(`${exported}: file handles`, async () => {
+  await runTrial(`${exported}: file handles`, async () => {
     using nodes = await openWorkplace(exported);
     const { handle } = await nodes.b.create(nodes.directory, 'file', { mode: 'guarded', set: {} });
     const { handle: folder } = await nodes.b.mkdir(nodes.directory, 'folder', {});
     return `${handle.length} bytes, of directories ${folder.length}`;
   });
   for (const mutation of mutations) {
-    await trial(
+    await runTrial(
       `${exported}: ${mutation.name}: reply lost, node B goes on before the resend`,
       async () => {
         using nodes = await openWorkplace(exported);
@@ -91,7 +91,7 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
       },
       otherwise(mutation),
     );
-    await trial(
+    await runTrial(
       `${exported}: ${mutation.name}: first copy runs after the second was answered`,
       async () => {
         using nodes = await openWorkplace(exported);
@@ -104,7 +104,7 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
 
 async function refusals(): Promise<void> {
   for (const mutation of creatingMutations)
-    await trial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
+    await runTrial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.refuseExisting(nodes, mutation);
     });
@@ -112,52 +112,52 @@ async function refusals(): Promise<void> {
 
 async function restarts(): Promise<void> {
   for (const mutation of removingMutations.slice(0, 1))
-    await trial('the question whether nfsd restarted changes nothing', async () => {
+    await runTrial('the question whether nfsd restarted changes nothing', async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartProbeHasNoEffect(nodes, mutation);
     });
   for (const mutation of removingMutations) {
-    await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
+    await runTrial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartAfter(nodes, mutation, restartNfsd);
     });
-    await trial(`${mutation.name}: nfsd restarts before it`, async () => {
+    await runTrial(`${mutation.name}: nfsd restarts before it`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartBefore(nodes, mutation, restartNfsd);
     });
-    await trial(`${mutation.name}: nfsd restarts after it, and node A does not know its verifier`, async () => {
+    await runTrial(`${mutation.name}: nfsd restarts after it, and node A does not know its verifier`, async () => {
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
-      await cases.loseReplyOfUnknown(nodes, mutation, restartNfsd);
+      await cases.loseReplyWithoutVerifier(nodes, mutation, restartNfsd);
     });
-    await trial(`${mutation.name}: nfsd does not restart, and node A does not know its verifier`, async () => {
+    await runTrial(`${mutation.name}: nfsd does not restart, and node A does not know its verifier`, async () => {
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
-      await cases.loseReplyOfUnknown(nodes, mutation);
+      await cases.loseReplyWithoutVerifier(nodes, mutation);
     });
-    await trial(`${mutation.name}: reply lost on a connection on which nothing was written`, async () => {
+    await runTrial(`${mutation.name}: reply lost on a connection on which nothing was written`, async () => {
       using nodes = await openWorkplace(shortHandles, { connections: 2 });
-      await cases.loseReplyOfSecondLane(nodes, mutation);
+      await cases.loseReplyOnSecondConnection(nodes, mutation);
     });
   }
 }
 
 async function otherAddresses(): Promise<void> {
   for (const mutation of removingMutations) {
-    await trial(`${mutation.name}: node B goes on before node A fails over`, async () => {
+    await runTrial(`${mutation.name}: node B goes on before node A fails over`, async () => {
       using other = await startReplayingProxy(nfsd, second);
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000, more: [other] });
       await cases.failOver(nodes, mutation, other);
     });
-    await trial(`${mutation.name}: another process takes the port`, async () => {
+    await runTrial(`${mutation.name}: another process takes the port`, async () => {
       using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
       await cases.takePort(nodes, mutation);
     });
   }
 }
 
-/** The windows of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
+/** The known gaps of docs/designs/nfs-resends.md that can be reproduced. They don't affect the result. */
 async function windows(): Promise<void> {
   for (const mutation of [...dataMutations, ...creatingMutations])
-    await trial(
+    await runTrial(
       `${mutation.name}: node B goes on before node A fails over`,
       async () => {
         using other = await startReplayingProxy(nfsd, second);
@@ -168,7 +168,7 @@ async function windows(): Promise<void> {
     );
 }
 
-const summed = (all: readonly Disturbances['counts'][]): string =>
+const sumOfCounts = (all: readonly Disturbances['counts'][]): string =>
   (['cut before the call', 'lose the reply', 'run the first copy late'] as const)
     .map((kind) => `${kind}: ${all.reduce((sum, counts) => sum + counts[kind], 0)}`)
     .join(', ');
@@ -194,7 +194,7 @@ async function workload(
     random: seededRandom(seed + 2),
     ...(onChange && { onChange }),
   });
-  return `${steps} changes; ${summed(all.map(({ counts }) => counts))}`;
+  return `${steps} changes; ${sumOfCounts(all.map(({ counts }) => counts))}`;
 }
 
 async function restartedWorkload(steps: number): Promise<string> {
@@ -212,11 +212,11 @@ async function restartedWorkload(steps: number): Promise<string> {
 
 async function locks(): Promise<void> {
   const fresh = (): string => join(shortHandles, `locks-${randomUUID()}`);
-  await trial('store locks: three hosts take one by turns across cut connections', async () => {
+  await runTrial('store locks: three hosts take one by turns across cut connections', async () => {
     const { held, refused, cuts } = await holdByTurns(fresh(), seed, 60);
-    return `held ${held} times, tried again ${refused} times; ${summed(cuts)}`;
+    return `held ${held} times, tried again ${refused} times; ${sumOfCounts(cuts)}`;
   });
-  await trial('store locks: a host fails over while it releases one', () => releaseAcrossFailOver(fresh()));
+  await runTrial('store locks: a host fails over while it releases one', () => releaseAcrossFailOver(fresh()));
 }
 
 console.log(`kernel ${release()}`);
@@ -226,8 +226,8 @@ await sequences(longestHandles, ({ name }) => (/^(CREATE|SYMLINK)$/.test(name) ?
 await refusals();
 await restarts();
 await otherAddresses();
-await trial('two clients, cut connections and late copies', () => workload(1_500, { late: true }));
-await trial('two clients, cut connections and restarts of nfsd', () => restartedWorkload(1_000));
+await runTrial('two clients, cut connections and late copies', () => workload(1_500, { late: true }));
+await runTrial('two clients, cut connections and restarts of nfsd', () => restartedWorkload(1_000));
 await locks();
 await windows();
 

@@ -50,7 +50,7 @@ export interface LockRun {
   readonly cuts: readonly Disturbances['counts'][];
 }
 
-/** Hosts take one lock in turn while their connections are cut. The holder's actions must be correct. */
+/** Hosts take one lock in turn while their connections are cut. Each holder checks that it is the only one. */
 export async function holdByTurns(folder: string, seed: number, turns: number): Promise<LockRun> {
   await using opened = new AsyncDisposableStack();
   mkdirSync(folder);
@@ -93,7 +93,9 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
 const isTemporary = (cause: unknown): boolean =>
   cause instanceof StowageError || isErrno(cause, 'ETIMEDOUT', 'EIO', 'ECONNRESET');
 
-/** A host releases its lock and fails over before the answer, while the next host already holds the lock. */
+/**
+ * A host releases its lock and fails over before it receives the answer, while the next host already holds the lock.
+ */
 export async function releaseAcrossFailOver(folder: string): Promise<void> {
   await using opened = new AsyncDisposableStack();
   mkdirSync(folder);
@@ -109,7 +111,7 @@ export async function releaseAcrossFailOver(folder: string): Promise<void> {
   await stalled;
   const next = await two.others.hold([id], scope.signal);
   await released;
-  // Waiting calls trigger its fail-over.
+  // Waiting calls trigger the host's fail-over.
   await one.others.holderOf(id).catch(() => undefined);
   ok(other.ports.length > 0, 'the host did not fail over');
   ok((await three.others.holderOf(id)) !== 'nobody', 'the lock of the second host is gone');

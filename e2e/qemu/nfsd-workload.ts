@@ -6,8 +6,9 @@ import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import { pick } from '../crash/seeded-random.ts';
 
 /**
- * Two clients take turns at changing names and data in one directory. The test compares each change with a model, on the server's disk.
- * Each client soon changes what the other one changed, so the effect of a call that runs twice or late is visible.
+ * Two clients take turns at changing names and data in one directory. The test compares each change with a model, on
+ * the server's disk. Each client soon changes what the other one has changed, so that a call that runs twice or late
+ * has a visible effect.
  */
 export interface WorkloadParts {
   readonly clients: readonly NfsClient[];
@@ -40,12 +41,12 @@ const workersOfClient = 3;
 const largestFile = 48 * 1024;
 const hard = { deadlineMs: Number.POSITIVE_INFINITY };
 
-const below = (random: () => number, end: number): number => Math.floor(random() * end);
-const anyName = ({ slot, random }: Change): string => slot.names[below(random, 2)] ?? slot.names[0];
+const randomBelow = (random: () => number, end: number): number => Math.floor(random() * end);
+const anyName = ({ slot, random }: Change): string => slot.names[randomBelow(random, 2)] ?? slot.names[0];
 const otherName = ({ names, name }: Slot): string => (name === names[0] ? names[1] : names[0]);
 
 function anyBytes(random: () => number): Buffer {
-  return Buffer.alloc(1 + below(random, largestFile / 4), `${random()} `);
+  return Buffer.alloc(1 + randomBelow(random, largestFile / 4), `${random()} `);
 }
 
 async function writeAt({ client, slot, random }: Change, offset: number): Promise<void> {
@@ -56,7 +57,7 @@ async function writeAt({ client, slot, random }: Change, offset: number): Promis
     const how = isStable ? stability.fileSync : stability.unstable;
     const { count, verifier } = await client.write(handle, offset, bytes, how, hard);
     equal(count, bytes.length);
-    // The verifier changed: the server restarted, and may have lost the data.
+    // The server has restarted since the write and may have lost the data, because the verifier has changed.
     if (isStable || (await client.commit(handle, 0, 0, hard)).verifier === verifier) break;
   }
   const data = Buffer.alloc(Math.max(before.length, offset + bytes.length));
@@ -65,17 +66,17 @@ async function writeAt({ client, slot, random }: Change, offset: number): Promis
   slot.data = data;
 }
 
-async function makeFile(change: Change): Promise<void> {
+async function createFile(change: Change): Promise<void> {
   const { client, directory, slot, random } = change;
   const name = anyName(change);
   const guarded = { mode: 'guarded', set: { mode: 0o640 } } as const;
-  const exclusive = { mode: 'exclusive', verifier: BigInt(below(random, 2 ** 52)) } as const;
+  const exclusive = { mode: 'exclusive', verifier: BigInt(randomBelow(random, 2 ** 52)) } as const;
   const { handle } = await client.create(directory, name, random() < 0.5 ? guarded : exclusive, hard);
   Object.assign(slot, { name, handle, data: Buffer.alloc(0) });
   await writeAt(change, 0);
 }
 
-async function makeDirectory(change: Change): Promise<void> {
+async function createDirectory(change: Change): Promise<void> {
   const name = anyName(change);
   const { handle } = await change.client.mkdir(change.directory, name, { mode: 0o750 }, hard);
   Object.assign(change.slot, { name, handle, data: undefined });
@@ -83,7 +84,7 @@ async function makeDirectory(change: Change): Promise<void> {
 
 async function truncate({ client, slot, random }: Change): Promise<void> {
   const data = slot.data as Buffer;
-  const size = below(random, data.length + 1);
+  const size = randomBelow(random, data.length + 1);
   await client.setattr(slot.handle as FileHandle, { size }, hard);
   slot.data = data.subarray(0, size);
 }
@@ -108,16 +109,16 @@ async function remove({ client, directory, slot }: Change): Promise<void> {
   Object.assign(slot, { name: undefined, handle: undefined, data: undefined });
 }
 
-const anywhere = (change: Change): Promise<void> =>
-  writeAt(change, below(change.random, Math.min(change.slot.data?.length ?? 0, (largestFile * 3) / 4) + 1));
+const writeAnywhere = (change: Change): Promise<void> =>
+  writeAt(change, randomBelow(change.random, Math.min(change.slot.data?.length ?? 0, (largestFile * 3) / 4) + 1));
 
-const ofNothing = [makeFile, makeFile, makeDirectory] as const;
-const ofFile = [anywhere, anywhere, truncate, rename, linkAndRemove, remove] as const;
-const ofDirectory = [rename, remove] as const;
+const changesWithoutEntry = [createFile, createFile, createDirectory] as const;
+const changesOfFile = [writeAnywhere, writeAnywhere, truncate, rename, linkAndRemove, remove] as const;
+const changesOfDirectory = [rename, remove] as const;
 
 function applicable(slot: Slot): readonly ((change: Change) => Promise<void>)[] {
-  if (slot.name === undefined) return ofNothing;
-  return slot.data === undefined ? ofDirectory : ofFile;
+  if (slot.name === undefined) return changesWithoutEntry;
+  return slot.data === undefined ? changesOfDirectory : changesOfFile;
 }
 
 function check({ names, name, data }: Slot, folder: string): void {
@@ -148,7 +149,7 @@ export async function runWorkload({
       onChange?.(left);
       const slot = pick(free, random) as Slot;
       free.splice(free.indexOf(slot), 1);
-      const work = pick(applicable(slot), random) ?? makeFile;
+      const work = pick(applicable(slot), random) ?? createFile;
       try {
         check(slot, folder);
         await work({ client, directory, random, slot });

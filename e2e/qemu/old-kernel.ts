@@ -1,8 +1,8 @@
 /**
- * Kills and upgrades the data path on the kernel of the Debian that this machine runs (of Debian 12: 6.1, which has no
- * FUSE_NOTIFY_RESEND), in a virtual machine. Not part of the tests: `node e2e/qemu/old-kernel.ts`, as root. Debian's packages
- * are kept in the cache folder of the test bed; nothing is installed. If it fails, the output of the virtual machine, with the logs of
- * keepers and data paths, is kept in `.stowage-qemu/old-kernel.log` in the current folder.
+ * Kills and upgrades the data path on the kernel of this machine's Debian release, in a virtual machine (Debian 12 has
+ * kernel 6.1, which lacks FUSE_NOTIFY_RESEND). Not part of the tests: `node e2e/qemu/old-kernel.ts`, as root. Debian's
+ * packages stay in the cache folder of the test bed; nothing is installed. On failure, the output of the virtual
+ * machine, with the logs of keepers and data paths, is in `.stowage-qemu/old-kernel.log` in the current folder.
  */
 
 import { mkdir, mkdtempDisposable, writeFile } from 'node:fs/promises';
@@ -12,7 +12,7 @@ import { repository } from '#testbed/component.ts';
 import { runner } from '#testbed/run.ts';
 import { boot, findMachine, kernelPackage, makeGuest } from './virtual-machine.ts';
 
-/** It takes three minutes on an idle machine. */
+/** The run takes three minutes on an idle machine. */
 const limitMs = 30 * 60_000;
 const kept = join('.stowage-qemu', 'old-kernel.log');
 

@@ -6,18 +6,18 @@ import { join } from 'node:path';
 import { onPath, type Run, repository } from '#testbed/component.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 
-/** Virtual machines with the kernel of the Debian that this machine runs. Nothing is installed. */
+/** Virtual machines with the kernel of this machine's Debian release. Nothing is installed. */
 
 export const kernelPackage = 'linux-image-cloud-amd64';
 
 export interface GuestParts {
-  /** Debian packages besides the kernel and those of every guest. */
+  /** Debian packages in addition to the kernel and the packages of every guest. */
   readonly packages?: readonly string[];
   /** Kernel modules, as globs below the module folder's `kernel`. */
   readonly modules: readonly string[];
   /** The script that runs as init. */
   readonly init: string;
-  /** Changes the guest's files. Gets its root folder, and the folder of Stowage's sources in it. */
+  /** Changes the guest's files. Receives its root folder, and the folder of Stowage's sources in it. */
   readonly finish?: (root: string, ours: string) => Promise<void>;
 }
 
@@ -38,7 +38,7 @@ async function unpacked(packages: readonly string[], into: string, run: Run): Pr
   await run('tar', ['-xf', tar, '-C', into, '--numeric-owner']);
 }
 
-/** Keeps only the requested modules: all of them would not fit into the guest's memory. */
+/** Keeps only the requested modules, because all of them would not fit into the guest's memory. */
 async function selectModules(root: string, wanted: readonly string[], run: Run): Promise<void> {
   const [folder] = globSync(join(root, 'usr/lib/modules/*'));
   if (folder === undefined) throw new Error(`${kernelPackage} has no modules`);
@@ -76,14 +76,14 @@ export async function makeGuest(work: string, parts: GuestParts, run: Run): Prom
   await writeFile(join(root, 'init'), init);
   await chmod(join(root, 'init'), 0o755);
   const memory = join(work, 'memory');
-  // With the guest's cpio, which is a dependency of its kernel package.
+  // Runs the guest's own cpio, which is a dependency of its kernel package.
   const pack = 'set -e; find . -xdev >"$1.list"; chroot . cpio --quiet -o -H newc <"$1.list" >"$1"';
   await run('sh', ['-c', pack, 'sh', memory], { cwd: root });
   await rm(root, { recursive: true });
   return { kernel: join(work, 'kernel'), memory };
 }
 
-/** The installed QEMU, or one from Debian's packages. */
+/** The installed QEMU, or QEMU from Debian's packages. */
 export async function findMachine(work: string, run: Run): Promise<Machine> {
   const installed = onPath('qemu-system-x86_64');
   if (installed !== undefined) return { program: installed, env: process.env, firmware: [] };
@@ -106,8 +106,9 @@ export async function boot(
   limitMs: number,
 ): Promise<string> {
   const args = [
-    // Emulated: slow, but the same on every machine. With one emulation thread per processor, Node crashed in V8 (SIGSEGV, SIGTRAP): at 9 of about
-    // 120 starts on `max`, and once on `Nehalem`. No crash was seen with a single thread. The cause inside qemu is not known.
+    // Emulation is slow, but the same on every machine. With one emulation thread per processor, Node crashed in V8
+    // (SIGSEGV, SIGTRAP): in 9 of about 120 starts on `max`, and once on `Nehalem`. With a single thread, no crash was
+    // seen. The cause in QEMU is unknown.
     ...firmware,
     '-accel',
     'tcg,thread=single',

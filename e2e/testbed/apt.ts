@@ -2,7 +2,8 @@ import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { onPath, type Run } from './component.ts';
 
 const policyFile = '/usr/sbin/policy-rc.d';
-// 101: "action forbidden by policy". Packages must not start their daemons: tests start their own.
+// Exit status 101 means "action forbidden by policy". Packages must not start their daemons, because tests start their
+// own.
 const policy = '#!/bin/sh\n# Put here by the Stowage test bed while it installs packages; safe to remove.\nexit 101\n';
 
 export function cannotInstall(): string | undefined {
@@ -30,7 +31,7 @@ export async function install(wanted: readonly string[], run: Run): Promise<read
   const known = await Promise.all(maybe.map(async (name) => ((await knows(name)) ? [name] : [])));
   const packages = [...new Set([...certain, ...known.flat()])].sort();
   const attempt = (): Promise<string> => apt('install', '-y', '--no-install-recommends', ...packages);
-  using _quiet = daemonsStayDown();
+  using _quiet = preventDaemonStarts();
   try {
     await attempt();
   } catch (cause) {
@@ -42,9 +43,9 @@ export async function install(wanted: readonly string[], run: Run): Promise<read
   return packages;
 }
 
-function daemonsStayDown(): Disposable {
+function preventDaemonStarts(): Disposable {
   const before = textOf(policyFile);
-  // Keeps an administrator's own policy, but replaces one that a killed run left behind.
+  // Keeps a policy of the administrator, but replaces one that a killed run left behind.
   if (before !== undefined && before !== policy) return { [Symbol.dispose]: () => undefined };
   writeFileSync(policyFile, policy, { mode: 0o755 });
   return { [Symbol.dispose]: () => rmSync(policyFile, { force: true }) };

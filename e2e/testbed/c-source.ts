@@ -7,7 +7,7 @@ import { builtByCargo, type Component, cachedBuild, missingPrograms } from './co
 const [crate, version] = ['bzip2-sys', '0.1.13'] as const;
 const place = cachedBuild('c-source', `${crate}-${version}`, 'bzip2-1.0.8.tar');
 
-/** A real package to unpack and compile on a volume. */
+/** A source package that tests unpack and compile on a volume. */
 export const cSource: Component = {
   what: `the sources of bzip2, from the crate ${crate}@${version}, and what compiles them`,
   ...builtByCargo(place),

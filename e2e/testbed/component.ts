@@ -7,19 +7,25 @@ import { delimiter, dirname, join } from 'node:path';
 export interface Component {
   /** A description in one line. */
   readonly what: string;
-  /** Returns undefined if it is available, and the reason otherwise. Must be quick: every test file that needs it calls it once. */
+  /**
+   * Returns undefined if the component is available, and otherwise the reason. Must be quick: each test file that needs
+   * the component calls it once.
+   */
   readonly probe: () => string | undefined;
-  /** The command that provides it. */
+  /** The command that provides the component. */
   readonly command: string;
-  /** Debian packages that contain it, called if it is missing. A '?' at the end: only if Debian has such a package. */
+  /**
+   * Debian packages that contain the component. Called if it is missing. A '?' at the end: only if Debian has such a
+   * package.
+   */
   readonly packages?: () => readonly string[];
-  /** Puts it into the cache folder. Called after the packages are installed. */
+  /** Builds the component in the cache folder. Called after the packages are installed. */
   readonly make?: (run: Run) => Promise<void>;
   /** The program in the cache folder that tests start. */
   readonly tool?: () => string;
 }
 
-/** Runs a program and returns its standard output. Rejects with both outputs unless it exits with 0. */
+/** Runs a program and returns its standard output. If the exit status is not 0, rejects with both outputs. */
 export type Run = (file: string, args: readonly string[], options?: { readonly cwd?: string }) => Promise<string>;
 
 export const testbedCommand = 'npm run testbed';
@@ -33,7 +39,7 @@ export function cacheFolder(): string {
   return join(xdg !== undefined && xdg !== '' ? xdg : join(homedir(), '.cache'), 'stowage-testbed');
 }
 
-/** The program's path. An ordinary user's PATH often lacks the sbin folders, where mkfs and losetup are. */
+/** The path of a program. An ordinary user's PATH often lacks the sbin folders, which contain mkfs and losetup. */
 export function onPath(program: string): string | undefined {
   const folders = [...(process.env['PATH'] ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
   return folders
@@ -56,7 +62,7 @@ export function missingPrograms(...programs: readonly string[]): string | undefi
   return missing.length === 0 ? undefined : `not found: ${missing.join(', ')}`;
 }
 
-/** Undefined if the program exited with 0 within the deadline, otherwise the first line of its output. */
+/** Undefined if the program exited with 0 within the deadline, and otherwise the first line of its output. */
 export function commandFailure(
   file: string,
   args: readonly string[],
@@ -71,7 +77,9 @@ export function commandFailure(
   }
 }
 
-/** A build of a fixed version in the cache folder. The marker is written last, so an incomplete one is built again. */
+/**
+ * A build of a fixed version in the cache folder. The marker is written last, so that an incomplete build is repeated.
+ */
 export interface CachedBuild {
   readonly folder: () => string;
   readonly marker: () => string;

@@ -21,7 +21,10 @@ import { sshfs } from './sshfs.ts';
 
 const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'nsenter', 'ip', 'findmnt'];
 
-/** All components that tests can require. Add an entry for a new one, with its own file beside this one if it is long. */
+/**
+ * All components that tests can require. Add an entry for a new one; if it is long, put it in a file of its own in this
+ * folder.
+ */
 export const components = {
   linux: {
     what: 'a Linux kernel',
@@ -44,29 +47,29 @@ export const components = {
   },
   mount: {
     what: 'permission to mount (CAP_SYS_ADMIN)',
-    probe: cannotMount,
+    probe: whyNoMounts,
     command: 'sudo npm test (in a container: --cap-add SYS_ADMIN --security-opt apparmor=unconfined)',
-    packages: () => unlessOnPath(['mount', 'umount', 'unshare'], ['util-linux', 'mount']),
+    packages: () => packagesUnlessOnPath(['mount', 'umount', 'unshare'], ['util-linux', 'mount']),
   },
   fuse: {
     what: 'FUSE',
-    probe: () => cannotOpen('/dev/fuse') ?? cannotMount(),
+    probe: () => whyNotOpen('/dev/fuse') ?? whyNoMounts(),
     command: 'sudo modprobe fuse && sudo npm test (in a container: --device /dev/fuse --cap-add SYS_ADMIN)',
   },
   loop: {
     what: 'loop devices',
-    probe: () => cannotOpen('/dev/loop-control') ?? missingPrograms('losetup'),
+    probe: () => whyNotOpen('/dev/loop-control') ?? missingPrograms('losetup'),
     command: 'sudo modprobe loop && sudo npm test (in a container: -v /dev:/dev and permission for the devices)',
   },
   xfs: {
     what: 'the XFS file system and its tools',
-    probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs', 'xfs_io') ?? notInKernel('xfs'),
+    probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs', 'xfs_io') ?? whyNotInKernel('xfs'),
     command: testbedCommand,
     packages: () => ['xfsprogs'],
   },
   ext4: {
     what: 'the ext4 file system and its tools',
-    probe: () => missingPrograms('mkfs.ext4', 'resize2fs', 'e2fsck') ?? notInKernel('ext4'),
+    probe: () => missingPrograms('mkfs.ext4', 'resize2fs', 'e2fsck') ?? whyNotInKernel('ext4'),
     command: testbedCommand,
     packages: () => ['e2fsprogs'],
   },
@@ -78,29 +81,30 @@ export const components = {
       return commandFailure(file, args, { cwd: repository });
     },
     command: 'npm test as an ordinary user, or with a checkout that every user can read',
-    packages: () => unlessOnPath(['setpriv'], ['util-linux']),
+    packages: () => packagesUnlessOnPath(['setpriv'], ['util-linux']),
   },
   docker: {
     what: 'a Docker engine that tests start for themselves (dockerd, containerd, runc, docker)',
-    probe: () => missingPrograms(...engine) ?? cannotMount(),
+    probe: () => missingPrograms(...engine) ?? whyNoMounts(),
     command: 'npm run testbed, as root',
     // Debian 13 has the client in a separate package.
-    packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
+    packages: () =>
+      packagesUnlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
   },
   compose,
   podman,
   busybox,
   netns: {
     what: 'network namespaces, and cables between them (ip, nsenter)',
-    probe: () => missingPrograms('ip', 'nsenter', 'setpriv') ?? cannotConnectNetworks(),
+    probe: () => missingPrograms('ip', 'nsenter', 'setpriv') ?? whyNoVethPairs(),
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
-    packages: () => unlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
+    packages: () => packagesUnlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
   },
   firewall: {
     what: 'rules that lose or refuse packets, in a network namespace (iptables)',
-    probe: () => missingPrograms('iptables', 'unshare') ?? cannotFilter(),
+    probe: () => missingPrograms('iptables', 'unshare') ?? whyNoFirewall(),
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
-    packages: () => unlessOnPath(['iptables'], ['iptables']),
+    packages: () => packagesUnlessOnPath(['iptables'], ['iptables']),
   },
   fio: {
     what: 'fio, which writes, reads back and compares',
@@ -162,9 +166,9 @@ export const components = {
   rpcbind,
   libnfs: {
     what: 'libnfs: nfs-ls, nfs-cp and nfs-cat, and what C programs are built with',
-    probe: () => missingPrograms('nfs-ls', 'nfs-cp', 'nfs-cat', 'gcc') ?? cannotOpen('/usr/include/nfsc/libnfs.h', 'r'),
+    probe: () => missingPrograms('nfs-ls', 'nfs-cp', 'nfs-cat', 'gcc') ?? whyNotOpen('/usr/include/nfsc/libnfs.h', 'r'),
     command: testbedCommand,
-    packages: () => ['libnfs-utils', 'libnfs-dev', ...unlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
+    packages: () => ['libnfs-utils', 'libnfs-dev', ...packagesUnlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
   },
   'libnfs-bench': libnfsBench,
   'go-nfs': goNfs,
@@ -183,13 +187,13 @@ export type ComponentName = keyof typeof components;
 export const component = (name: ComponentName): Component => components[name];
 export const componentNames = Object.keys(components) as readonly ComponentName[];
 
-/** No packages if only the permission is missing. */
-function unlessOnPath(programs: readonly string[], packages: readonly string[]): readonly string[] {
+/** No packages if only a permission is missing. */
+function packagesUnlessOnPath(programs: readonly string[], packages: readonly string[]): readonly string[] {
   return missingPrograms(...programs) === undefined ? [] : packages;
 }
 
-/** Tries a mount, because capability bits do not show what a container's security profile forbids. */
-function cannotMount(): string | undefined {
+/** Tries a mount, because capabilities do not show what a container's security profile forbids. */
+function whyNoMounts(): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   const lacking = missingPrograms('mount', 'umount', 'unshare');
   if (lacking !== undefined) return lacking;
@@ -199,25 +203,25 @@ function cannotMount(): string | undefined {
   if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
   const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
-    // In its own mount namespace, which ends with the process.
+    // In a mount namespace that ends with the process.
     return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
   } finally {
     rmdirSync(at);
   }
 }
 
-/** Tries it in its own namespace, which ends with the process. */
-function cannotConnectNetworks(): string | undefined {
+/** Tries to create a veth pair in a namespace that ends with the process. */
+function whyNoVethPairs(): string | undefined {
   const cable = ['link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b'];
   return commandFailure('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
 }
 
-function cannotFilter(): string | undefined {
+function whyNoFirewall(): string | undefined {
   const rule = ['-A', 'OUTPUT', '-p', 'tcp', '-j', 'REJECT', '--reject-with', 'tcp-reset'];
   return commandFailure('unshare', ['--net', onPath('iptables') ?? 'iptables', ...rule]);
 }
 
-function cannotOpen(path: string, how = 'r+'): string | undefined {
+function whyNotOpen(path: string, how = 'r+'): string | undefined {
   try {
     closeSync(openSync(path, how));
     return undefined;
@@ -226,8 +230,8 @@ function cannotOpen(path: string, how = 'r+'): string | undefined {
   }
 }
 
-/** The file system must be built in, loaded, or a module that the first mount loads. */
-function notInKernel(filesystem: string): string | undefined {
+/** The file system must be built in or loaded, or a module that the first mount loads. */
+function whyNotInKernel(filesystem: string): string | undefined {
   if (process.platform !== 'linux') return `this is ${process.platform}`;
   if (new RegExp(`\\t${filesystem}$`, 'm').test(readFileSync('/proc/filesystems', 'utf8'))) return undefined;
   try {

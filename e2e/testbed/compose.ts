@@ -50,7 +50,7 @@ export async function dockerCompose(
 ): Promise<string> {
   const docker = onPath('docker') ?? 'docker';
   const { stdout, stderr } = await promisify(execFile)(docker, ['--host', `unix://${socket}`, 'compose', ...words], {
-    // The client searches its plugins in its configuration folder.
+    // The client searches for plugins in its configuration folder.
     env: { ...env, PATH: process.env['PATH'], DOCKER_CONFIG: place.folder() },
     cwd: folder,
     signal,

@@ -6,21 +6,23 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { isStopped } from '#testing/suspend.ts';
 import { onPath } from './component.ts';
 
-/** Less than the two minutes of a test hook. */
+/** Shorter than the two minutes of a test hook. */
 const startDeadline = 100_000;
 const stopDeadline = 20_000;
-/** How much of a failed program's output an error shows. */
-const shown = 2_000;
+/** The maximum length of a failed program's output in an error. */
+const maxOutputLength = 2_000;
 
 /** A background program of a test. It is killed by pid, and also ends when the test process is killed. */
 export interface Daemon {
   readonly pid: number;
-  /** Resolves when it has ended for any reason. */
+  /** Resolves when the program has ended for any reason. */
   readonly ended: Promise<void>;
-  /** Resolves when all its threads have stopped. The kernel still accepts connections, but nothing answers them. */
+  /**
+   * Resolves when all threads of the program have stopped. The kernel still accepts connections, but nothing answers.
+   */
   freeze(): Promise<void>;
   thaw(): void;
-  /** Sends SIGTERM, and SIGKILL if it does not end. */
+  /** Sends SIGTERM, and later SIGKILL if the program does not end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
 }
@@ -28,7 +30,7 @@ export interface Daemon {
 export interface DaemonOptions {
   readonly command: readonly [string, ...string[]];
   readonly env?: Readonly<Record<string, string>>;
-  /** The file for its output. It is truncated at the start. */
+  /** The file for the program's output, truncated at the start. */
   readonly logFile: string;
   /** Called with the log so far. */
   readonly isReady: (log: string) => boolean;
@@ -47,7 +49,7 @@ export async function startDaemon(options: DaemonOptions): Promise<Daemon> {
   const daemon = control(child.pid, ended);
   const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
   const early = ended.then(([code, by]) => Promise.reject(new Error(`it ended with ${code ?? by}`)));
-  // After the start it may end at any time.
+  // After the start, the program may end at any time.
   early.catch(() => undefined);
   const ready = async (): Promise<void> => {
     while (!isReady(readFileSync(logFile, 'utf8'))) await delay(20, undefined, { signal: limit });
@@ -56,7 +58,9 @@ export async function startDaemon(options: DaemonOptions): Promise<Daemon> {
     await Promise.race([ready(), early]);
   } catch (cause) {
     await daemon.kill();
-    throw new Error(`${command.join(' ')} did not start:\n${readFileSync(logFile, 'utf8').slice(-shown)}`, { cause });
+    throw new Error(`${command.join(' ')} did not start:\n${readFileSync(logFile, 'utf8').slice(-maxOutputLength)}`, {
+      cause,
+    });
   }
   return daemon;
 }
@@ -72,7 +76,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
     },
   );
   const tell = (name: NodeJS.Signals): void => {
-    // After its end the pid may have been reused.
+    // After the end of the program, the pid may have been reused.
     if (pid !== undefined && !isOver) process.kill(pid, name);
   };
   const kill = async (): Promise<void> => {
@@ -100,7 +104,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
   };
 }
 
-/** One of the 16 million loopback addresses. A free port stays free on an address that no other program uses. */
+/** One of 16 million loopback addresses. A free port stays free, because no other program uses the same address. */
 export function loopbackAddress(): string {
   const byte = (): number => 1 + Math.floor(Math.random() * 254);
   return `127.${byte()}.${byte()}.${byte()}`;

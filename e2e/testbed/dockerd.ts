@@ -27,7 +27,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   await using stack = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
   stack.defer(() => rm(folder, { recursive: true, force: true }));
-  // With user remapping, other users than root must be able to traverse the folder.
+  // With user remapping, users other than root must be able to traverse the folder.
   await chmod(folder, 0o711);
   for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
   for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
@@ -43,7 +43,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
         ...(options.bridges === true ? [] : withoutBridges),
         ...(options.args ?? []),
       ],
-      // An engine whose containerd is slow makes it write its stacks to the temporary folder.
+      // If its containerd is slow, the engine makes it write stack traces to the temporary folder.
       env: { TMPDIR: join(folder, 'tmp') },
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('API listen on'),
@@ -51,7 +51,7 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
     });
   };
   await start();
-  // First a normal stop of the engine, so containers end in order.
+  // Stops the engine first, so that containers end in order.
   stack.defer(async () => await inmate?.stop());
   const all = stack.move();
   const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
@@ -88,7 +88,7 @@ const dockerd = (folder: string, socket: string): readonly string[] => [
 
 async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {
   const { stdout } = await promisify(execFile)(onPath('docker') ?? 'docker', ['--host', `unix://${socket}`, ...words], {
-    // Without the user's own contexts and credentials.
+    // Hides the user's own contexts and credentials.
     env: { PATH: process.env['PATH'], DOCKER_CONFIG: join(folder, 'client') },
     maxBuffer: 16 * 1024 * 1024,
     signal,

@@ -16,7 +16,7 @@ test('parses the Dockerfile for users', () => {
     Healthcheck: { Test: ['CMD', 'stowage', 'status'], Interval: 30e9, Timeout: 10e9, StartPeriod: 15e9 },
   });
   expect(stage.config.Env).toContain('XDG_STATE_HOME=/var/lib');
-  // All bundles with their native modules for the CPU of the image.
+  // The folder with all bundles and their native modules for the CPU of the image.
   expect(stage.steps).toContainEqual({ kind: 'copy', from: 'dist', to: '/usr/local/lib/stowage/dist' });
 });
 
@@ -28,6 +28,6 @@ test('uses the last stage only', () => {
 test.each([
   ['ADD x y', 'the test bed does not know the Dockerfile instruction ADD'],
   ['COPY . /all', 'the test bed does not know how to COPY . /all'],
-])('%s is refused: the two images must not drift apart', (line, message) => {
+])('%s is refused, because the two images must not differ', (line, message) => {
   expect(() => lastStage(`FROM a\n${line}\nENTRYPOINT ["x"]\nCMD []\n`)).toThrow(message);
 });

@@ -1,6 +1,6 @@
 /** The last stage of a Dockerfile, limited to what the test bed can build without a registry. */
 export interface Stage {
-  /** Debian packages of its `apt-get install`. */
+  /** The Debian packages of its `apt-get install`. */
   readonly packages: readonly string[];
   /** The steps in order. */
   readonly steps: readonly Step[];
@@ -31,7 +31,10 @@ export interface ImageConfig {
 const path = 'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 const nanoseconds = (text: string | undefined): number => Number.parseInt(text ?? '0', 10) * 1e9;
 
-/** Fails on unknown instructions: the image of the test bed must not differ silently from the one that users build. */
+/**
+ * Throws for an unknown instruction: the image of the test bed must not differ silently from the image that users
+ * build.
+ */
 export function lastStage(text: string): Stage {
   const instructions = text
     .replaceAll(/^\s*#.*\n/gm, '')

@@ -9,16 +9,22 @@ export interface TestEngine extends Pick<Machine, 'inside' | 'beside'>, AsyncDis
   readonly plugins: string;
   /** Runs the client, `docker` or `podman`. Returns its output without the last newline. */
   run(...args: readonly string[]): Promise<string>;
-  /** Stops as at a shutdown: Docker ends its containers first; Podman's containers do not depend on its service. */
+  /**
+   * Stops the engine as at a shutdown. Docker ends its containers first; Podman's containers do not depend on its
+   * service.
+   */
   stop(): Promise<void>;
-  /** `kill -9`: containers keep running until a Docker engine without `--live-restore` starts again. */
+  /** Sends SIGKILL. Containers keep running until a Docker engine without `--live-restore` starts again. */
   kill(): Promise<void>;
-  /** Starts again on the same state. */
+  /** Starts the engine on the same state. */
   start(): Promise<void>;
 }
 
 export interface TestEngineOptions {
-  /** With bridge networks, including addresses and firewall rules; otherwise containers have `none` and `host`. */
+  /**
+   * Whether the engine has bridge networks, with addresses and firewall rules. Otherwise containers have only `none`
+   * and `host`.
+   */
   readonly bridges?: boolean;
   /** Folders in which the test makes mounts for containers. */
   readonly shared?: readonly string[];

@@ -21,7 +21,7 @@ const kinds = [
   { kind: 'podman', start: startPodman },
 ] as const;
 
-/** The remains of a machine on this one. */
+/** What an engine's machine has left on this machine. */
 const leftOf = (folder: string): readonly string[] => [
   ...globSync(folder),
   ...globSync(`/sys/fs/cgroup/{,*/}${basename(folder)}`),
@@ -61,7 +61,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
     const contained = (...words: readonly string[]): Promise<string> =>
       engine.run('run', '--rm', '--network', 'none', '--volume', `${shared}:/shared`, image, ...words);
 
-    test('sees later mounts of this machine, and later unmounts', async () => {
+    test('sees later mounts and unmounts of this machine', async () => {
       const at = join(shared, 'here');
       await run('mount', ['-t', 'tmpfs', 'stowage-test', at]);
       try {
@@ -75,7 +75,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       expect(await contained('ls', '/shared/here')).toBe('');
     });
 
-    test('runs programs in its network and mount namespace under pids of this machine', async () => {
+    test('runs programs in its network and mount namespace, with pids of this machine', async () => {
       const at = join(shared, 'there');
       const [file, ...words] = engine.beside;
       const script =
@@ -88,7 +88,7 @@ describe.each(kinds)('a $kind', ({ kind, start }) => {
       expect(globSync(join(at, '*'))).toEqual([]);
       child.stdin.end();
       expect(await ended).toEqual([0, null]);
-      // The mount belongs to the engine's machine, and not to the program.
+      // The mount belongs to the engine's machine, and outlives the program that made it.
       expect(await contained('cat', '/shared/there/file')).toBe('from there');
       const [enter, ...inside] = engine.inside;
       await run(enter, [...inside, 'umount', at]);
@@ -180,7 +180,7 @@ describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a Dock
     const get = (network: string): Promise<string> =>
       engine.docker('run', '--rm', '--network', network, image, 'sh', '-c', ask);
     await expect.poll(() => get('silver').catch(() => '')).toBe('hello');
-    // 143: SIGTERM while it was still trying.
+    // Exit status 143: SIGTERM ended the program while it was still trying.
     await expect(get('gold')).rejects.toMatchObject({ code: 143 });
     expect(await readFile('/proc/net/dev', 'utf8')).not.toMatch(/docker0|br-/);
     const [file, ...words] = engine.beside;

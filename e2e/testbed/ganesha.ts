@@ -41,18 +41,18 @@ export interface GaneshaExport {
   readonly readOnly?: boolean;
   /** Rejects calls from ports above 1023. */
   readonly privilegedPort?: boolean;
-  /** The only host that may mount it. Read at each start. */
+  /** The only host that may mount the export. Read at each start. */
   readonly onlyFor?: string | undefined;
 }
 
 export interface GaneshaOptions {
   readonly exports: readonly [GaneshaExport, ...GaneshaExport[]];
-  /** A file with the number of seconds by which the server's clock is ahead when it is asked to set a time to "now". */
+  /** A file with a number of seconds. The server's clock is ahead by this when it sets a time to "now". */
   readonly clockFile?: string;
   readonly signal: AbortSignal;
 }
 
-/** Runs on its own loopback address, without rpcbind. Needs root. */
+/** Starts nfs-ganesha on a loopback address of its own, without rpcbind. Needs root. */
 export async function startGanesha({ exports, clockFile, signal }: GaneshaOptions): Promise<NfsServer> {
   const host = loopbackAddress();
   const [nfsPort = 0, mountPort = 0] = await freePorts(host, 2);
@@ -68,20 +68,20 @@ export async function startGanesha({ exports, clockFile, signal }: GaneshaOption
 }
 
 export interface GaneshaParts extends GaneshaOptions {
-  /** The folder for its settings, log and state. */
+  /** The folder for settings, log and state. */
   readonly folder: string;
   readonly listen: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>;
   readonly env: Readonly<Record<string, string>>;
-  /** A prefix of the command. */
-  readonly inside?: readonly string[];
+  /** A command prefix for the server. */
+  readonly commandPrefix?: readonly string[];
 }
 
-export async function ganeshaDaemon({ folder, exports, listen, env, inside = [], signal }: GaneshaParts) {
+export async function ganeshaDaemon({ folder, exports, listen, env, commandPrefix = [], signal }: GaneshaParts) {
   const config = join(folder, 'ganesha.conf');
   await writeFile(config, await settings(exports, listen));
   const program = onPath('ganesha.nfsd') ?? 'ganesha.nfsd';
   const args = ['-F', '-L', 'STDOUT', '-f', config, '-p', join(folder, 'pid')];
-  const [first, ...rest] = [...inside, program, ...args] as const;
+  const [first, ...rest] = [...commandPrefix, program, ...args] as const;
   return await startDaemon({
     command: [first as string, ...rest],
     env,
@@ -91,7 +91,7 @@ export async function ganeshaDaemon({ folder, exports, listen, env, inside = [],
   });
 }
 
-/** Keeps it away from the machine's D-Bus and its block device cache. */
+/** Keeps the server away from the machine's D-Bus and block device cache. */
 export const quietEnvironment = (folder: string): Record<string, string> => ({
   DBUS_SYSTEM_BUS_ADDRESS: `unix:path=${join(folder, 'no-bus')}`,
   BLKID_FILE: join(folder, 'blkid'),
@@ -145,12 +145,12 @@ function block(name: string, values: Readonly<Record<string, string | number | b
 async function mountsOf(paths: readonly string[]): Promise<string> {
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n').filter(Boolean);
   const points = lines.map((line) => plain(line.split(' ')[1] ?? ''));
-  const found = await Promise.all(paths.map(async (path) => nearest(await realpath(path), points)));
+  const found = await Promise.all(paths.map(async (path) => nearestMountPoint(await realpath(path), points)));
   // The last line of a mount point is the topmost mount.
   return [...new Set(found)].map((point) => `${lines[points.lastIndexOf(point)]}\n`).join('');
 }
 
-function nearest(path: string, points: readonly string[]): string {
+function nearestMountPoint(path: string, points: readonly string[]): string {
   for (let at = path; ; at = dirname(at)) if (points.includes(at) || at === '/') return at;
 }
 

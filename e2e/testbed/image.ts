@@ -9,7 +9,7 @@ import { pack } from './pack-image.ts';
 import { digest, rootfs } from './rootfs.ts';
 import { runner } from './run.ts';
 
-/** Increased when the build changes. */
+/** Increased when the build of the image changes. */
 const format = 1;
 /** A parallel run may still be loading an image that is younger than this. */
 const inUseMs = 15 * 60_000;
@@ -41,7 +41,7 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
   await copyFile(process.execPath, join(root, 'usr/local/bin/node'));
   for (const step of stage.steps) await apply(step, root, work.path, run);
   const half = await pack({ root, name: imageName, config: stage.config, work: work.path, run });
-  await forgetOld();
+  await removeOldImages();
   await cp(half, `${tar}.${process.pid}`);
   await rename(`${tar}.${process.pid}`, tar);
   return tar;
@@ -50,7 +50,7 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
 async function apply(step: Step, root: string, work: string, run: Run): Promise<void> {
   switch (step.kind) {
     case 'run': {
-      // With a PID namespace, so no process of a command survives.
+      // In a PID namespace, so that no process of a command survives.
       const namespaces = [...slaveMounts, '--pid', '--fork', '--kill-child'];
       await run(onPath('unshare') ?? 'unshare', [...namespaces, 'chroot', root, '/bin/sh', '-ec', step.command]);
       return;
@@ -66,8 +66,8 @@ async function apply(step: Step, root: string, work: string, run: Run): Promise<
   }
 }
 
-/** Removes old images: every change of the program makes a new image of more than 200 MB. */
-async function forgetOld(): Promise<void> {
+/** Removes old images, because every change of the program creates a new image of more than 200 MB. */
+async function removeOldImages(): Promise<void> {
   const names = (await readdir(cacheFolder())).filter((name) => name.startsWith('image-'));
   for (const name of names) {
     const path = join(cacheFolder(), name);

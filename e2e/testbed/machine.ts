@@ -13,23 +13,24 @@ const stopDeadline = 20_000;
 const runDeadline = 60_000;
 
 /**
- * A machine within this one, in its own mount, network and PID namespaces. It ends with the test process, even if that is
- * killed. It sees mounts of this machine where mounts are shared; this machine does not see its mounts.
+ * A machine within this one, in mount, network and PID namespaces of its own. It ends with the test process, even if
+ * that is killed. It sees mounts of this machine where mounts are shared; this machine does not see the mounts of the
+ * other one.
  */
 export interface Machine extends AsyncDisposable {
-  /** A command prefix that runs a program in it, as a child of the prefix's process. */
+  /** A command prefix that runs a program in the machine, as a child process of the prefix. */
   readonly inside: readonly [string, ...string[]];
   /**
-   * The same, but in the PID namespace of this machine: the program is the spawned process itself, can be signalled, and does not end
-   * with the machine. The machine sees its mounts.
+   * Like `inside`, but in the PID namespace of this machine: the program is the spawned process itself, can receive
+   * signals, and does not end with the machine. The machine sees mounts of the program.
    */
   readonly beside: readonly [string, ...string[]];
 }
 
-// /run is empty, and /etc and /var/lib are copy-on-write views, so the keys, plugin folders, locks and sockets of
-// programs do not end up on this machine. Mounts are slave and shared at once: they follow this machine, and containers can
-// request a shared folder.
-const setUp = [
+// /run is empty, and /etc and /var/lib are copy-on-write views, so that keys, plugin folders, locks and sockets of
+// programs do not end up on this machine. Mounts are both slave and shared: they follow this machine, and containers
+// can request a shared folder.
+const setUpLines = [
   'set -e',
   'mount -t tmpfs -o mode=0755 stowage-run /run',
   'mount -t tmpfs -o mode=1777 stowage-shm /dev/shm',
@@ -38,23 +39,24 @@ const setUp = [
   '  mkdir -p "$top/upper" "$top/work"',
   '  mount -t overlay -o "lowerdir=/$at,upperdir=$top/upper,workdir=$top/work" "stowage-overlay" "/$at"',
   'done',
-  // Removes it from the view only. A Stowage on this machine may run, and its changes would show through the view.
+  // Removes the folder from the view only. A Stowage on this machine may be running, and its changes would show through
+  // the view.
   'rm -rf /var/lib/stowage',
   'ip link set lo up',
   'mount --make-rshared /',
 ];
-// Process 1 adopts orphans and must wait for them.
-const hold = ['echo it is up', 'sleep infinity & wait'];
+// Process 1 adopts orphans and must reap them.
+const holdLines = ['echo it is up', 'sleep infinity & wait'];
 
-// A process from outside is not in the mounted /proc of the PID namespace.
-const ownProc = 'mount --make-private /proc && mount -t proc proc /proc && exec "$@"';
+// A process from outside does not appear in the mounted /proc of the PID namespace.
+const mountOwnProc = 'mount --make-private /proc && mount -t proc proc /proc && exec "$@"';
 
 export interface MachineOptions {
-  /** The folder of its files. Its path also identifies the machine. */
+  /** The folder of the machine's files. Its path also identifies the machine. */
   readonly folder: string;
-  /** More shell lines for its process 1; `$1` is the folder. */
+  /** More shell lines for process 1 of the machine. `$1` is the folder. */
   readonly more?: readonly string[];
-  /** With its own cgroups, in which it sees no others. The caller removes them with `removeCgroups`. */
+  /** Whether the machine has its own cgroups and sees no others. The caller removes them with `removeCgroups`. */
   readonly groups?: boolean;
 }
 
@@ -63,9 +65,11 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   const own = join(folder, 'machine');
   await mkdir(own, { recursive: true });
   const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
-  const last = [...more, ...hold];
-  // The root of a cgroup namespace is the group of its first process at that moment.
-  const script = groups ? [...setUp, ...joinCgroup, 'exec unshare --cgroup sh -c "$2" sh "$1"'] : [...setUp, ...last];
+  const last = [...more, ...holdLines];
+  // The root of a cgroup namespace is the group of its first process at the time of its creation.
+  const script = groups
+    ? [...setUpLines, ...joinCgroup, 'exec unshare --cgroup sh -c "$2" sh "$1"']
+    : [...setUpLines, ...last];
   const rest = groups ? [['set -e', ...remountOwnCgroups, ...last].join('\n')] : [];
   const outer = await startDaemon({
     command: [onPath('unshare') ?? 'unshare', ...namespaces, 'sh', '-c', script.join('\n'), 'sh', folder, ...rest],
@@ -78,20 +82,20 @@ export async function startMachine(options: MachineOptions, signal: AbortSignal)
   const enter = [onPath('nsenter') ?? 'nsenter', '--target', `${first}`, '--net', '--mount'] as const;
   return {
     inside: [...enter, '--pid', ...(groups ? ['--cgroup', '--', 'sh', '-c', enterCgroupNamespace, 'sh'] : ['--'])],
-    beside: [...enter, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', ownProc, 'sh'],
+    beside: [...enter, '--', 'unshare', '--mount', '--propagation', 'unchanged', 'sh', '-c', mountOwnProc, 'sh'],
     // The kernel kills all other processes before process 1 is gone.
-    [Symbol.asyncDispose]: () => endOf(outer, first),
+    [Symbol.asyncDispose]: () => waitForEnd(outer, first),
   };
 }
 
-async function endOf(outer: Daemon, first: number): Promise<void> {
+async function waitForEnd(outer: Daemon, first: number): Promise<void> {
   if (childrenOf(outer.pid).includes(first)) process.kill(first, 'SIGKILL');
   await outer.ended;
 }
 
-/** A program inside that tests can stop, kill and restart. */
+/** A program inside the machine that tests can stop, kill and restart. */
 export interface MachineProcess {
-  /** Sends SIGTERM, and SIGKILL if it does not end. */
+  /** Sends SIGTERM, and later SIGKILL if the program does not end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
 }
@@ -121,7 +125,7 @@ export async function startInside(
   };
 }
 
-/** Runs a program inside to its end. Returns its output without the last newline. */
+/** Runs a program inside the machine to its end. Returns its output without the last newline. */
 export async function runInside({ inside }: Pick<Machine, 'inside'>, ...words: readonly string[]): Promise<string> {
   const [file, ...args] = inside;
   return (await promisify(execFile)(file, [...args, ...words], { timeout: runDeadline })).stdout.trimEnd();

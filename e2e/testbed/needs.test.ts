@@ -9,7 +9,7 @@ import { needs, toolPath } from './needs.ts';
 const why = 'node26 26.10.0 is not in the cache folder';
 
 beforeEach(() => {
-  // An empty cache folder, on any machine.
+  // An empty cache folder, whatever this machine has.
   vi.stubEnv('STOWAGE_TESTBED_CACHE', join(tmpdir(), 'stowage-no-such-folder'));
   vi.stubEnv('STOWAGE_REQUIRE', undefined);
   vi.stubEnv('STOWAGE_SKIPS', undefined);
@@ -31,27 +31,27 @@ test('a missing component is recorded with the reason, the command and the test 
   });
 });
 
-test.each(['all', 'node26', 'jq, node26'])('STOWAGE_REQUIRE=%s makes it an error', (required) => {
+test.each(['all', 'node26', 'jq, node26'])('STOWAGE_REQUIRE=%s makes a missing component an error', (required) => {
   vi.stubEnv('STOWAGE_REQUIRE', required);
   expect(() => needs('node26')).toThrow(`node26 is required: ${why}. Get it: npm run testbed`);
 });
 
-test('STOWAGE_REQUIRE with other names leaves it a skip', () => {
+test('STOWAGE_REQUIRE with other names still skips the tests of a missing component', () => {
   vi.stubEnv('STOWAGE_REQUIRE', 'jq,docker');
   expect(needs('node26')).toBe(true);
 });
 
-test('a tool is in the cache folder', () => {
+test('toolPath returns the path of a tool in the cache folder', () => {
   vi.stubEnv('STOWAGE_TESTBED_CACHE', '/elsewhere');
   expect(toolPath('schemathesis')).toMatch(/^\/elsewhere\/schemathesis-[0-9.]+\/bin\/schemathesis$/);
   expect(() => toolPath('jq')).toThrow('jq is not a tool of the cache folder');
 });
 
-test.each(componentNames)('%s can be explained and provided', (name) => {
+test.each(componentNames)('the component %s has a description and a way to provide it', (name) => {
   const { what, command, packages, make } = component(name);
   expect(what).not.toBe('');
   expect(command).not.toBe('');
-  // The test bed must be able to provide a component with this command.
+  // With this command, the test bed must be able to provide the component.
   if (command === 'npm run testbed') expect(packages ?? make).toBeDefined();
 });
 
@@ -64,7 +64,7 @@ const programs: readonly (readonly [ComponentName, RegExp])[] = [
   ['python3', /testing\/file-user\.ts'/],
 ];
 
-test('a test that runs a program which a machine may lack declares that', async () => {
+test('a test that runs a program that some machines lack declares the component', async () => {
   const undeclared = new Set<string>();
   for await (const path of glob('{src,e2e,scripts,bench}/**/*.test.ts', { cwd: repository })) {
     const text = await readFile(join(repository, path), 'utf8');

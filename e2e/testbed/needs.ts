@@ -3,7 +3,7 @@ import { relative } from 'node:path';
 import { repository } from './component.ts';
 import { type ComponentName, component } from './components.ts';
 
-/** One line of the file that STOWAGE_SKIPS names. The summary of `npm test` uses them. */
+/** One line of the file STOWAGE_SKIPS. The summary of `npm test` uses these lines. */
 export interface Skip {
   readonly component: ComponentName;
   readonly why: string;
@@ -14,15 +14,16 @@ export interface Skip {
 
 const probed = new Map<ComponentName, string | undefined>();
 
-/** Why the component is missing on this machine; undefined if it is available. Probed once per process. */
+/** Why the component is missing on this machine, or undefined. Probes once per process. */
 function missing(name: ComponentName): string | undefined {
   if (!probed.has(name)) probed.set(name, component(name).probe());
   return probed.get(name);
 }
 
 /**
- * For `describe.skipIf(needs('mount', 'xfs'))`: true if something is missing, which the summary then lists. With
- * STOWAGE_REQUIRE=all, or a list of names, a missing component is an error of the test file instead.
+ * For `describe.skipIf(needs('mount', 'xfs'))`: returns true if a component is missing, and records that for the
+ * summary. If STOWAGE_REQUIRE is `all` or contains the component, a missing component is an error of the test file
+ * instead.
  */
 export function needs(...names: readonly [ComponentName, ...ComponentName[]]): boolean {
   const lacking = names.flatMap((name) => {

@@ -19,7 +19,7 @@ const kinds = {
   nfs3_server: () => startRustNfs(signal),
 };
 
-async function answers({ host, nfsPort }: NfsServer): Promise<boolean> {
+async function isAnswering({ host, nfsPort }: NfsServer): Promise<boolean> {
   const socket = connect({ host, port: nfsPort });
   try {
     await once(socket, 'connect');
@@ -47,7 +47,7 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.e
       await using one = await start(folder.path);
       await using other = await start(folder.path);
       pids = [one.pid, other.pid];
-      expect([await answers(one), await answers(other)]).toEqual([true, true]);
+      expect([await isAnswering(one), await isAnswering(other)]).toEqual([true, true]);
     }
     expect(pids.map(isRunning)).toEqual([false, false]);
   });
@@ -60,9 +60,9 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each(Object.e
     expect(readFileSync(`/proc/${pid}/stat`, 'utf8')).toContain(') T ');
     server.thaw();
     await server.kill();
-    expect([isRunning(pid), await answers(server)]).toEqual([false, false]);
+    expect([isRunning(pid), await isAnswering(server)]).toEqual([false, false]);
     await server.restart();
-    expect([server.pid === pid, server.nfsPort, await answers(server)]).toEqual([false, nfsPort, true]);
+    expect([server.pid === pid, server.nfsPort, await isAnswering(server)]).toEqual([false, nfsPort, true]);
     await server.freeze();
     await server.stop();
     expect(isRunning(server.pid)).toBe(false);
@@ -80,7 +80,7 @@ describe.skipIf(needs('root', 'ganesha'))('a test process that is killed', () =>
       'setInterval(() => undefined, 1000);',
     ].join('\n');
     const child = spawn(process.execPath, ['--input-type=module', '--eval', script], {
-      // The killed test leaves the folder of its server behind, inside of this folder.
+      // The killed test leaves the folder of its server behind, inside this folder.
       env: { ...process.env, TMPDIR: folder.path },
       stdio: ['ignore', 'pipe', 'inherit'],
     });

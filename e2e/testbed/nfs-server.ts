@@ -5,15 +5,15 @@ export interface NfsServer extends AsyncDisposable {
   readonly host: string;
   readonly nfsPort: number;
   readonly mountPort: number;
-  /** Changes with a `restart`. */
+  /** The process id. It changes with a `restart`. */
   readonly pid: number;
-  /** Resolves when it has stopped. The kernel still accepts connections, but nothing answers them. */
+  /** Resolves when the server has stopped. The kernel still accepts connections, but nothing answers. */
   freeze(): Promise<void>;
   thaw(): void;
   /** Sends SIGTERM and waits for the end. */
   stop(): Promise<void>;
   kill(): Promise<void>;
-  /** Kills it if it runs, and starts it at the same address. */
+  /** Kills the server if it runs, and starts it at the same address. */
   restart(): Promise<void>;
 }
 

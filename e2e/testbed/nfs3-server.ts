@@ -29,7 +29,7 @@ export const rustNfs: Component = {
   },
 };
 
-/** Our lock file fixes versions and checksums of crates. cargo decides where to download them. */
+/** The committed lock file fixes versions and checksums of crates. cargo decides where to download them. */
 async function lock(build: string, run: Run): Promise<void> {
   const file = join(build, 'Cargo.lock');
   await run('cargo', ['generate-lockfile', '--manifest-path', join(build, 'Cargo.toml')]);
@@ -41,7 +41,10 @@ async function lock(build: string, run: Run): Promise<void> {
   );
 }
 
-/** Exports an initially empty folder in memory as `/`, with MOUNT and NFS on one port. Its contents end with the process. */
+/**
+ * Exports an empty folder in memory as `/`, with MOUNT and NFS on one port. The contents are lost when the process
+ * ends.
+ */
 export async function startRustNfs(signal: AbortSignal): Promise<NfsServer> {
   const host = loopbackAddress();
   const [port = 0] = await freePorts(host, 1);

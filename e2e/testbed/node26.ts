@@ -6,7 +6,7 @@ const version = '26.10.0';
 const npmPackage = `node-linux-${arch()}`;
 const place = cachedBuild('node26', version, `node_modules/${npmPackage}/bin/node`);
 
-/** The next LTS release. `engines` allows it, besides the Node that npm scripts use. */
+/** The next LTS release. `engines` allows it in addition to the Node that npm scripts use. */
 export const node26: Component = {
   what: `Node ${version}`,
   probe: place.probe,

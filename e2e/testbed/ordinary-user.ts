@@ -3,12 +3,12 @@ import { dirname } from 'node:path';
 import { onPath, repository } from './component.ts';
 import { slaveMounts } from './mount-namespace.ts';
 
-/** Debian's nobody. Every machine has it, and it owns no files. */
+/** Debian's user nobody. Every machine has it, and it owns no files. */
 export const ordinaryUid = 65_534;
 
-// Other users can't traverse to a checkout below /root or in a new temporary folder. In that case the
-// program sees the same path through an open folder, in a mount namespace that ends with it.
-const openUp = [
+// Other users can't traverse to a checkout below /root or in a new temporary folder. In that case the program gets the
+// same path through an open folder, in a mount namespace that ends with the program.
+const openFolderLines = [
   'set -e',
   'mount --bind "$1" /mnt',
   'mount -t tmpfs -o mode=0755 stowage-open "$2"',
@@ -20,8 +20,8 @@ const openUp = [
 ].join('\n');
 
 /**
- * The program and arguments that run `command` as a user who is not root, as the process that spawn reports. Returns the command
- * itself if this process already runs as an ordinary user. Set its HOME and XDG folders in the environment.
+ * The program and arguments that run `command` as an ordinary user, in the process that spawn returns. Returns the
+ * command itself if this process already runs as one. The caller sets HOME and the XDG folders in the environment.
  */
 export function asOrdinaryUser(
   command: readonly string[],
@@ -32,17 +32,17 @@ export function asOrdinaryUser(
   const drop = ['--reuid', `${ordinaryUid}`, '--regid', `${ordinaryUid}`, '--clear-groups', '--inh-caps=-all'];
   const args = ['--no-new-privs', ...drop, '--', ...command];
   const setpriv = onPath('setpriv') ?? 'setpriv';
-  const closed = closedFolder(checkout);
+  const closed = untraversableFolder(checkout);
   if (closed === undefined) return [setpriv, args];
-  const inside = [...slaveMounts, 'sh', '-c', openUp, 'sh', checkout, closed, setpriv, ...args];
+  const inside = [...slaveMounts, 'sh', '-c', openFolderLines, 'sh', checkout, closed, setpriv, ...args];
   return [onPath('unshare') ?? 'unshare', inside];
 }
 
-/** The topmost folder of the path that others can't traverse. */
-function closedFolder(path: string): string | undefined {
+/** The topmost folder of the path that other users can't traverse. */
+function untraversableFolder(path: string): string | undefined {
   const parent = dirname(path);
   if (parent === path) return undefined;
-  const above = closedFolder(parent);
+  const above = untraversableFolder(parent);
   if (above !== undefined) return above;
   return (statSync(parent).mode & constants.S_IXOTH) === 0 ? parent : undefined;
 }

@@ -1,16 +1,16 @@
 import { globSync, rmdirSync } from 'node:fs';
 
 /**
- * Shell lines for process 1 of a machine: with cgroup v1 it moves into its own group with the name in `$1`, in each controller's tree.
- * After `unshare --cgroup` that group is the root of the tree, once `remountOwnCgroups` has run. With cgroup v2, a group with processes
- * can't have child groups, so the machine has no group of its own.
+ * Shell lines for process 1 of a machine. With cgroup v1, it moves to a group of its own with the name `$1`, in each
+ * controller's tree. After `unshare --cgroup` and `remountOwnCgroups`, that group is the root of the tree. With cgroup
+ * v2 the machine has no group of its own, because a group with processes can't have child groups.
  */
 export const joinCgroup: readonly string[] = [
   'for at in /sys/fs/cgroup/*; do',
   '  if [ -L "$at" ] || [ ! -e "$at/cgroup.procs" ] || [ -e /sys/fs/cgroup/cgroup.procs ]; then continue; fi',
   '  own="$at/$(basename "$1")"',
   '  mkdir "$own"',
-  // Without these values no process can run in the group.
+  // Without these values, no process can run in the group.
   '  for name in cpuset.cpus cpuset.mems; do',
   '    if [ -e "$at/$name" ]; then cat "$at/$name" >"$own/$name"; fi',
   '  done',
@@ -22,7 +22,7 @@ export const remountOwnCgroups: readonly string[] = [
   'mounts=$(cat /proc/mounts)',
   'echo "$mounts" | while read -r _ at type options _; do',
   '  case "$type $at" in',
-  // Only the controllers of the tree: the other options were set by the first mount and must not be repeated.
+  // Only the controllers of the tree: the first mount has set the other options, which must not be repeated.
   '    cgroup\\ /sys/fs/cgroup/*)',
   '      which=$(echo "$options" | sed "s/,release_agent=[^,]*//; s/,xattr//; s/,clone_children//")',
   '      umount "$at" && mount -t cgroup -o "$which" cgroup "$at" ;;',
@@ -31,11 +31,11 @@ export const remountOwnCgroups: readonly string[] = [
   'done',
 ];
 
-/** For a program that entered the machine: it is still in the group of the process that started it. */
+/** For a program that entered the machine, which still is in the group of the process that started it. */
 export const enterCgroupNamespace =
   'for at in /sys/fs/cgroup/*/cgroup.procs; do if [ ! -L "$(dirname "$at")" ]; then echo 0 >"$at"; fi; done; exec "$@"';
 
-/** The kernel keeps empty groups. With cgroup v1 there is one tree per controller. */
+/** The kernel keeps empty groups. cgroup v1 has one tree per controller. */
 export function removeCgroups(name: string): void {
   const found = globSync([`/sys/fs/cgroup/${name}`, `/sys/fs/cgroup/*/${name}`]);
   const all = found.flatMap((top) => [top, ...globSync(`${top}/**/`).map((path) => path.replace(/\/$/, ''))]);
@@ -43,7 +43,7 @@ export function removeCgroups(name: string): void {
     try {
       rmdirSync(path);
     } catch {
-      // Already gone with its container.
+      // The group is already gone with its container.
     }
   }
 }

@@ -13,7 +13,7 @@ export interface ImageContents {
   readonly name: string;
   /** As in the OCI image specification. */
   readonly config: Partial<ImageConfig>;
-  /** A folder with enough space. The tar stays there. */
+  /** A folder with enough space. The tar stays in it. */
   readonly work: string;
   readonly run: Run;
 }

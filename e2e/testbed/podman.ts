@@ -24,7 +24,7 @@ export interface PodmanEngine extends TestEngine {
   podman(...args: readonly string[]): Promise<string>;
 }
 
-/** Podman knows plugins by name and path, and not by a folder. */
+/** Podman is configured with plugins by name and path, and not with a folder. */
 const podmanPlugins = ['stowage', 'stowage-local'] as const;
 
 const containersConf = (plugins: string, bridges: boolean): string => `
@@ -57,7 +57,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   await writeFile(join(folder, 'storage.conf'), storageConf(folder));
   for (const shared of options.shared ?? []) stack.use(await sharedFolder(shared, signal));
   stack.defer(() => removeCgroups(basename(folder)));
-  // Podman creates its groups at the root, beside those of other engines, and leaves them there.
+  // Podman creates its cgroups at the root, next to those of other engines, and never removes them.
   const machine = stack.use(await startMachine({ folder, groups: true }, signal));
   const socket = join(folder, 'podman.sock');
   const env = {
@@ -68,7 +68,7 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   const program = onPath('podman') ?? 'podman';
   let service: MachineProcess | undefined;
   const start = async (): Promise<void> => {
-    // The socket of a killed Podman would look as if it still listened.
+    // The socket of a killed Podman would look as if Podman still listened.
     await rm(socket, { force: true });
     service = await startInside(machine, {
       command: [program, '--log-level', 'info', 'system', 'service', '--time', '0', `unix://${socket}`],

@@ -20,5 +20,5 @@ export const posixSuites: Component = {
   },
 };
 
-/** The second program. */
+/** The path of the second program. */
 export const fsxPath = (): string => join(dirname(place.tool()), 'fsx');

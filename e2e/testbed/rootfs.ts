@@ -5,8 +5,8 @@ import { arch, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { cacheFolder, type Run } from './component.ts';
 
-/** The part of Debian's slim image that programs here need. */
-const essential = [
+/** The part of Debian's slim image that these programs need. */
+const essentialPackages = [
   'base-files',
   'base-passwd',
   'bash',
@@ -33,14 +33,14 @@ export async function rootfs(
   packages: readonly string[],
   run: Run,
 ): Promise<{ readonly tar: string; readonly key: string }> {
-  const wanted = [...new Set([...essential, ...forNode, ...packages])].sort();
+  const wanted = [...new Set([...essentialPackages, ...forNode, ...packages])].sort();
   const key = digest(`${format}`, arch(), readFileSync('/etc/os-release', 'utf8'), ...wanted);
   const tar = join(cacheFolder(), `rootfs-${key}.tar`);
   if (existsSync(tar)) return { tar, key };
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-rootfs-'));
   const root = join(work.path, 'root');
   const debs = await download(wanted, work.path, run);
-  // Creates the links first, so packages that still install into /lib end up in /usr/lib.
+  // Creates the links first, so that packages that still install into /lib end up in /usr/lib.
   for (const name of ['bin', 'sbin', 'lib', 'lib64']) {
     await mkdir(join(root, 'usr', name), { recursive: true });
     await symlink(join('usr', name), join(root, name));
@@ -76,7 +76,7 @@ async function download(packages: readonly string[], work: string, run: Run): Pr
   return names.filter((name) => name.endsWith('.deb')).map((name) => join(archives, name));
 }
 
-/** The necessary part of the packages' scripts. */
+/** Does the necessary part of the packages' maintainer scripts. */
 async function finish(root: string, run: Run): Promise<void> {
   for (const name of ['passwd', 'group']) {
     await copyFile(join(root, 'usr/share/base-passwd', `${name}.master`), join(root, 'etc', name));

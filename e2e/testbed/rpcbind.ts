@@ -12,7 +12,7 @@ import { type NfsServer, nfsServer } from './nfs-server.ts';
 
 const programs = ['rpcbind', 'rpcinfo', 'ip', 'unshare', 'nsenter'];
 
-/** Listens on every address and has only one set of services, so it needs its own network. */
+/** rpcbind listens on every address and has only one set of services, so it needs a network of its own. */
 export const rpcbind: Component = {
   what: 'rpcbind, and a network of its own for it',
   probe: () =>
@@ -22,8 +22,9 @@ export const rpcbind: Component = {
   packages: () => (missingPrograms(...programs) === undefined ? [] : ['rpcbind', 'iproute2', 'util-linux']),
 };
 
-// $1 names our end of the veth pair, $2 is the process whose network gets it, $3 and $4 are the addresses there and here.
-// The shell stays, because rpcbind changes its user and would then not be notified of our end.
+// $1 names the outer end of the veth pair, $2 is the process whose network gets it, $3 and $4 are the addresses of the
+// outer and inner end. The shell stays, because rpcbind changes its user and would then not be notified of the test's
+// end.
 const inside = [
   'set -e',
   'mount -t tmpfs -o mode=0755 stowage-run /run',
@@ -40,7 +41,7 @@ const inside = [
   'wait',
 ].join('\n');
 
-/** Its host has an rpcbind on port 111 that knows the ports of MOUNT and NFS, like a separate machine. Needs root. */
+/** Starts nfs-ganesha on a host of its own, whose rpcbind on port 111 knows the ports of MOUNT and NFS. Needs root. */
 export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOptions): Promise<NfsServer> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-rpcbind-'));
   const link = `stowage-${randomBytes(3).toString('hex')}`;
@@ -49,7 +50,7 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
   const namespaces = ['--net', '--pid', ...slaveMounts, '--fork', '--kill-child'];
   let network: Daemon | undefined;
   const cleanUp = async (): Promise<void> => {
-    // The kernel removes it by itself, but with a delay.
+    // The kernel would remove the interface by itself, but later.
     await promisify(execFile)('ip', ['link', 'delete', link], { timeout: 10_000 }).catch(() => undefined);
     await network?.kill();
     await rm(folder, { recursive: true, force: true });
@@ -69,11 +70,11 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
       listen,
       signal,
       env: quietEnvironment(folder),
-      inside: ['nsenter', ...enter, '--'],
+      commandPrefix: ['nsenter', ...enter, '--'],
     });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, cleanUp);
 }
 
-/** Not the default ports, so that a client must have asked rpcbind. */
+/** Not the default ports, so that only a client that asked rpcbind finds them. */
 const [nfsPort, mountPort] = [20_490, 20_480];

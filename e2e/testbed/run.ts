@@ -3,10 +3,10 @@ import type { Run } from './component.ts';
 
 /** Long enough for the largest build on a slow machine. */
 const deadline = 30 * 60_000;
-/** How much of a failed program's output an error shows. */
-const shown = 4_000;
+/** The maximum length of a failed program's output in an error. */
+const maxOutputLength = 4_000;
 
-/** Programs end when the signal is aborted. Returns the standard output; an error shows both outputs. */
+/** Runs programs, which end when the signal is aborted. Returns the standard output; an error contains both outputs. */
 export function runner(signal: AbortSignal): Run {
   return async (file, args, options = {}) => {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
@@ -26,6 +26,6 @@ export function runner(signal: AbortSignal): Run {
     child.on('close', (code, by) => resolve(code ?? by ?? 'unknown'));
     const status = await promise;
     if (status === 0) return output;
-    throw new Error(`${file} ${args.join(' ')} ended with ${status}:\n${said.slice(-shown).trimEnd()}`);
+    throw new Error(`${file} ${args.join(' ')} ended with ${status}:\n${said.slice(-maxOutputLength).trimEnd()}`);
   };
 }

@@ -9,7 +9,7 @@ export type Script = (path: string, request: IncomingMessage, response: ServerRe
 /** A fake container engine with scripted answers. */
 export interface ScriptedEngine extends AsyncDisposable {
   readonly socket: string;
-  /** The requests as `METHOD /path?query`, except for those of the version. */
+  /** The requests as `METHOD /path?query`, without requests for the version. */
   readonly requests: readonly string[];
   /** Can be replaced at any time. */
   script: Script;

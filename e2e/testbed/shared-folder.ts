@@ -2,8 +2,8 @@ import { commandFailure, onPath } from './component.ts';
 import { runner } from './run.ts';
 
 /**
- * Shares later mounts in the folder with machines that start afterwards. In `npm test` all mounts are shared already, so it
- * does nothing.
+ * Makes later mounts in the folder visible to machines that start afterwards. In `npm test` all mounts are shared
+ * already, so it does nothing.
  */
 export async function sharedFolder(folder: string, signal: AbortSignal): Promise<AsyncDisposable> {
   const run = runner(signal);
@@ -19,7 +19,7 @@ export async function sharedFolder(folder: string, signal: AbortSignal): Promise
   await run('mount', ['--make-rshared', folder]);
   return {
     [Symbol.asyncDispose]: async () => {
-      // Unmounts only this mount, so that a mount that a test left inside is found.
+      // Unmounts only this mount, so that a mount that a test left inside causes an error.
       const why = commandFailure('umount', [folder]);
       if (why !== undefined) throw new Error(`${folder} could not be unmounted: ${why}`);
     },

@@ -17,7 +17,7 @@ describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
     await using server = await startSftpServer();
     for (let i = 0; i < 2; i++) {
       const socket = connect(server.port, server.host);
-      // Length, type, version 3.
+      // The length, the message type and version 3.
       socket.write(Buffer.from([0, 0, 0, 5, init, 0, 0, 0, 3]));
       const [answer] = (await once(socket, 'data')) as [Buffer];
       expect([...answer.subarray(4, 9)]).toEqual([version, 0, 0, 0, 3]);
@@ -27,7 +27,7 @@ describe.skipIf(needs('sshfs'))('the SFTP server for sshfs', () => {
 
   test.skipIf(needs('root'))('can be started with ssh in front of it', async () => {
     using scratch = createScratchFolder();
-    // sshd requires this folder. The server has its own one; a machine that runs sshd has it anyway.
+    // sshd requires this folder. The test's server has a folder of its own; a machine that runs sshd has it anyway.
     const hadFolder = existsSync('/run/sshd');
     await using server = await startSshServer(scratch.folder, async (file, args) => (await run(file, args)).stdout);
     const options = server.options.map((option) => `-o${option}`);

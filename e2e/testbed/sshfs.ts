@@ -10,7 +10,7 @@ import { slaveMounts } from './mount-namespace.ts';
 const places = '/usr/{lib,libexec}{,/openssh,/ssh}/sftp-server';
 const program = (): string | undefined => globSync(places)[0];
 
-/** Files of another host without an NFS client: the alternative to our mounts. Only benchmarks need it. */
+/** Mounts files of another host without NFS. Only benchmarks need it, to compare Stowage's mounts with it. */
 export const sshfs: Component = {
   what: 'sshfs, and the server that it talks to',
   probe: () =>
@@ -27,16 +27,16 @@ export interface SftpServer extends AsyncDisposable {
   readonly options: readonly string[];
 }
 
-/** Without ssh, so unencrypted: for sshfs with `directport`. */
+/** Starts an SFTP server without ssh, and so without encryption, for sshfs with `directport`. */
 export async function startSftpServer(): Promise<SftpServer> {
-  const server = await servedBy([sftpServer()]);
+  const server = await serveWith([sftpServer()]);
   return { ...server, options: [`directport=${server.port}`] };
 }
 
 // sshd requires a folder that only its service creates. The tmpfs is not visible outside.
 const inside = 'mount -t tmpfs -o mode=0755 stowage-run /run && mkdir /run/sshd && exec "$@"';
 
-/** Encrypted, as users run it. Keys and settings are in the folder. The owner of the key is root on the server. */
+/** Starts an SFTP server over ssh, as users run it. Keys and settings are in the folder. Users log in as root. */
 export async function startSshServer(folder: string, run: Run): Promise<SftpServer> {
   const [hostKey, ownKey, settings] = [join(folder, 'host'), join(folder, 'own'), join(folder, 'sshd_config')];
   for (const file of [hostKey, ownKey]) await run('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-f', file]);
@@ -52,7 +52,7 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
   ];
   writeFileSync(settings, `${lines.join('\n')}\n`);
   const sshd = [onPath('sshd') ?? 'sshd', '-i', '-e', '-f', settings];
-  const server = await servedBy(['unshare', ...slaveMounts, 'sh', '-c', inside, 'sh', ...sshd]);
+  const server = await serveWith(['unshare', ...slaveMounts, 'sh', '-c', inside, 'sh', ...sshd]);
   const anyHost = ['StrictHostKeyChecking=no', 'UserKnownHostsFile=/dev/null', 'LogLevel=ERROR'];
   return { ...server, options: [`port=${server.port}`, `IdentityFile=${ownKey}`, 'IdentitiesOnly=yes', ...anyHost] };
 }
@@ -64,10 +64,10 @@ function sftpServer(): string {
 }
 
 /** Starts a process for each connection. */
-async function servedBy([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
+async function serveWith([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
   const host = loopbackAddress();
   const children = new Set<ChildProcess>();
-  // Reads nothing, because the first bytes belong to the other process.
+  // This process reads nothing, because the first bytes belong to the other process.
   const server = createServer({ pauseOnConnect: true }, (socket) => {
     socket.setNoDelay(true);
     const child = spawn(file, args, { stdio: [socket, socket, 'ignore'] });

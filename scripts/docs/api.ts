@@ -3,14 +3,14 @@ import { anchor, code, table } from './markdown.ts';
 type Json = Readonly<Record<string, unknown>>;
 
 const isJson = (value: unknown): value is Json => typeof value === 'object' && value !== null && !Array.isArray(value);
-const within = (value: unknown, ...path: readonly string[]): unknown =>
+const valueAt = (value: unknown, ...path: readonly string[]): unknown =>
   path.reduce<unknown>((at, key) => (isJson(at) ? at[key] : undefined), value);
 const entries = (value: unknown): readonly (readonly [string, Json])[] =>
   isJson(value) ? Object.entries(value).filter((entry): entry is [string, Json] => isJson(entry[1])) : [];
 const text = (value: unknown): string => (typeof value === 'string' ? value : '');
 const list = (value: unknown): readonly Json[] => (Array.isArray(value) ? value.filter(isJson) : []);
 
-/** Replaces each `$ref` by its target. `around`: the enclosing references, because a schema may be recursive. */
+/** Replaces each `$ref` by its target. `around` has the enclosing references, because a schema may be recursive. */
 function resolved(value: unknown, document: unknown, around: readonly string[] = []): unknown {
   if (Array.isArray(value)) return value.map((part) => resolved(part, document, around));
   if (!isJson(value)) return value;
@@ -18,7 +18,7 @@ function resolved(value: unknown, document: unknown, around: readonly string[] =
   if (typeof to !== 'string')
     return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, resolved(part, document, around)]));
   if (around.includes(to)) return { type: 'object' };
-  const found = to.startsWith('#/') ? within(document, ...to.slice(2).split('/')) : undefined;
+  const found = to.startsWith('#/') ? valueAt(document, ...to.slice(2).split('/')) : undefined;
   if (found === undefined) throw new Error(`the OpenAPI document refers to ${to}, which is not in it`);
   return resolved(found, document, [...around, to]);
 }
@@ -50,9 +50,9 @@ function limits(schema: Json): string {
 }
 
 function fieldRows(schema: unknown): readonly (readonly [name: string, type: string, needed: string, about: string])[] {
-  const required = within(schema, 'required');
+  const required = valueAt(schema, 'required');
   const needed = new Set(Array.isArray(required) ? required : []);
-  return entries(within(schema, 'properties')).map(([name, field]) => [
+  return entries(valueAt(schema, 'properties')).map(([name, field]) => [
     code(name),
     typeOf(field),
     needed.has(name) ? 'yes' : '',
@@ -60,18 +60,18 @@ function fieldRows(schema: unknown): readonly (readonly [name: string, type: str
   ]);
 }
 
-/** Tables by content. A table that repeats becomes a link to the first one. */
+/** The printed tables by their content. A repeated table becomes a link to the first one. */
 type Seen = Map<string, string>;
 
 function answerLines(operation: Json, heading: string, seen: Seen): readonly string[] {
   const answers = entries(operation['responses']);
   const [status = '', answer] = answers.find(([name]) => name !== '202' && name !== 'default') ?? [];
-  const [[, content] = []] = entries(within(answer, 'content'));
-  const schema = within(content, 'schema');
-  const items = within(schema, 'properties', 'items', 'items');
+  const [[, content] = []] = entries(valueAt(answer, 'content'));
+  const schema = valueAt(content, 'schema');
+  const items = valueAt(schema, 'properties', 'items', 'items');
   const fields = fieldRows(items ?? schema).map(([name, type, , about]) => [name, type, about]);
   const page = items === undefined ? '' : ' A list: `items` and `next`.';
-  const said = `Answers ${code(status)}: ${text(within(answer, 'description'))}.${page}`;
+  const said = `Answers ${code(status)}: ${text(valueAt(answer, 'description'))}.${page}`;
   if (fields.length === 0) return [said, ''];
   const rows = table(['Field', 'Type', ''], fields);
   const first = seen.get(rows.join('\n'));
@@ -80,7 +80,7 @@ function answerLines(operation: Json, heading: string, seen: Seen): readonly str
   return [said, '', ...rows, ''];
 }
 
-/** Headers that are explained once at the top. */
+/** Headers that the page explains once, at the top. */
 const everywhere = ['Idempotency-Key', 'Prefer'];
 
 function aboutLine(operation: Json): string {
@@ -106,8 +106,8 @@ function operationLines(path: string, method: string, operation: Json, seen: See
       typeOf(one['schema']),
       text(one['description']) || limits(isJson(one['schema']) ? one['schema'] : {}),
     ]);
-  const body = within(operation, 'requestBody', 'content', 'application/json', 'schema');
-  const optional = within(operation, 'requestBody', 'required') === false ? ' (may be left out)' : '';
+  const body = valueAt(operation, 'requestBody', 'content', 'application/json', 'schema');
+  const optional = valueAt(operation, 'requestBody', 'required') === false ? ' (may be left out)' : '';
   const bodyRows = body === undefined ? [] : table(['Field', 'Type', 'Required', ''], fieldRows(body));
   return [
     `### ${heading}`,
@@ -122,7 +122,7 @@ function operationLines(path: string, method: string, operation: Json, seen: See
 
 /** One section per tag, in the order of the routes. */
 export function apiPage(document: unknown): string {
-  const operations = entries(resolved(within(document, 'paths'), document)).flatMap(([path, methods]) =>
+  const operations = entries(resolved(valueAt(document, 'paths'), document)).flatMap(([path, methods]) =>
     entries(methods).map(([method, operation]) => ({ path, method, operation })),
   );
   const byTag = Map.groupBy(operations, ({ operation }) => String(operation['tags']));
@@ -130,11 +130,11 @@ export function apiPage(document: unknown): string {
   return [
     '# REST API',
     '',
-    'Made from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) says how to use it,',
+    'Generated from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) describes its use,',
     'with examples. Every error is a [problem](errors.md).',
     '',
     'Every request that changes something (`POST`, `PATCH`, `DELETE`) also takes the header `Idempotency-Key`: the same key',
-    'gives the same answer for a day. Those that say so take `Prefer: respond-async`: they answer `202` with an',
+    'returns the same answer for a day. Some also take `Prefer: respond-async`, as documented below: they answer `202` with an',
     '[operation](#get-v1operationsid) as soon as the work is on record.',
     '',
     ...[...byTag].flatMap(([tag, found]) => [

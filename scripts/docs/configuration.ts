@@ -4,15 +4,18 @@ import { storeKinds } from '../store-kinds.ts';
 import { code, table } from './markdown.ts';
 import { literal, nameOf, partOf, partsOf, type Source, walk } from './syntax.ts';
 
-/** One line of help for each key. The page fails if the program reads a key that is not listed, or does not read a listed one. */
+/**
+ * One line of help for each key. The generator fails if the program reads a key that is not listed, or does not read a
+ * listed one.
+ */
 const topKeys: Readonly<Record<string, string>> = {
   version: 'the format of the file: `1`',
-  default: 'which of the stores below new volumes go to when they name none',
-  listen: '`host:port` for the API, or `none` (default: `127.0.0.1:7878`); `--listen` wins over it; read at start only',
+  default: 'the store for new volumes that name no store',
+  listen: '`host:port` for the API, or `none` (default: `127.0.0.1:7878`); `--listen` overrides it; read at start only',
   plugins:
-    'the folder for the sockets by which Docker and Podman reach Stowage, or `none` (default: `/run/docker/plugins`, as root, where an engine is found); `--plugins` wins over it; read at start only',
+    'the folder for the plugin sockets that Docker and Podman connect to, or `none` (default: `/run/docker/plugins`, if Stowage runs as root and finds an engine); `--plugins` overrides it; read at start only',
   engines:
-    'a map of `docker` and `podman` to the socket of that engine, or to `none` (default: `/run/docker.sock` and `/run/podman/podman.sock`, where they are there); `--docker-socket` and `--podman-socket` win over it; read at start only',
+    'a map from `docker` and `podman` to the socket of that engine, or to `none` (default: `/run/docker.sock` and `/run/podman/podman.sock`, if they exist); `--docker-socket` and `--podman-socket` override it; read at start only',
   stores: 'a map from store names to a URI, or to a map with `uri` and the options below',
   clients:
     'a map from kinds of source to the client that mounts them; so far only `directory: builtin` and `loop: builtin`',
@@ -20,34 +23,34 @@ const topKeys: Readonly<Record<string, string>> = {
 
 const variables: Readonly<Record<string, string>> = {
   STOWAGE_SOCKET:
-    'the Unix socket: where `stowage up` listens, and where commands look for the server (`--socket` wins)',
-  STOWAGE_URL: 'the address of the server in place of the socket (`--url` wins)',
-  STOWAGE_TOKEN: 'the token for that address (`--token-file` wins)',
+    'the Unix socket: where `stowage up` listens, and where commands look for the server (`--socket` overrides it)',
+  STOWAGE_URL: 'the address of the server, used instead of the socket (`--url` overrides it)',
+  STOWAGE_TOKEN: 'the token for that address (`--token-file` overrides it)',
   STOWAGE_KEEPERS:
-    'where data paths run: `process`, beside the server; `container`, in containers of their own, or not at all; `pod`, where Kubernetes starts them, by `stowage keeper` (default: in containers, where the server runs in one that an engine made whose socket it has)',
+    'where data paths run. `process`: as processes next to the server; `container`: in containers of their own, and never elsewhere; `pod`: in pods that run `stowage keeper` (default: in containers, if the server itself runs in a container of an engine whose socket it has)',
   STOWAGE_CONTROLLER_TOKEN_FILE:
     'with `stowage node --kubernetes`: the file with the token for the controller (default: `/var/run/secrets/stowage.dev/token`)',
   POD_IP:
-    'with `stowage controller --listen`: the address that is said to agents (default: the one that it listens on, if it is one)',
+    'with `stowage controller --listen`: the address that the leader publishes for agents (default: the address that it listens on, if it is a single one)',
   POD_NAME:
-    'with `stowage controller`: the pod that it runs in; with `--listen` the one whose address that is (default: the name of the machine)',
+    'with `stowage controller`: the name of its pod; with `--listen`, of the pod with that address (default: the name of the machine)',
   POD_UID:
-    'with `stowage controller`: the uid of that pod, by which a container that is started again knows that the process before it has ended; for one container of a pod only (default: none, and it waits two minutes for what that one held on NFS stores)',
+    'with `stowage controller`: the uid of that pod, by which a restarted container knows that the earlier process has ended. Only one container of a pod may have it (default: none; the controller then waits two minutes for locks on NFS stores that the earlier process left)',
   KUBECONFIG:
-    'with `kubectl stowage`: how to reach the cluster, in one file or several with colons between them (default: `~/.kube/config`; `--kubeconfig` wins)',
+    'with `kubectl stowage`: the files with the access to the cluster, separated by colons (default: `~/.kube/config`; `--kubeconfig` overrides it)',
   KUBERNETES_SERVICE_HOST:
-    'with `kubectl stowage`: set in pods, whose own account is used where there is no kubeconfig',
-  NODE_NAME: 'with `stowage node --kubernetes`: the name of the node (`--node-name` wins)',
-  NO_COLOR: 'anything but empty: no colours, as `--no-color`',
+    'with `kubectl stowage`: set by Kubernetes in pods; without a kubeconfig, the account of the pod is used',
+  NODE_NAME: 'with `stowage node --kubernetes`: the name of the node (`--node-name` overrides it)',
+  NO_COLOR: 'if not empty: no colours, as with `--no-color`',
   TERM: '`dumb`: no colours',
   XDG_STATE_HOME: 'for an ordinary user: the state folder is `stowage` below it (default: `~/.local/state`)',
   XDG_RUNTIME_DIR: 'for an ordinary user: the socket is in `stowage` below it (default: the state folder)',
   XDG_CONFIG_HOME: 'for an ordinary user: `stowage.yaml` is in `stowage` below it (default: `~/.config`)',
-  HOME: 'where the XDG folders are when their variables are not set',
-  PATH: 'where programs such as `mkfs.xfs` are looked for, with the usual `sbin` folders added',
+  HOME: 'the parent of the XDG folders whose variables are not set',
+  PATH: 'the folders in which Stowage searches programs such as `mkfs.xfs`, in addition to the usual `sbin` folders',
 };
 
-/** Set by `bin/stowage`, the server or the tests for internal use. */
+/** Variables that `bin/stowage`, the server or the tests set for internal use. */
 const internal = ['NODE_COMPILE_CACHE', 'STOWAGE_PROGRAM', 'STOWAGE_VERSION'];
 
 function refuseDifference(what: string, found: ReadonlySet<string>, known: readonly string[]): void {
@@ -59,7 +62,7 @@ function refuseDifference(what: string, found: ReadonlySet<string>, known: reado
   );
 }
 
-/** Names in `env['NAME']`, and XDG names that a function reads. */
+/** The names in `env['NAME']`, and the XDG variables that a function reads. */
 function variablesIn(sources: readonly Source[]): ReadonlySet<string> {
   const found = new Set<string>();
   for (const { program } of sources) {
@@ -97,7 +100,7 @@ function folderRows(): string[][] {
   return rows.map(([what, key]) => [what, code(root[key]), code(user[key])]);
 }
 
-/** All settings of users, by name. */
+/** The names of all settings of users. */
 export const configurationNames = (sources: readonly Source[]): readonly string[] => [
   ...[...topKeysIn(sources)].map((key) => `stowage.yaml: ${key}`),
   ...Object.keys(policyOptions).map((option) => `every store: ${option}`),
@@ -127,7 +130,7 @@ export function configurationPage(sources: readonly Source[]): string {
     '',
     '## Options of every store',
     '',
-    'Query parameters of the URI, or keys in `stowage.yaml`: the same thing.',
+    'Query parameters of the URI, or keys in `stowage.yaml`: both have the same meaning.',
     '',
     ...table(['Option', 'Meaning'], optionRows(policyOptions)),
     '',

@@ -7,20 +7,20 @@ import { errorReasons } from '#core/error-reasons.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 
-// The table of reasons agrees with the sources, and the readers of a message are allowed to see its contents.
+// The table of reasons agrees with the sources, and messages contain only what their readers may see.
 
 const words = (text: string): string[] => text.trim().split(/\s+/);
 
-/** Harmless placeholders: input of the caller, names that the caller may see, numbers and states. */
-const filledIn = words(`
+/** Placeholders that reveal nothing: the caller's own input, names that the caller may see, numbers and states. */
+const harmlessPlaceholders = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count description different down driver expectedRevision expiresIn field found group handle help host how id key kind known knownSchemes length
   limit maxBytes maxLabelFilters maxPageSize maxVolumes message metaLimit method more most name node nodes now number other pair plugin pluginScopes ref
   reservedPrefix revision role room scheme shown squash store stores subject summary target text uid users verb violation wanted what where who word wrong namespace
   anywhere knownOptions onMany from place mountFlags nameTemplate value writer`);
 
 let failures: readonly Failure[];
-/** The reasons that stores use. */
-let ofStores: readonly Failure[];
+/** The failures that the sources of stores define. */
+let storeFailures: readonly Failure[];
 
 beforeAll(async () => {
   const cwd = dirname(dirname(import.meta.dirname));
@@ -29,7 +29,7 @@ beforeAll(async () => {
   for await (const path of glob('src/**/*.ts', { cwd, exclude }))
     sources.push(parse(path, await readFile(join(cwd, path), 'utf8')));
   failures = failuresIn(sources);
-  ofStores = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
+  storeFailures = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
 });
 
 const table = Object.entries<ErrorReason>(errorReasons);
@@ -60,14 +60,15 @@ test('no message about NFS is for everybody', () => {
 });
 
 test('every reason with which a store denies access is classified as a permission problem, whatever its code', () => {
-  const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
-  // These mean that Stowage distrusts the server, or that something is read-only or in the way. Stowage is not denied access, and users get other texts.
+  const denied = storeFailures.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
+  // With these, Stowage distrusts the server, or a file system is read-only or a file is in the way. The server does
+  // not deny access, so users see other texts.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
   const noAnswer = ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'];
   const inShort = reasonsThat(({ short }) => short !== undefined);
   expect(inShort.filter((reason) => !/^(agent|pod)-/.test(reason)).sort()).toEqual([...noAnswer, ...others].sort());
   for (const reason of others) expect(denied.map((failure) => failure.reason)).toContain(reason);
-  // These two may have another cause, so their code is `unavailable`.
+  // Two reasons that may have another cause, so their code is `unavailable`.
   const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);
   for (const reason of others) expected.delete(reason);
   expect(expected.size).toBeGreaterThan(10);
@@ -79,9 +80,9 @@ test('messages for everybody contain no placeholder that reveals a location', ()
   const used = harmless.flatMap(({ reason, message, action }) =>
     Array.from(`${message} ${action}`.matchAll(/<(?:folder of )?([^<>]+)>/g), ([, word = '']) => ({ reason, word })),
   );
-  // Two of them contain a path that the caller sent.
+  // Two of the messages contain a path that the caller sent.
   const asked = ({ reason, word }: (typeof used)[number]): boolean =>
     word === 'path' && ['path-invalid', 'path-relative'].includes(reason);
   expect(used.length).toBeGreaterThan(50);
-  expect(used.filter((one) => !filledIn.includes(one.word) && !asked(one))).toEqual([]);
+  expect(used.filter((one) => !harmlessPlaceholders.includes(one.word) && !asked(one))).toEqual([]);
 });

@@ -16,7 +16,7 @@ import {
   walk,
 } from './syntax.ts';
 
-/** One way in which a user can get an error. */
+/** One combination of code, reason, message and action that a user can get. */
 export interface Failure {
   readonly reason: string;
   readonly code: string;
@@ -25,11 +25,11 @@ export interface Failure {
 }
 
 /** An object in the sources that describes an error. */
-interface Place {
+interface ErrorSite {
   readonly source: Source;
   readonly around: readonly Syntax[];
   readonly message: Syntax | undefined;
-  /** The prefix that an enclosing place adds to the message. */
+  /** The prefix that an enclosing error adds to the message. */
   readonly before: string;
   readonly code: Syntax | undefined;
   readonly reason: Syntax | undefined;
@@ -38,16 +38,16 @@ interface Place {
 
 const functions = ['FunctionDeclaration', 'FunctionExpression', 'ArrowFunctionExpression'];
 const nothing: Known = { ways: new Map(), given: new Map() };
-/** The limit for callers of callers. */
-const deepest = 3;
+/** The limit for following callers of callers. */
+const maxCallDepth = 3;
 
 /** `new StowageError(message, …)` or `relayed(message, …)`. */
 const makesError = (part: Syntax | undefined): boolean =>
   part?.type === 'NewExpression' || (part?.type === 'CallExpression' && nameOf(partOf(part['callee'])) === 'relayed');
 
 /** Every object with a code, a reason and an action. Most are the second argument of `new StowageError`. */
-function placesIn(source: Source): Place[] {
-  const found: Place[] = [];
+function placesIn(source: Source): ErrorSite[] {
+  const found: ErrorSite[] = [];
   for (const [part, around] of walk(source.program)) {
     if (part.type !== 'ObjectExpression') continue;
     const properties = propertiesOf(part);
@@ -56,7 +56,7 @@ function placesIn(source: Source): Place[] {
     const made = makesError(around[0]) ? partsOf(around[0]?.['arguments'])[0] : undefined;
     const message = made ?? properties.get('message') ?? properties.get('why');
     const isWhy = message !== undefined && message === properties.get('why');
-    // `other ?? 'mine'`: the first one has its own place.
+    // In `other ?? 'mine'`, the first operand has an error site of its own.
     const own = reason.type === 'LogicalExpression' ? partOf(reason['right']) : reason;
     found.push({ source, around, message, before: isWhy ? '<doing this> failed: ' : '', code, reason: own, action });
   }
@@ -69,7 +69,7 @@ interface Wrapper {
   readonly parameters: readonly { readonly name: string; readonly standard: Syntax | undefined }[];
 }
 
-/** The enclosing named function, if one of `parts` is one of its parameters. */
+/** The enclosing named function, if one of `parts` is a parameter of it. */
 function wrapperOf(
   source: Source,
   around: readonly Syntax[],
@@ -88,7 +88,7 @@ function wrapperOf(
   return name !== undefined && handedIn ? { name, source, parameters } : undefined;
 }
 
-/** Calls of that function in its own file and in files that import it. */
+/** Calls of the function in its own file and in files that import it. */
 function* callsOf(
   { name, source: own }: Wrapper,
   sources: readonly Source[],
@@ -104,12 +104,12 @@ function* callsOf(
   }
 }
 
-/** The arguments of each caller by parameter name. A function without callers gets one empty set. */
-function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
-  if (wrapper === undefined || depth > deepest) return [nothing.given];
+/** For each caller, its arguments by parameter name. A function without callers gets one empty set. */
+function callerArguments(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
+  if (wrapper === undefined || depth > maxCallDepth) return [nothing.given];
   const found: Known['given'][] = [];
   for (const [source, handed, around] of callsOf(wrapper, sources)) {
-    for (const given of givenTo(wrapperOf(source, around, handed), sources, depth + 1)) {
+    for (const given of callerArguments(wrapperOf(source, around, handed), sources, depth + 1)) {
       const texts = wrapper.parameters.flatMap(({ name, standard }, at): [string, string][] => {
         const part = handed[at] ?? standard;
         return part === undefined ? [] : [[name, rendered(source, part, { ...nothing, given })]];
@@ -120,8 +120,8 @@ function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth
   return found.length === 0 ? [nothing.given] : found;
 }
 
-/** Each combination of the conditions that decide the code or the reason. */
-function waysOf({ source, code, reason }: Place): Known['ways'][] {
+/** Every combination of the conditions that decide the code or the reason. */
+function conditionsOf({ source, code, reason }: ErrorSite): Known['ways'][] {
   const tests = new Set<string>();
   for (const decisive of [code, reason]) {
     for (const [part] of decisive === undefined ? [] : walk(decisive)) {
@@ -134,9 +134,9 @@ function waysOf({ source, code, reason }: Place): Known['ways'][] {
   );
 }
 
-const ofCause = '<that of the cause>';
+const codeOfCause = '<that of the cause>';
 
-/** `const { code } = stowageError(cause)`: the code is that of the cause. */
+/** For `const { code } = stowageError(cause)`, the code is the code of the cause. */
 function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean {
   const name = nameOf(code);
   const declared = around
@@ -149,13 +149,13 @@ function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean
   });
 }
 
-function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
+function failuresAt(place: ErrorSite, sources: readonly Source[]): Failure[] {
   const { source, around, message, code, reason, action } = place;
   const wrapper = wrapperOf(source, around, [message, code, reason, action]);
-  return givenTo(wrapper, sources).flatMap((given) =>
-    waysOf(place).map((ways) => {
+  return callerArguments(wrapper, sources).flatMap((given) =>
+    conditionsOf(place).map((ways) => {
       const text = (part: Syntax | undefined): string => rendered(source, part, { ways, given });
-      const named = isOfCause(code, around) ? ofCause : text(code);
+      const named = isOfCause(code, around) ? codeOfCause : text(code);
       const found = { reason: text(reason), code: named, message: place.before + text(message), action: text(action) };
       if (message === undefined && isFailure(found))
         throw new Error(`${source.path}: ${found.reason} has no message that scripts/docs/errors.ts can find`);
@@ -166,9 +166,9 @@ function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
 
 const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
 const isFailure = ({ reason, code }: Failure): boolean => isReason(reason) && isCode(code);
-const isCode = (text: string): boolean => text === ofCause || Object.hasOwn(errorCodes, text);
+const isCode = (text: string): boolean => text === codeOfCause || Object.hasOwn(errorCodes, text);
 
-/** All errors in the sources. Throws for a reason that it can't analyse. */
+/** All errors in the sources. Throws for a reason that the analysis does not understand. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {
   const found = new Map<string, Failure>();
   for (const failure of sources.flatMap(placesIn).flatMap((place) => failuresAt(place, sources))) {
@@ -181,7 +181,7 @@ export function failuresIn(sources: readonly Source[]): readonly Failure[] {
 
 const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
 
-/** A safety net: a text search must not find a reason that the analysis did not. */
+/** Checks with a text search that the analysis has found every reason. */
 function refuseMissing(sources: readonly Source[], failures: readonly Failure[]): void {
   const known = new Set(failures.map((failure) => failure.reason));
   const missed: string[] = [];
@@ -210,20 +210,20 @@ export function errorPage(failures: readonly Failure[]): string {
   return [
     '# Errors',
     '',
-    'Every error has a `code` (coarse: it decides what a program does next), a `reason` (fine: it says which case it is),',
+    'Every error has a `code` (general: it decides what a program does next), a `reason` (specific: it identifies the case),',
     'a message and an action. The REST API sends them as [RFC 9457 problems](api.md); the command line prints message and',
     'action, and with `--json` the whole problem. Codes and reasons are stable, messages are not.',
     '',
     '## Codes',
     '',
-    'Repeat: whether the same request can succeed later without anybody doing anything. In short: what callers who are not',
-    'administrators read where the full message is for administrators.',
+    'Repeat: whether the same request can succeed later without any action. In short: the text for callers who are not',
+    'administrators, if only administrators may read the full message.',
     '',
     ...table(['Code', 'Meaning', 'HTTP', 'Exit', 'Repeat', 'In short'], codes),
     '',
     '## Reasons',
     '',
-    'What is filled in stands in `<angle brackets>`, what may be missing, or is one of several, in `[square ones]`.',
+    'Values are in `<angle brackets>`. Optional parts, and alternatives, are in `[square brackets]`.',
     '',
     ...reasons.flatMap(([reason, about]) => [
       `### ${reason}`,
@@ -242,7 +242,7 @@ export function errorPage(failures: readonly Failure[]): string {
 
 const reasons = Object.entries<ErrorReason>(errorReasons).sort(([a], [b]) => compare(a, b));
 
-/** Which readers get another text than the message, and the text. */
+/** Says which readers see another text instead of the message, and which text. */
 function noteFor({ readers, short, denial }: ErrorReason): readonly string[] {
   if (readers === 'everybody') return [];
   if (readers === 'local') return ['Only the command line, or a server that fails to start, shows this error.'];

@@ -42,7 +42,7 @@ const valuePaths = (values: readonly ChartValue[]): readonly string[] =>
     ...valuePaths(inside),
     ...Object.keys(byDefault ?? {}).map((key) => [...path, key].join('.')),
   ]);
-/** Keys of Secrets that look like chart values. */
+/** Keys of Secrets. They look like chart values. */
 const notValues = ['tls.crt', 'tls.key'];
 
 describe('the quick start on Kubernetes', () => {
@@ -112,7 +112,7 @@ test('without Helm, has a command that adds a registry to every image', async ()
     ({ spec }) => spec?.template?.spec.containers.map(({ image }) => image) ?? [],
   );
   expect(images).toEqual(Array.from({ length: 3 }, () => `REGISTRY/stowage:${manifest.version}`));
-  // The comment in the manifests shows the same command.
+  // A comment in the manifests shows the same command.
   expect(readFileSync(files.manifests, 'utf8')).toContain(`#   sed '${program}' stowage.yaml | kubectl apply`);
 });
 

@@ -8,7 +8,7 @@ import type { Events } from '#controllers/machinery/events.ts';
 import { createControllerMetrics } from '#controllers/metrics.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 
-/** What a running server reports, which can't be outdated. */
+/** The answers of a running server, which are never outdated. */
 export interface LiveAnswers {
   readonly openApi: unknown;
   readonly metrics: string;
@@ -16,7 +16,7 @@ export interface LiveAnswers {
 
 const deadlineMs = 60_000;
 
-/** Starts a server in a temporary folder, uses it so that every metric has a value, and queries it. */
+/** Starts a server in a temporary folder, uses it until every metric has a value, and queries it. */
 export async function askServer(): Promise<LiveAnswers> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-docs-'));
   const signal = AbortSignal.timeout(deadlineMs);
@@ -41,7 +41,7 @@ export async function askServer(): Promise<LiveAnswers> {
   }
 }
 
-/** The metrics of a controller, each with a value. */
+/** The metrics of a controller. Every metric has a value. */
 export async function askController(): Promise<string> {
   const metrics = createControllerMetrics('', () => true);
   metrics.request({ verb: 'get', code: '200' });

@@ -50,13 +50,13 @@ export function propertiesOf(object: Syntax): ReadonlyMap<string, Syntax> {
   return found;
 }
 
-/** Undefined: not a plain string literal. */
+/** The value of a plain string literal; undefined for other expressions. */
 export const literal = (part: Syntax | undefined): string | undefined =>
   part?.type === 'Literal' && typeof part['value'] === 'string' ? part['value'] : undefined;
 
-/** What is known when an expression is rendered. */
+/** What the caller knows when it renders an expression. */
 export interface Known {
-  /** The results of conditions, by their source text. */
+  /** The assumed results of conditions, by their source text. */
   readonly ways: ReadonlyMap<string, boolean>;
   /** The callers' arguments, by parameter name. */
   readonly given: ReadonlyMap<string, string>;
@@ -67,7 +67,7 @@ export const testOf = (source: Source, part: Syntax): string => {
   return test === undefined ? '' : source.text.slice(test.start, test.end);
 };
 
-/** An expression as a reader may see its value: run-time values are in <angle brackets>. */
+/** The text of an expression as a reader sees it, with values of run time in <angle brackets>. */
 export function rendered(source: Source, part: Syntax | undefined, known: Known): string {
   const of = (value: unknown): string => rendered(source, partOf(value), known);
   switch (part?.type) {
@@ -111,12 +111,12 @@ function either(one: string, other: string): string {
   return one === '' || other === '' ? `[${one}${other}]` : `[${one}|${other}]`;
 }
 
-/** `quoted(name)` adds quotes. For other functions and methods the result is shown as their argument. */
+/** Renders `quoted(name)` with quotes. The result of any other function or method is rendered as its argument. */
 function called(source: Source, call: Syntax, known: Known): string {
   const callee = partOf(call['callee']);
   const [first] = partsOf(call['arguments']);
   const owner = callee?.type === 'MemberExpression' ? partOf(callee['object']) : undefined;
-  // Math.round(x), String.raw(x): the owner is not a value.
+  // In Math.round(x) and String.raw(x), the owner is not a value.
   if (owner !== undefined && !/^[A-Z]/.test(nameOf(owner) ?? '')) return rendered(source, owner, known);
   const inner = first === undefined ? `<${nameOf(callee) ?? '…'}>` : rendered(source, first, known);
   if (nameOf(callee) === 'dirname') return `<folder of ${inner.replaceAll(/[<>]/g, '')}>`;

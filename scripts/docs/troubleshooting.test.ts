@@ -14,7 +14,7 @@ test('every code has an entry in the page for clusters', () => {
 });
 
 /** Messages of Kubernetes and of the C library. */
-const ofOthers = [
+const foreignMessages = [
   'Disk quota exceeded',
   'Read-only file system',
   'Stale file handle',
@@ -29,7 +29,7 @@ const symptomsIn = (text: string): readonly string[] =>
     Array.from(bold.matchAll(/`([^`]+)`/g), ([, quoted = '']) => quoted),
   );
 
-/** Also matches an Event's reason at the beginning. Placeholders match anything: `…`, a name as 'x', NAME. */
+/** The symptom may begin with an Event's reason. The placeholders `…`, 'x' and NAME match anything. */
 function patternsOf(symptom: string): readonly RegExp[] {
   const [, reason, rest = symptom] = /^([A-Z][a-z]+[A-Z]\w+) … (.+)$/.exec(symptom) ?? [];
   const said = rest.replaceAll(/^… | …$/g, '');
@@ -42,7 +42,7 @@ async function sources(): Promise<readonly string[]> {
   const texts: string[] = [];
   for await (const path of glob('src/**/*.ts', { cwd: repository, exclude: ['src/**/*.test.ts', 'src/testing/**'] }))
     texts.push(await readFile(join(repository, path), 'utf8'));
-  // Comments are removed, because users do not see them.
+  // Without comments, which users do not see.
   return texts.map((text) => text.replaceAll(/^\s*(?:\/\/|\/?\*).*$/gm, ''));
 }
 
@@ -50,10 +50,10 @@ describe('the symptoms on the page for clusters', () => {
   test('are texts of the program, of Kubernetes or of the C library', async () => {
     const all = await sources();
     const unsaid = symptomsIn(page)
-      .filter((symptom) => !ofOthers.includes(symptom))
+      .filter((symptom) => !foreignMessages.includes(symptom))
       .filter((symptom) => !patternsOf(symptom).every((pattern) => all.some((text) => pattern.test(text))));
     expect(unsaid).toEqual([]);
-    expect(ofOthers.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
+    expect(foreignMessages.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
   });
 
   test('match with different placeholders, and do not match with a different word', () => {

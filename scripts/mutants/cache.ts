@@ -4,14 +4,14 @@ import { closureHash, type Graph } from './graph.ts';
 import type { Budget, Verdict } from './judge.ts';
 import type { Mutant } from './mutant.ts';
 
-/** Verdicts by key, and how many seconds each test file took. */
+/** Verdicts by key, and the duration of each test file in seconds. */
 export interface Cache {
   readonly verdicts: Map<string, Verdict>;
   readonly durations: Map<string, number>;
   save(): Promise<void>;
 }
 
-/** Without a file, nothing is kept. A missing file is an empty cache. */
+/** Without a file, the cache is not saved. A missing file is an empty cache. */
 export async function openCache(file: string | undefined): Promise<Cache> {
   const text = file === undefined ? '' : await readFile(file, 'utf8').catch(() => '');
   const stored = text === '' ? { verdicts: {}, durations: {} } : JSON.parse(text);
@@ -29,7 +29,9 @@ export async function openCache(file: string | undefined): Promise<Cache> {
   };
 }
 
-/** The same for the same change of the same file, the same tests with all that they load, and the same budget. */
+/**
+ * Equal keys mean the same change of the same file, the same tests with everything that they load, and the same budget.
+ */
 export function cacheKey(graph: Graph, mutant: Mutant, tests: readonly string[], budget: Budget): string {
   const { file, offset, original, replacement, context } = mutant;
   const source = closureHash(graph, [file, ...tests]);

@@ -4,18 +4,18 @@ import { glob } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { importsOf, type SourceFile } from '#testing/imports.ts';
 
-/** Which file loads which, at run time. Paths are from the root of the checkout. */
+/** Which file loads which other files at run time. Paths are from the root of the checkout. */
 export interface Graph {
   readonly files: ReadonlyMap<string, SourceFile>;
   readonly loads: ReadonlyMap<string, ReadonlySet<string>>;
   readonly loadedBy: ReadonlyMap<string, ReadonlySet<string>>;
 }
 
-/** Every run depends on these, whatever the tests import. */
-const always = ['vitest.config.ts', 'src/testing/setup.ts', 'package.json', 'package-lock.json'];
+/** Files that affect every run, whatever the tests import. */
+const alwaysLoaded = ['vitest.config.ts', 'src/testing/setup.ts', 'package.json', 'package-lock.json'];
 
 export async function readGraph(root: string): Promise<Graph> {
-  const paths = new Set(always.filter((path) => existsSync(join(root, path))));
+  const paths = new Set(alwaysLoaded.filter((path) => existsSync(join(root, path))));
   for await (const path of glob('{src,e2e,scripts}/**/*.ts', { cwd: root })) paths.add(path);
   return graphOf([...paths].toSorted().map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') })));
 }
@@ -37,7 +37,9 @@ export function graphOf(sources: readonly SourceFile[]): Graph {
   return { files, loads, loadedBy };
 }
 
-/** Programs that a file starts, or imports in one that it writes: `join(import.meta.dirname, '..', 'main.ts')`. */
+/**
+ * Programs that a file starts, such as `join(import.meta.dirname, '..', 'main.ts')`, also in a program that it writes.
+ */
 function startedBy({ path, text }: SourceFile): readonly string[] {
   return [...text.matchAll(startedPattern)].flatMap(([whole]) => {
     const words = [...whole.replaceAll(/\$\{extname\([^)]*\)\}/g, '.ts').matchAll(/['`]([^'`]+)['`]/g)];
@@ -50,10 +52,10 @@ function startedBy({ path, text }: SourceFile): readonly string[] {
 const startedPattern =
   /import\.meta\.dirname,[^;]*?\)|new URL\(\s*['`][^'`]+['`],\s*import\.meta\.url|import\.meta\.resolve\([^)]*\)/g;
 
-/** How many steps each file that loads `start` is away from it, itself included. */
+/** For each file that loads one of `start`, the number of imports in between. `start` itself has 0. */
 function distances(edges: Graph['loads'], start: readonly string[]): ReadonlyMap<string, number> {
   const found = new Map(start.map((path) => [path, 0]));
-  // A map hands out what is added while it is walked: nearest first.
+  // The loop also visits entries that it adds, so the nearest files come first.
   for (const [path, distance] of found) {
     for (const next of edges.get(path) ?? []) if (!found.has(next)) found.set(next, distance + 1);
   }
@@ -61,8 +63,8 @@ function distances(edges: Graph['loads'], start: readonly string[]): ReadonlyMap
 }
 
 /**
- * The test files under src/ that load a file: the one with the same name, then those in the same folder, then all others;
- * within each of these, the nearest first, then the smallest.
+ * The test files under src/ that load a file: the one with the same name, then files in the same folder, then all
+ * others. Each group is sorted by distance, then by size.
  */
 export function relatedTests({ files, loadedBy }: Graph, file: string): readonly string[] {
   const sameName = file.replace(/\.ts$/, '.test.ts');
@@ -77,10 +79,10 @@ export function relatedTests({ files, loadedBy }: Graph, file: string): readonly
 const compare = (a: readonly number[], b: readonly number[]): number =>
   a.map((n, i) => n - (b[i] ?? 0)).find((difference) => difference !== 0) ?? 0;
 
-/** A hash of the files, of all that they load, and of what every run depends on. */
+/** A hash of these files, of everything that they load, and of the files that affect every run. */
 export function closureHash({ files, loads }: Graph, of: readonly string[]): string {
   const hash = createHash('sha256');
-  for (const path of [...distances(loads, [...of, ...always]).keys()].toSorted()) {
+  for (const path of [...distances(loads, [...of, ...alwaysLoaded]).keys()].toSorted()) {
     const file = files.get(path);
     if (file !== undefined) hash.update(`${path}\0${file.text.length}\0${file.text}\0`);
   }

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { writeFile } from 'node:fs/promises';
 import { createMountCheck } from '../mount-check.ts';
 
-// Runs a program inside the mount namespace that run.ts made, and lists the mounts that it left in LEFT_FILE.
+// Runs a program inside the mount namespace of run.ts, and writes the mounts that it left behind to LEFT_FILE.
 // Arguments: LEFT_FILE PROGRAM ARGUMENT…
 
 const [leftFile = '', program = '', ...args] = process.argv.slice(2);

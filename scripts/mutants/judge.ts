@@ -1,51 +1,51 @@
-import { type Mutant, mutated } from './mutant.ts';
+import { applyMutant, type Mutant } from './mutant.ts';
 import type { Run } from './run.ts';
 
-/** What the tests make of a mutant. */
+/** The result of the tests for one mutant. */
 export interface Verdict {
   readonly status: 'killed' | 'timeout' | 'survived' | 'gone';
-  /** The test file that noticed, or all that hung. */
+  /** The test file that failed, or all files that hung. */
   readonly by?: string;
   readonly test?: string;
-  /** How many test files passed. */
+  /** The number of test files that passed. */
   readonly passed: number;
   readonly related: number;
   readonly seconds: number;
-  /** Mounts and loop devices that the tests left while the mutant was there. */
+  /** Mounts and loop devices that the tests left behind while the mutant was in the sources. */
   readonly left: readonly string[];
 }
 
-/** How much is run for one mutant. */
+/** The limits for the tests of one mutant. */
 export interface Budget {
   readonly seconds: number;
-  /** So many of the nearest test files are run whatever time they take. */
+  /** This many of the nearest test files run, whatever time they take. */
   readonly atLeast: number;
 }
 
 export interface TestBench {
   readonly tests: readonly string[];
   readonly budget: Budget;
-  /** Measured ones are remembered in it. */
+  /** The duration of each test file in seconds. Measured durations are added. */
   readonly durations: Map<string, number>;
-  /** Test files that did not pass without a mutant, and so prove nothing; and why. */
+  /** Test files that did not pass without a mutant, with the reason. They prove nothing. */
   readonly unreliable: Map<string, string>;
-  /** Those that did pass. */
+  /** Test files that passed without a mutant. */
   readonly reliable: Set<string>;
   write(text: string): Promise<void>;
   run(files: readonly string[]): Promise<Run>;
-  /** Says what was left, and removes it. */
+  /** Removes what the tests left behind, and returns a line for each item. */
   clean(): Promise<readonly string[]>;
 }
 
 const firstBatch = 3;
 const laterBatch = 20;
-/** Of a file that never ran. */
+/** The assumed duration of a test file that never ran. */
 const unknownSeconds = 4;
 
-/** Runs the tests, the nearest first, until one notices the mutant or the budget is used up. */
+/** Runs the tests, nearest first, until one fails because of the mutant or the budget is used up. */
 export async function judge(mutant: Mutant, original: string | undefined, bench: TestBench): Promise<Verdict> {
   const related = bench.tests.length;
-  const changed = original === undefined ? undefined : mutated(original, mutant);
+  const changed = original === undefined ? undefined : applyMutant(original, mutant);
   if (original === undefined || changed === undefined) {
     return { status: 'gone', passed: 0, related, seconds: 0, left: [] };
   }
@@ -85,7 +85,7 @@ async function runMutated(bench: TestBench, files: readonly string[], changed: s
   }
 }
 
-/** The first `size` files for which there is time; those that the budget demands whatever they take. */
+/** The first `size` files that fit into the time, and as many as the budget demands. */
 export function nextBatch(
   files: readonly string[],
   durations: ReadonlyMap<string, number>,
@@ -109,7 +109,7 @@ interface Suspect {
   readonly test: string;
 }
 
-/** Which files say that something is wrong. */
+/** The files that failed, hung or left mounts behind, if any. */
 function suspectIn(run: Run, batch: readonly string[], passed: ReadonlySet<string>): Suspect | undefined {
   const unfinished = batch.filter((file) => !passed.has(file));
   const files = unfinished.length > 0 ? unfinished : batch;
@@ -119,11 +119,11 @@ function suspectIn(run: Run, batch: readonly string[], passed: ReadonlySet<strin
     const test = failure?.test ?? 'the run ended early';
     return { status: 'killed', files: failure === undefined || failure.file === '' ? files : [failure.file], test };
   }
-  // As for `npm test`, a mount that is left after all tests passed is a failure.
+  // As in `npm test`, a mount that is left after all tests passed is a failure.
   return run.leftMounts.length > 0 ? { status: 'killed', files: batch, test: 'mounts were left' } : undefined;
 }
 
-/** Whether the files pass without the mutant. Those that do not are never run again. */
+/** Whether the files pass without the mutant. Files that do not pass are not run again. */
 async function isReliable(files: readonly string[], bench: TestBench): Promise<boolean> {
   const unknown = files.filter((file) => !bench.reliable.has(file));
   if (unknown.length === 0) return true;

@@ -2,20 +2,20 @@ import { readFile } from 'node:fs/promises';
 import { programFiles, type SourceFile } from '#testing/imports.ts';
 import { type Change, changesOf } from './operators.ts';
 
-/** A change, with what finds it again in a file that was edited elsewhere. */
+/** A change, and how to find it again after the file was edited elsewhere. */
 export interface Mutant extends Change {
   readonly file: string;
   readonly line: number;
-  /** Where in the context the change starts. */
+  /** The offset of the change in the context. */
   readonly column: number;
-  /** The whole lines that the change is in. */
+  /** The complete lines that contain the change. */
   readonly context: string;
-  /** How often the context is in the file, and how often before this one. */
+  /** How often the context occurs in the file, and how often before this change. */
   readonly contexts: number;
   readonly contextsBefore: number;
 }
 
-/** Sources whose changes the tests should notice, sorted by path. */
+/** The sources whose changes the tests should detect, sorted by path. */
 export async function mutableFiles(root: string): Promise<readonly SourceFile[]> {
   const files = await programFiles(root);
   return files
@@ -23,10 +23,12 @@ export async function mutableFiles(root: string): Promise<readonly SourceFile[]>
     .toSorted((a, b) => (a.path < b.path ? -1 : 1));
 }
 
-/** `count` mutants of all that there are, each as likely as any other. Depends on the seed and the sources only. */
-export function choose(files: readonly SourceFile[], seed: number, count: number): readonly Mutant[] {
+/**
+ * Chooses `count` of all possible mutants with equal probability. The result depends only on the seed and the sources.
+ */
+export function chooseMutants(files: readonly SourceFile[], seed: number, count: number): readonly Mutant[] {
   const pool = files.flatMap((file) => changesOf(file.path, file.text).map((change) => ({ file, change })));
-  const random = generator(seed);
+  const random = seededRandom(seed);
   const chosen: Mutant[] = [];
   while (chosen.length < count && pool.length > 0) {
     const at = Math.floor(random() * pool.length);
@@ -37,7 +39,7 @@ export function choose(files: readonly SourceFile[], seed: number, count: number
 }
 
 /** The generator mulberry32: numbers from 0 to 1, the same ones for the same seed. */
-function generator(seed: number): () => number {
+function seededRandom(seed: number): () => number {
   let state = seed | 0;
   return () => {
     state = (state + 0x6d2b79f5) | 0;
@@ -64,7 +66,7 @@ export function mutantOf({ path, text }: SourceFile, change: Change): Mutant {
   };
 }
 
-/** Where lines that equal the context start. */
+/** The offsets at which lines equal to the context start. */
 function startsOf(text: string, context: string): readonly number[] {
   const [lined, wanted] = [`\n${text}\n`, `\n${context}\n`];
   const starts: number[] = [];
@@ -72,8 +74,8 @@ function startsOf(text: string, context: string): readonly number[] {
   return starts;
 }
 
-/** The file with the mutant in it. Undefined if the lines that it changes are gone, or are no longer the same ones. */
-export function mutated(text: string, mutant: Mutant): string | undefined {
+/** The text with the mutant. Undefined if the changed lines no longer exist, or can't be identified. */
+export function applyMutant(text: string, mutant: Mutant): string | undefined {
   const starts = startsOf(text, mutant.context);
   const start = starts[mutant.contextsBefore];
   if (start === undefined || starts.length !== mutant.contexts) return undefined;
@@ -82,7 +84,7 @@ export function mutated(text: string, mutant: Mutant): string | undefined {
   return text.slice(0, at) + mutant.replacement + text.slice(at + mutant.original.length);
 }
 
-/** Mutants that `--list` wrote. */
+/** Reads the mutants that `--list` wrote. */
 export async function readMutants(file: string): Promise<readonly Mutant[]> {
   return JSON.parse(await readFile(file, 'utf8'));
 }

@@ -2,7 +2,7 @@ import { nameOf, parse, partOf, partsOf, type Syntax } from '../docs/syntax.ts';
 
 /** One change of a source file. */
 export interface Change {
-  /** In UTF-16 units, from the start of the file. */
+  /** The offset from the start of the file, in UTF-16 units. */
   readonly offset: number;
   readonly original: string;
   readonly replacement: string;
@@ -21,13 +21,13 @@ const swaps: Readonly<Record<string, string>> = {
   '||': '&&',
 };
 
-/** Properties that hold text for people. */
+/** Properties that contain text for people. */
 const textProperties = new Set(['action', 'description', 'detail', 'help', 'message', 'summary', 'title']);
 
-/** Syntax of TypeScript around a value: the value still runs. */
+/** TypeScript syntax around a value. The value itself still runs. */
 const valueWrappers = new Set(['TSAsExpression', 'TSInstantiationExpression', 'TSNonNullExpression']);
 
-/** Every change of the file that the mutation operators allow, in the order of the text and without duplicates. */
+/** Every change that the operators allow, in the order of the text and without duplicates. */
 export function changesOf(path: string, text: string): readonly Change[] {
   const found = new Map<string, Change>();
   for (const change of changesBelow(parse(path, text).program, text)) {
@@ -68,7 +68,7 @@ function isSkipped(part: Syntax): boolean {
     case 'Property':
       return part['computed'] !== true && textProperties.has(nameOf(partOf(part['key'])) ?? '');
     default:
-      // Types, interfaces, `satisfies never`; the parser names all of them TS….
+      // Types, interfaces and `satisfies never`. The parser's names for all of them begin with TS.
       return part.type.startsWith('TS') && !valueWrappers.has(part.type) && !isOtherSatisfies(part);
   }
 }
@@ -76,7 +76,7 @@ function isSkipped(part: Syntax): boolean {
 const isOtherSatisfies = (part: Syntax): boolean =>
   part.type === 'TSSatisfiesExpression' && partOf(part['typeAnnotation'])?.type !== 'TSNeverKeyword';
 
-/** `log.warn(…)`, `scope.log.info(…)`, `console.log(…)`. */
+/** Whether the call is `log.warn(…)`, `scope.log.info(…)` or `console.log(…)`. */
 function isLogCall(call: Syntax | undefined): boolean {
   const callee = call?.type === 'CallExpression' ? partOf(call['callee']) : undefined;
   const owner = callee?.type === 'MemberExpression' ? partOf(callee['object']) : undefined;
@@ -84,46 +84,46 @@ function isLogCall(call: Syntax | undefined): boolean {
   return name === 'log' || name === 'console';
 }
 
-/** The call of `f()`, `await f()` and `a?.f()`. */
+/** The call in `f()`, `await f()` and `a?.f()`. */
 function callIn(expression: Syntax | undefined): Syntax | undefined {
   if (expression?.type === 'CallExpression') return expression;
   if (expression?.type === 'AwaitExpression') return callIn(partOf(expression['argument']));
   return expression?.type === 'ChainExpression' ? callIn(partOf(expression['expression'])) : undefined;
 }
 
-type Replaced = readonly [start: number, end: number, replacement: string];
+type Replacement = readonly [start: number, end: number, replacement: string];
 
-function changesAt(part: Syntax, text: string): readonly Replaced[] {
+function changesAt(part: Syntax, text: string): readonly Replacement[] {
   switch (part.type) {
     case 'BinaryExpression':
     case 'LogicalExpression':
-      return swapped(part, text);
+      return swapChanges(part, text);
     case 'IfStatement':
     case 'ConditionalExpression':
     case 'WhileStatement':
     case 'DoWhileStatement':
-      return negated(partOf(part['test']), text);
+      return negationChanges(partOf(part['test']), text);
     case 'UnaryExpression':
       return part['operator'] === '!' ? [[part.start, part.start + 1, '']] : [];
     case 'Literal':
       return literalChanges(part, part['value']);
     case 'ExpressionStatement':
-      return removed(part);
+      return removalChanges(part);
     case 'ReturnStatement':
-      return undefinedFor(partOf(part['argument']));
+      return undefinedChanges(partOf(part['argument']));
     case 'ArrowFunctionExpression':
-      return part['expression'] === true ? undefinedFor(partOf(part['body'])) : [];
+      return part['expression'] === true ? undefinedChanges(partOf(part['body'])) : [];
     default:
       return [];
   }
 }
 
-function swapped(part: Syntax, text: string): readonly Replaced[] {
+function swapChanges(part: Syntax, text: string): readonly Replacement[] {
   const operator = String(part['operator']);
   const replacement = swaps[operator];
   const [left, right] = [partOf(part['left']), partOf(part['right'])];
   if (replacement === undefined || left === undefined || right === undefined) return [];
-  // Text that is put together is text.
+  // A concatenation of texts is a text.
   if (operator === '+' && [left, right].some(isText)) return [];
   const between = text
     .slice(left.end, right.start)
@@ -138,25 +138,25 @@ function isText(part: Syntax): boolean {
   return part.type === 'Literal' && typeof part['value'] === 'string';
 }
 
-/** Not where another operator makes the same change: `!x`, `a === b`, `true`. */
-function negated(test: Syntax | undefined, text: string): readonly Replaced[] {
+/** Leaves out conditions that another operator changes in the same way: `!x`, `a === b`, `true`. */
+function negationChanges(test: Syntax | undefined, text: string): readonly Replacement[] {
   if (test === undefined || test.type === 'Literal') return [];
   if (['!', '===', '!=='].includes(String(test['operator']))) return [];
   return [[test.start, test.end, `!(${text.slice(test.start, test.end)})`]];
 }
 
-function literalChanges({ start, end }: Syntax, value: unknown): readonly Replaced[] {
+function literalChanges({ start, end }: Syntax, value: unknown): readonly Replacement[] {
   if (typeof value === 'boolean') return [[start, end, String(!value)]];
   return typeof value === 'number' && value + 1 !== value ? [[start, end, String(value + 1)]] : [];
 }
 
-function removed(statement: Syntax): readonly Replaced[] {
+function removalChanges(statement: Syntax): readonly Replacement[] {
   const call = callIn(partOf(statement['expression']));
   if (call === undefined || partOf(call['callee'])?.type === 'Super') return [];
   return [[statement.start, statement.end, ';']];
 }
 
-function undefinedFor(returned: Syntax | undefined): readonly Replaced[] {
+function undefinedChanges(returned: Syntax | undefined): readonly Replacement[] {
   if (returned === undefined || nameOf(returned) === 'undefined' || isSkipped(returned)) return [];
   return [[returned.start, returned.end, 'undefined']];
 }

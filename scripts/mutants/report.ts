@@ -6,12 +6,12 @@ export interface Judged {
   readonly verdict: Verdict;
 }
 
-/** Longer texts are cut: a line is for reading, `--json` has everything. */
-const longest = 60;
+/** Longer texts are cut in the report. `--json` writes them in full. */
+const maxTextLength = 60;
 
 function short(text: string): string {
   const line = text.replaceAll(/\s+/g, ' ');
-  return line.length > longest ? `${line.slice(0, longest - 1)}…` : line;
+  return line.length > maxTextLength ? `${line.slice(0, maxTextLength - 1)}…` : line;
 }
 
 /** `src/core/names.ts:12  a === b → a !== b` */
@@ -42,7 +42,7 @@ function reasonOf({ status, by, passed, related }: Verdict): string {
 const isKilled = ({ verdict: { status } }: Judged): boolean => status === 'killed' || status === 'timeout';
 const hasSurvived = ({ verdict: { status } }: Judged): boolean => status === 'survived';
 
-/** Survivors, a table by top folder of src/, what did not work as it should, and the figures on the last line. */
+/** The survivors, a table by top folder of src/, the problems, and the totals on the last line. */
 export function reportLines(judged: readonly Judged[], unreliable: ReadonlyMap<string, string>): readonly string[] {
   const survivors = judged.filter(hasSurvived).map(({ mutant }) => `  ${changeLine(mutant)}`);
   const left = judged.flatMap(({ mutant, verdict }) =>

@@ -2,16 +2,16 @@ import { appendFileSync } from 'node:fs';
 import { relative } from 'node:path';
 import type { Reporter, TestModule, Vitest } from 'vitest/node';
 
-/** One line of the file that STOWAGE_MUTANT_EVENTS names. */
-export type Event =
+/** One line of the file STOWAGE_MUTANT_EVENTS. */
+export type MutantRunEvent =
   | { readonly kind: 'passed'; readonly file: string; readonly seconds: number }
-  /** Without a file: an error outside of every file. */
+  /** `file` is empty for an error outside of every file. */
   | { readonly kind: 'failed'; readonly file: string; readonly test: string };
 
-/** Writes each event when it happens, so that a run that hangs still says which files passed. */
+/** Writes each event when it happens, so that the file says which tests passed even if the run hangs. */
 export default function eventReporter(): Reporter {
   const log = process.env['STOWAGE_MUTANT_EVENTS'];
-  const write = (event: Event): void => {
+  const write = (event: MutantRunEvent): void => {
     if (log !== undefined) appendFileSync(log, `${JSON.stringify(event)}\n`);
   };
   let vitest: Vitest | undefined;

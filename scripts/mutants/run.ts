@@ -4,30 +4,33 @@ import { open, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { ownMounts } from '#testbed/mount-namespace.ts';
-import type { Event } from './reporter.ts';
+import type { MutantRunEvent } from './reporter.ts';
 import type { Scratch } from './scratch.ts';
 
-/** What became of a run of test files. */
+/** The result of a run of test files. */
 export interface Run {
-  readonly events: readonly Event[];
+  readonly events: readonly MutantRunEvent[];
   readonly status: 'passed' | 'failed' | 'timeout';
-  /** Mounts that the tests left. They ended with their namespace. */
+  /** Mounts that the tests left behind. They ended with their mount namespace. */
   readonly leftMounts: readonly string[];
   readonly seconds: number;
 }
 
 export interface RunLimits {
   readonly limitSeconds: number;
-  /** Test files at once. */
+  /** How many test files run in parallel. */
   readonly atOnce: number;
   readonly signal: AbortSignal;
 }
 
-/** After the first failure, hooks get this long to clean up. */
+/** How long hooks may clean up after the first failure. */
 const graceMs = 20_000;
 const pollMs = 200;
 
-/** Runs the test files in the scratch copy until the first failure. Every process that they start has ended afterwards. */
+/**
+ * Runs the test files in the scratch copy until the first failure. All processes that they started have ended when it
+ * returns.
+ */
 export async function runTests(scratch: Scratch, files: readonly string[], limits: RunLimits): Promise<Run> {
   const since = performance.now();
   await Promise.all([scratch.eventsFile, scratch.leftFile].map((file) => rm(file, { force: true })));
@@ -39,7 +42,7 @@ export async function runTests(scratch: Scratch, files: readonly string[], limit
     stdio: ['ignore', log.fd, log.fd],
     detached: true,
   });
-  const wasKilled = await ended(child, scratch, limits);
+  const wasKilled = await waitForEnd(child, scratch, limits);
   limits.signal.throwIfAborted();
   const events = await eventsIn(scratch);
   const hasFailed = events.some(({ kind }) => kind === 'failed') || (!wasKilled && child.exitCode !== 0);
@@ -63,8 +66,9 @@ function commandFor({ root, leftFile }: Scratch, files: readonly string[], atOnc
   const options = ['--bail=1', `--maxWorkers=${atOnce}`, `--reporter=${reporter}`, '--no-color'];
   const own = ownMounts();
   if (own === undefined) return [...vitest, ...options, ...files];
-  // The second half of `own`, with a process namespace: when its first process ends, the kernel kills all the others. That one is
-  // a shell, since Node does not wait for orphans. The line does not end with "$@", or the shell would become that program.
+  // The end of `own`, with a PID namespace: when its first process ends, the kernel kills all others. That process is a
+  // shell, because Node does not wait for orphans. The line does not end with "$@", because the shell would then become
+  // that program.
   const processes = ['--pid', '--fork', '--kill-child', '--mount-proc', 'sh', '-c', '"$@"; exit $?', 'sh'];
   const node = [process.execPath, '--disable-warning=ExperimentalWarning'];
   return [
@@ -84,8 +88,12 @@ function environmentFor({ temporary, eventsFile }: Scratch): NodeJS.ProcessEnv {
   return { ...others, TMPDIR: temporary, STOWAGE_MUTANT_EVENTS: eventsFile };
 }
 
-/** True if the run had to be killed. */
-async function ended(child: ChildProcess, scratch: Scratch, { limitSeconds, signal }: RunLimits): Promise<boolean> {
+/** Returns true if the run was killed. */
+async function waitForEnd(
+  child: ChildProcess,
+  scratch: Scratch,
+  { limitSeconds, signal }: RunLimits,
+): Promise<boolean> {
   const over = new AbortController();
   const exit = once(child, 'exit').finally(() => over.abort());
   let deadline = performance.now() + limitSeconds * 1000;
@@ -97,7 +105,7 @@ async function ended(child: ChildProcess, scratch: Scratch, { limitSeconds, sign
     deadline = Math.min(deadline, performance.now() + graceMs);
   }
   const wasKilled = !over.signal.aborted;
-  // Also after a plain exit: without a process namespace, processes of the group may be left.
+  // Even after a normal exit: without a PID namespace, processes of the group may remain.
   if (child.pid !== undefined) killGroup(child.pid);
   await exit;
   return wasKilled;
@@ -107,14 +115,14 @@ function killGroup(pid: number): void {
   try {
     process.kill(-pid, 'SIGKILL');
   } catch {
-    // ESRCH: all have ended.
+    // ESRCH: all processes have ended.
   }
 }
 
-async function eventsIn({ eventsFile }: Scratch): Promise<readonly Event[]> {
+async function eventsIn({ eventsFile }: Scratch): Promise<readonly MutantRunEvent[]> {
   const lines = (await textOf(eventsFile)).split('\n');
-  // What follows the last line break is not complete yet.
-  return lines.slice(0, -1).map((line): Event => JSON.parse(line));
+  // The text after the last line break is incomplete.
+  return lines.slice(0, -1).map((line): MutantRunEvent => JSON.parse(line));
 }
 
 const textOf = async (file: string): Promise<string> => await readFile(file, 'utf8').catch(() => '');

@@ -5,26 +5,29 @@ import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { onPath } from '#testbed/component.ts';
 
-/** A copy of a checkout that may be changed, with a temporary folder of its own for tests. */
+/** A copy of a checkout that may be changed, with its own temporary folder for tests. */
 export interface Scratch {
   readonly root: string;
   readonly temporary: string;
-  /** What the reporter and `inside.ts` write. */
+  /** The files that the reporter and `inside.ts` write. */
   readonly eventsFile: string;
   readonly leftFile: string;
   readonly logFile: string;
   write(file: string, text: string): Promise<void>;
-  /** Removes what tests left behind. Returns a line for each loop device, and for a folder that can't be removed. */
+  /** Removes what tests left behind. Returns a line for each loop device, and for each folder that can't be removed. */
   clean(): Promise<readonly string[]>;
 }
 
-/** Neither sources nor tests. Without the bundle, bin/stowage runs the sources, in which the mutant is. */
+/**
+ * Folders that are neither sources nor tests. Without the bundle, bin/stowage runs the sources, which contain the
+ * mutant.
+ */
 const notCopied = /^(?:node_modules|\.git|dist|\.stowage-.*)$/;
 
-/** Vitest and Vite write these: every scratch copy gets its own. */
+/** Vitest and Vite write these folders, so every scratch copy gets its own. */
 const caches = ['.vite', '.vitest-cache', '.vite-temp'];
 
-/** Short names: tests make Unix sockets below, whose paths may have 107 bytes. */
+/** With short names: tests create Unix sockets in it, and the path of a socket has at most 107 bytes. */
 export async function createScratch(checkout: string, folder: string, name: string): Promise<Scratch> {
   const root = join(folder, `c${name}`);
   const temporary = join(folder, `t${name}`);
@@ -55,7 +58,7 @@ export async function createScratch(checkout: string, folder: string, name: stri
   };
 }
 
-/** Tests that run as an ordinary user make folders in it. */
+/** Ordinary users may create folders in it, because some tests run as one. */
 async function makeTemporary(path: string): Promise<void> {
   await mkdir(path, { recursive: true });
   await chmod(path, 0o1777);
@@ -69,7 +72,7 @@ async function linkPackages(from: string, to: string): Promise<void> {
   }
 }
 
-/** Folders that tests make in the checkout. */
+/** Folders that tests create in the checkout. */
 async function strayFolders(root: string): Promise<readonly string[]> {
   return (await Array.fromAsync(glob('.stowage-*', { cwd: root }))).map((name) => join(root, name));
 }

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { collect } from '#testing/memory.ts';
+import { collectGarbage } from '#testing/memory.ts';
 import { releaseMemoryWhenIdle, thisProcess } from './memory-release.ts';
 
 function aProcess() {
@@ -55,7 +55,7 @@ test('returns freed memory between blocks that are still in use', () => {
   pieces.length = 0;
   // Started as by bin/stowage. releaseMemory itself must collect the garbage: after another collection (gc() alone)
   // V8 frees it later, on another thread.
-  vi.stubGlobal('gc', collect);
+  vi.stubGlobal('gc', collectGarbage);
   onTestFinished(() => void vi.unstubAllGlobals());
   const before = anonymousMegabytes();
   thisProcess().releaseMemory();

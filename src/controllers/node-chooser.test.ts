@@ -18,7 +18,7 @@ import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controllerFixture();
-const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
+const { twoNodes, startLeader, volumes, claimsWithVolumes, provision } = localClaims(it);
 const gib = 1024n ** 3n;
 
 const lost = (): StowageError =>
@@ -39,8 +39,8 @@ describe('a claim whose node the scheduler has chosen', () => {
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     it.api.put(paths.claims, aLocalClaim('unscheduled'));
-    lead();
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    startLeader();
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     const [volume] = await volumes();
     expect(volume && nodeOf(volume)).toEqual({ key: nodeTopologyKey, operator: 'In', values: ['node-2'] });
     const [made] = await two.volumes();
@@ -55,7 +55,7 @@ describe('a claim whose node the scheduler has chosen', () => {
   ])('gets the current identity of the store, not the one of the last check%s', async (_, asked) => {
     const [, two] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
-    lead();
+    startLeader();
     const before = (): string | undefined => it.parts.nodeStores.of('node-2')?.stores.get('disks')?.identity;
     await eventually(before).not.toBe(undefined);
     await moveStore(two, 'elsewhere');
@@ -67,7 +67,7 @@ describe('a claim whose node the scheduler has chosen', () => {
         return answer;
       };
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     const now = two.server.core.stores.view('disks').store?.identity;
     expect(before()).not.toBe(now);
     expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
@@ -78,7 +78,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     const [, two] = await twoNodes();
     const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
     const more = { bytes: gib, enforce: false, access: 'filesystem', node: 'node-2', allowed: [] } as const;
-    const first = lead().local;
+    const first = startLeader().local;
     await it.caches.stores.whenSynced(aCall().signal);
     const made = await first.create({ ...wanted, ...more, labels: {} }, aCall());
     const second = createNodeProvisioner({
@@ -103,10 +103,10 @@ describe('a claim whose node the scheduler has chosen', () => {
     };
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    lead();
+    startLeader();
     await eventually(() => it.agents.nodes()).toEqual(['node-2']);
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     expect(await counted(one, two)).toEqual([1, 1]);
     one.connect();
     await eventually(() => counted(one, two)).toEqual([0, 1]);
@@ -131,7 +131,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     const [one, two] = await twoNodes('?maxBytes=1M');
     prepare(one);
     it.api.put(paths.classes, aLocalClass());
-    lead();
+    startLeader();
     const asked = (): number => it.agents.requests.filter((one) => one === 'node-1 GET /v1/stores').length;
     // The controller has polled both nodes, and waits before the next poll.
     await eventually(() => it.parts.nodeStores.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 2 });
@@ -143,7 +143,7 @@ describe('a claim whose node the scheduler has chosen', () => {
     // The free space that this node last reported would let it be chosen again.
     if (why.test('has no room for')) await eventually(asked).toBe(before + 1);
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     expect(await counted(one, two)).toEqual([0, 1]);
   });
 
@@ -152,13 +152,13 @@ describe('a claim whose node the scheduler has chosen', () => {
     it.agents.lose('node-1');
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    lead();
+    startLeader();
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
       /agent of node 'node-1' is not connected/,
     );
     expect((await it.list(claims))[0]?.metadata.annotations).toEqual({ [selectedNode]: 'node-1' });
     one.connect();
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     expect(await counted(one, two)).toEqual([1, 0]);
   });
 });
@@ -171,7 +171,7 @@ describe('a claim that does not wait for a pod', () => {
     const allowedTopologies = [{ matchLabelExpressions: [{ key: nodeTopologyKey, values: ['node-1'] }] }];
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.classes, { ...aLocalClass({ ...immediate, allowedTopologies }), metadata: { name: 'first' } });
-    lead();
+    startLeader();
     it.api.put(paths.claims, aLocalClaim('roomy'));
     await eventually(() => counted(one, two)).toEqual([0, 1]);
     it.api.put(paths.claims, aClaim('allowed', { storageClassName: 'first' }));
@@ -183,7 +183,7 @@ describe('a claim that does not wait for a pod', () => {
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
       /does not have enough free space on any of 1/,
     );
-    expect(await wellMade()).toHaveLength(2);
+    expect(await claimsWithVolumes()).toHaveLength(2);
   });
 
   test('is not refused because of unfilled volumes, and goes to the node with fewer new volumes', async () => {
@@ -194,7 +194,7 @@ describe('a claim that does not wait for a pod', () => {
           ? { steps: [{ ok: true }], totalBytes: String(8n * gib), freeBytes: String(BigInt(3 - at) * gib) }
           : undefined;
     it.api.put(paths.classes, aLocalClass(immediate));
-    lead();
+    startLeader();
     await eventually(() => [...it.parts.nodeStores.all()].length).toBe(2);
     for (const name of ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i']) it.api.put(paths.claims, aLocalClaim(name));
     await eventually(() => counted(...nodes)).toEqual([5, 4]);
@@ -210,7 +210,7 @@ describe('a claim that does not wait for a pod', () => {
       throw new StowageError('the disk is full', { code: 'exhausted', reason: 'store-full', action: '' });
     };
     it.api.put(paths.classes, aLocalClass(immediate));
-    lead();
+    startLeader();
     it.api.put(paths.claims, aLocalClaim('data'));
     await eventually(() => counted(one, two)).toEqual([0, 1]);
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
@@ -235,16 +235,16 @@ describe('a claim that does not wait for a pod', () => {
     };
     const refusing = one.intercept;
     it.api.put(paths.classes, aLocalClass(immediate));
-    lead();
+    startLeader();
     it.api.put(paths.claims, aLocalClaim('data'));
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     await eventually(() => counted(one, two)).toEqual([0, 1]);
     expect(times).toBe(2);
   });
 
   test('gets its volume on another node when the one on which an earlier controller created it refuses', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
-    await makeFor('data', one);
+    await provision('data', one);
     let times = 0;
     one.intercept = async (request) => {
       if (!makes(request)) return undefined;
@@ -253,8 +253,8 @@ describe('a claim that does not wait for a pod', () => {
     };
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.claims, aLocalClaim('data'));
-    lead();
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    startLeader();
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     expect([times, await counted(two)]).toEqual([1, [1]]);
   });
 
@@ -294,7 +294,7 @@ describe('a claim that does not wait for a pod', () => {
       await eventually(() => counted(one)).toEqual([1]);
       await eventually(async () => {
         clock.advance(1_000);
-        return await wellMade();
+        return await claimsWithVolumes();
       }).toEqual(['pvc-uid-of-data']);
       expect(madeAt - (silentAt ?? Number.POSITIVE_INFINITY)).toBeGreaterThanOrEqual(60_000);
       const [volume] = await volumes();
@@ -316,7 +316,7 @@ describe('a claim that does not wait for a pod', () => {
           : undefined;
     it.api.put(paths.classes, aLocalClass(immediate));
     it.api.put(paths.claims, aLocalClaim('data'));
-    const { provisioning } = lead();
+    const { provisioning } = startLeader();
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(
       /does not have enough free space on any of 2/,
     );
@@ -334,7 +334,7 @@ describe('a claim that does not wait for a pod', () => {
     for (const bytes of [gib / 2n, gib - 1n, gib / 4n, gib / 3n]) await look(bytes);
     expect(provisioning.counts()).toMatchObject({ terminal, waiting: 0, running: 0, delayed: 1 });
     await look(gib);
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
   });
 
   test('is retried when another node becomes schedulable', async () => {
@@ -366,7 +366,7 @@ describe('a claim that does not wait for a pod', () => {
         ending.abort();
         throw broken();
       };
-    const provisioner = lead().local;
+    const provisioner = startLeader().local;
     await eventually(() => [...it.parts.nodeStores.all()].length).toBe(2);
     const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
     const more = {
@@ -395,13 +395,13 @@ describe('a claim that does not wait for a pod', () => {
     await two.answer({ method: 'POST', path: '/v1/volumes', body, requestId: 'uid-of-data' });
     it.agents.lose('node-2');
     it.api.put(paths.claims, aLocalClaim('data'));
-    lead();
+    startLeader();
     await eventually(
       () => it.agents.requests.filter((one) => one.startsWith('node-1 GET /v1/volumes?')).length,
     ).not.toBe(0);
     expect(await counted(one)).toEqual([0]);
     two.connect();
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     const [volume] = await volumes();
     expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
     expect(await counted(one, two)).toEqual([0, 1]);

@@ -13,7 +13,7 @@ import { volumeFinalizer } from './names.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 
 const it = controllerFixture();
-const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
+const { twoNodes, startLeader, volumes, claimsWithVolumes, provision } = localClaims(it);
 const gib = 1024n ** 3n;
 
 describe('a claim whose PersistentVolume cannot be written', () => {
@@ -30,7 +30,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    const { provisioning } = lead();
+    const { provisioning } = startLeader();
     await eventually(() => counted(one)).toEqual([1]);
     const csi = { driver: 'local.stowage.dev', volumeHandle: 'disks..pvc-uid-of-data' };
     const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
@@ -61,7 +61,7 @@ describe('a claim whose PersistentVolume cannot be written', () => {
     refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    lead();
+    startLeader();
     await eventually(() => counted(one)).toEqual([1]);
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await eventually(() => counted(one)).toEqual([0]);
@@ -81,8 +81,8 @@ describe('a volume of a node', () => {
     const both = await twoNodes(...options);
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    lead();
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    startLeader();
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     return both;
   }
 
@@ -90,7 +90,7 @@ describe('a volume of a node', () => {
     const [one] = await aVolume();
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
-    await eventually(wellMade).toEqual([]);
+    await eventually(claimsWithVolumes).toEqual([]);
     expect(await counted(one)).toEqual([0]);
   });
 
@@ -100,13 +100,13 @@ describe('a volume of a node', () => {
     const [{ id } = { id: '' }] = await one.volumes();
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
-    await eventually(wellMade).toEqual([]);
+    await eventually(claimsWithVolumes).toEqual([]);
     expect(await counted(one)).toEqual([0]);
     await one.server.core.deletions.restore(id, undefined, () => true, aCall());
     expect(await counted(one)).toEqual([1]);
     const metadata = { name: 'restored', uid: 'uid-of-restored', annotations: made?.metadata.annotations };
     it.api.put(paths.volumes, { metadata, spec: made?.spec, status: { phase: 'Released' } } as AnyObject);
-    await eventually(wellMade).toEqual([]);
+    await eventually(claimsWithVolumes).toEqual([]);
     expect(await counted(one)).toEqual([0]);
   });
 
@@ -128,7 +128,7 @@ describe('a volume of a node', () => {
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     const made = (await volumes()).find(({ metadata }) => metadata.name === 'pvc-uid-of-data');
     it.api.put(paths.volumes, { ...made, status: { phase: 'Released' } } as AnyObject);
-    if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
+    if (left === 0) await eventually(claimsWithVolumes).toEqual(['by-hand']);
     else
       await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
         "PersistentVolume 'by-hand' refers to the same volume",
@@ -149,7 +149,7 @@ describe('a volume of a node', () => {
     await eventually(() => [...it.caches.nodes.all()].at(-1)?.metadata.name).toBe('node-1');
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
-    await eventually(wellMade).toEqual([]);
+    await eventually(claimsWithVolumes).toEqual([]);
     expect([await counted(one), asked.includes('DELETE')]).toEqual([[0], false]);
   });
 
@@ -177,11 +177,11 @@ describe('a volume of a node', () => {
   test('does not count as deleted when its store is back at its old location', async () => {
     const [one] = await twoNodes();
     it.api.put(paths.classes, aLocalClass());
-    lead();
+    startLeader();
     await eventually(() => it.parts.nodeStores.of('node-1')?.stores.size).toBe(1);
     await moveStore(one, 'elsewhere');
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
-    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-data']);
     await moveStore(one, 'disks');
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
@@ -189,7 +189,7 @@ describe('a volume of a node', () => {
       /'disks' is at another location than when the volume was created/,
     );
     await moveStore(one, 'elsewhere');
-    expect([await wellMade(), await counted(one)]).toEqual([['pvc-uid-of-data'], [1]]);
+    expect([await claimsWithVolumes(), await counted(one)]).toEqual([['pvc-uid-of-data'], [1]]);
   });
 
   test('is found by its own PersistentVolume when other nodes have a volume of the same name', async () => {
@@ -214,7 +214,7 @@ describe('a volume of a node', () => {
     }
     const asking = aClaim('written-2', { volumeName: 'written-2', resources: { requests: { storage: '2Ki' } } });
     it.api.put(paths.claims, { ...asking, status: { phase: 'Bound', capacity: { storage: '1Ki' } } });
-    lead();
+    startLeader();
     await eventually(async () => (await it.list(claims))[0]?.status?.capacity).toEqual({ storage: '2Ki' });
     const sizes = await Promise.all(nodes.map(async (node) => (await node.volumes())[0]?.bytes));
     expect(sizes).toEqual([1024n, 2048n]);
@@ -244,7 +244,7 @@ describe('a volume of a node', () => {
 
   test('is deleted after a while when its claim is gone, or has another volume', async () => {
     const [one] = await twoNodes();
-    for (const name of ['gone', 'other', 'waits', 'by-hand']) await makeFor(name, one);
+    for (const name of ['gone', 'other', 'waits', 'by-hand']) await provision(name, one);
     it.api.put(paths.claims, aClaim('other', { volumeName: 'of-another-driver' }));
     it.api.put(paths.claims, aLocalClaim('waits'));
     const byHand = (await one.volumes()).find(({ name }) => (name as string) === 'by-hand');
@@ -261,7 +261,7 @@ describe('a volume of a node', () => {
   test('without a claim is deleted if it is empty, and reported otherwise', async () => {
     const [one] = await twoNodes();
     // Two belong to claims whose volumes are on the other node, and one belongs to a claim that waits.
-    for (const name of ['empty', 'full', 'waits']) await makeFor(name, one);
+    for (const name of ['empty', 'full', 'waits']) await provision(name, one);
     writeFileSync(join(one.server.folder, 'disks', 'full', 'file'), 'x');
     mkdirSync(join(one.server.folder, 'disks', 'not-ours'));
     for (const name of ['empty', 'full']) {
@@ -270,7 +270,7 @@ describe('a volume of a node', () => {
       it.api.put(paths.volumes, { metadata: { name: `pvc-uid-of-${name}` }, spec: { csi, claimRef } });
     }
     it.api.put(paths.claims, aLocalClaim('waits'));
-    lead();
+    startLeader();
     await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toMatch(
       /On node node-1, 1 volumes .*: full\./,
     );

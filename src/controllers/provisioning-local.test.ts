@@ -10,7 +10,7 @@ import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controllerFixture();
-const { twoNodes, lead, wellMade } = localClaims(it);
+const { twoNodes, startLeader, claimsWithVolumes } = localClaims(it);
 
 async function claimed(accessModes: readonly string[], volumeMode = 'Filesystem'): Promise<AgentNode> {
   it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
@@ -62,7 +62,7 @@ test('a recreated claim does not wait for the node of the first one, and gets no
     const how = { code: 'deadline', reason: 'agent-no-answer', action: '' } as const;
     throw new StowageError('the agent of node node-1 gave no answer within 30 s', how);
   };
-  lead();
+  startLeader();
   await eventually(() => it.notes('ProvisioningFailed')).toHaveLength(1);
   it.api.remove(paths.claims, 'data');
   const { length } = it.agents.requests.filter((asked) => asked.startsWith('node-1'));
@@ -71,7 +71,7 @@ test('a recreated claim does not wait for the node of the first one, and gets no
   );
   const next = aLocalClaim('data', 'node-2');
   it.api.put(paths.claims, { ...next, metadata: { ...next.metadata, uid: 'uid-of-second' } });
-  await eventually(wellMade).toEqual(['pvc-uid-of-second']);
+  await eventually(claimsWithVolumes).toEqual(['pvc-uid-of-second']);
   await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
   // Only the first claim gets the Event about the first claim.
   expect(await it.notes('ProvisioningFailed')).toHaveLength(1);

@@ -25,7 +25,7 @@ const named = (name: string): Volume => ({
   revision: 1,
 });
 
-test('a refresh of a store without a list of names keeps records that cannot be read and drops those that are gone', async () => {
+test('a refresh of a store without a list of names keeps records that cannot be read and drops records of volumes that are gone', async () => {
   using kept = createMemoryRecords();
   const records = kept.open();
   onTestFinished(() => records.close());

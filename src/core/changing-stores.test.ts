@@ -3,11 +3,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { type CoreOptions, startCore, type TestCore } from '#testing/start-core.ts';
 
-// Stores are added and changed while one of them is slow to open.
+// Adding and changing stores while one of them opens slowly.
 
 let folder: string;
 let kind: GatedKind;
@@ -19,7 +19,7 @@ beforeEach(async () => {
   kind = gated(createLocalStoreKind());
 });
 
-async function started(options: CoreOptions = {}): Promise<TestCore> {
+async function startWithGate(options: CoreOptions = {}): Promise<TestCore> {
   const server = await startCore({ kinds: [kind], ...options });
   onTestFinished(() => server[Symbol.asyncDispose]());
   return server;
@@ -30,7 +30,7 @@ const add = (server: TestCore, name: string, at = name) =>
 const names = ({ core }: TestCore): readonly string[] => core.stores.list().map(({ config }) => config.name);
 
 test('a store that is being added does not block adding, removing and checking other stores', async () => {
-  const server = await started();
+  const server = await startWithGate();
   const gate = kind.close('open', { deaf: true, store: 'a' });
   const slow = add(server, 'a');
   await gate.reached;
@@ -45,7 +45,7 @@ test('a store that is being added does not block adding, removing and checking o
     reason: 'store-being-added',
     message: "a store 'a' is being added already, with another URI",
   });
-  // The same again, as by somebody whose connection broke.
+  // Repeats the request, like a client whose connection broke.
   const again = add(server, 'a');
   gate.open();
   expect((await slow).config.name).toBe('a');
@@ -55,51 +55,51 @@ test('a store that is being added does not block adding, removing and checking o
 });
 
 test('the name of a store that could not be added is free again', async () => {
-  const server = await started();
+  const server = await startWithGate();
   await expect(add(server, 'a', 'nowhere')).rejects.toMatchObject({ reason: 'store-root-missing' });
   expect((await add(server, 'a')).problem).toBeUndefined();
 });
 
 test('a store that was being added at shutdown does not exist at the next start', async () => {
-  const server = await started();
+  const server = await startWithGate();
   const gate = kind.close('open', { deaf: true, store: 'a' });
   const refused = expect(add(server, 'a')).rejects.toMatchObject({ code: 'unavailable' });
   await gate.reached;
   const stopping = server.stop();
   gate.open();
   await Promise.all([stopping, refused]);
-  const next = await started({ after: server });
+  const next = await startWithGate({ after: server });
   expect(names(next)).toEqual(['local']);
-  // And no process holds its lock.
+  // No process holds the store's lock.
   expect((await add(next, 'a')).problem).toBeUndefined();
 });
 
 test('the configuration file takes precedence over a store with the same name that is being added', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
-  const server = await started({ config });
+  const server = await startWithGate({ config });
   const gate = kind.close('open', { deaf: true, store: 'a' });
   const refused = expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
   await gate.reached;
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/c\n`);
   const reloading = server.reload();
-  await vi.waitFor(() => expect(names(server)).toContain('a'), inTime);
+  await vi.waitFor(() => expect(names(server)).toContain('a'), waitForOptions);
   gate.open();
   await reloading;
   await refused;
   await server.core.stores.retry(aCall());
   const wanted = { config: { origin: 'file', uri: `local://${folder}/c` }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
 });
 
 test('a reload opens changed stores in parallel', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n  two: local://${folder}/b\n`);
-  const server = await started({ config });
+  const server = await startWithGate({ config });
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  two: local://${folder}/d\n`);
   const gate = kind.close('open', { deaf: true });
   const reloading = server.reload();
-  await vi.waitFor(() => expect(gate.waiting()).toBe(2), inTime);
+  await vi.waitFor(() => expect(gate.waiting()).toBe(2), waitForOptions);
   gate.open();
   await reloading;
   expect(server.core.stores.list()).toMatchObject([
@@ -111,7 +111,7 @@ test('a reload opens changed stores in parallel', async () => {
 test('a reload can move a directory from one store to another', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n  two: local://${folder}/b\n`);
-  const server = await started({ config });
+  const server = await startWithGate({ config });
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  two: local://${folder}/a\n`);
   await server.reload();
   expect(server.core.stores.list()).toMatchObject([
@@ -120,8 +120,8 @@ test('a reload can move a directory from one store to another', async () => {
   ]);
 });
 
-/** Store `a`, which is being removed while a call on it does not end. */
-async function draining(server: TestCore) {
+/** Starts removing store `a` while a call on it does not end. */
+async function removeBusyStore(server: TestCore) {
   await add(server, 'a');
   const wanted = { store: 'a', name: 'x', bytes: undefined, access: undefined, labels: {} };
   await server.core.volumes.create(wanted, aCall());
@@ -131,14 +131,14 @@ async function draining(server: TestCore) {
   const removing = server.core.stores.remove('a', aCall());
   await vi.waitFor(
     () => expect(server.core.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
-    inTime,
+    waitForOptions,
   );
   return { gate, labelled, removing };
 }
 
 test('a store that is being removed keeps its name and does not block adding, checking and reloading other stores', async () => {
-  const server = await started();
-  const { gate, labelled, removing } = await draining(server);
+  const server = await startWithGate();
+  const { gate, labelled, removing } = await removeBusyStore(server);
   await add(server, 'b');
   expect(await server.core.stores.check('b', aCall())).toMatchObject({ ok: true });
   await server.core.stores.remove('b', aCall());
@@ -158,23 +158,23 @@ test('a store that is being removed keeps its name and does not block adding, ch
 test('the configuration file takes precedence over a store with the same name that is being removed', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
-  const server = await started({ config });
-  const { gate, removing } = await draining(server);
+  const server = await startWithGate({ config });
+  const { gate, removing } = await removeBusyStore(server);
   const removed = removing.catch(() => undefined);
-  // The same place: what was shut cannot be left as it is.
+  // The same location: the store was closed, so it must be opened again.
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/a\n`);
   const reloading = server.reload();
   gate.open();
   await Promise.all([reloading, removed]);
   await server.core.stores.retry(aCall());
   const wanted = { config: { origin: 'file' }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
 });
 
 test('a check of a store that cannot be opened does not block adding other stores', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
-  const server = await started({ config });
+  const server = await startWithGate({ config });
   await mkdir(join(folder, 'late'));
   const gate = kind.close('open', { deaf: true, store: 'late' });
   const check = server.core.stores.check('late', aCall());
@@ -187,7 +187,7 @@ test('a check of a store that cannot be opened does not block adding other store
 test('a reload that waits for a server does not block adding and removing stores, and removed stores do not return', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n`);
-  const server = await started({ config });
+  const server = await startWithGate({ config });
   await add(server, 'b');
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  d: local://${folder}/c2\n`);
   await mkdir(join(folder, 'c2'));

@@ -12,8 +12,8 @@ beforeEach(() => {
 
 const refusal = () => new StowageError('no', { code: 'conflict', reason: 'target-kind', action: 'None.' });
 
-/** `there`: the kind of target that exists, if any. */
-const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
+/** `there`: the type of the existing target. Undefined: there is none. */
+const createClear = (there: Access | undefined, more: Partial<Mounter> = {}) =>
   createClearTarget({
     mounter: {
       list: async () => [],
@@ -28,32 +28,32 @@ const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
   });
 
 test('removes an empty directory or file', async () => {
-  await clearBy('filesystem')('/t', aCall());
-  await clearBy('block')('/t', aCall());
+  await createClear('filesystem')('/t', aCall());
+  await createClear('block')('/t', aCall());
   expect(asked).toEqual(['inspect filesystem', 'remove /t', 'inspect filesystem', 'inspect block', 'remove /t']);
 });
 
 test('leaves alone targets that do not exist or are not valid mount targets', async () => {
-  await clearBy(undefined)('/t', aCall());
+  await createClear(undefined)('/t', aCall());
   const refused = async (): Promise<never> => {
     throw refusal();
   };
-  await clearBy('filesystem', { inspectTarget: refused })('/t', aCall());
-  // It leads elsewhere by now.
+  await createClear('filesystem', { inspectTarget: refused })('/t', aCall());
+  // The target now resolves to another path.
   const elsewhere = async () => ({ target: '/other', existed: true });
-  await clearBy('filesystem', { inspectTarget: elsewhere })('/t', aCall());
-  await clearBy('filesystem', { unable: { why: 'not root', action: 'Be root.' } })('/t', aCall());
+  await createClear('filesystem', { inspectTarget: elsewhere })('/t', aCall());
+  await createClear('filesystem', { unable: { why: 'not root', action: 'Be root.' } })('/t', aCall());
   expect(asked.filter((one) => one.startsWith('remove'))).toEqual([]);
 });
 
 test('does not access a mounted target, since the mount may be dead', async () => {
   const list = async () => [{ at: '/t' }] as unknown as Awaited<ReturnType<Mounter['list']>>;
-  await clearBy('filesystem', { list })('/t', aCall());
+  await createClear('filesystem', { list })('/t', aCall());
   expect(asked).toEqual([]);
 });
 
 test('an aborted call throws the abort reason and removes nothing', async () => {
   const signal = AbortSignal.abort(new Error('enough'));
-  await expect(clearBy('filesystem')('/t', { ...aCall(), signal })).rejects.toThrow('enough');
+  await expect(createClear('filesystem')('/t', { ...aCall(), signal })).rejects.toThrow('enough');
   expect(asked).not.toContain('remove /t');
 });

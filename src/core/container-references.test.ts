@@ -7,7 +7,7 @@ import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -31,15 +31,15 @@ test('publishes running and stopped containers as users on the store, and remove
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web']), inTime);
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web']), waitForOptions);
   podman.run('db', { 'silver..photos': 'stowage' }, false);
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), inTime);
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), waitForOptions);
   await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
     message: expect.stringMatching(/container web .*container db /),
   });
   docker.remove('web');
   podman.remove('db');
-  await vi.waitFor(async () => expect(await said()).toEqual([]), inTime);
+  await vi.waitFor(async () => expect(await said()).toEqual([]), waitForOptions);
   await core.deletions.delete(volume.id, undefined, aCall());
 });
 
@@ -50,7 +50,7 @@ test('counts containers that use Stowage under another plugin name', async () =>
   const create = (name: string) =>
     core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
   const [asked, unasked] = [await create('photos'), await create('films')];
-  // By its engine name, whatever the volume is called by now; or by the volume's own.
+  // `web` refers to its volume by the name that the engine uses, `db` by the volume's own name.
   await core.pluginNames.resolve('stowage-local', 'local..photos', aCall());
   docker.run('web', { 'local..photos': undefined, other: undefined });
   docker.run('db', { films: undefined }, false);

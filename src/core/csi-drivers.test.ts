@@ -6,7 +6,7 @@ test.each<[Placement | undefined, string]>([
   ['node', 'local.stowage.dev'],
   ['anywhere', 'file.stowage.dev'],
   ['mount-worker', 'file.stowage.dev'],
-  // An invalid Store object, or one of a newer Stowage: its StorageClass is of this driver.
+  // The StorageClass of an invalid Store object, or of one from a newer Stowage, still names this driver.
   [undefined, 'file.stowage.dev'],
 ])('a store with placement %s belongs to driver %s', (placement, name) => {
   expect(driverFor(placement).name).toBe(name);

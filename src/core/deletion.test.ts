@@ -14,7 +14,7 @@ import type { Store, StoreKind, Trash } from './ports.ts';
 let server: TestCore;
 let clock: FakeClock;
 let root: string;
-const anywhere = (): boolean => true;
+const everyStore = (): boolean => true;
 const hour = 3_600_000;
 const day = 86_400_000;
 
@@ -43,7 +43,7 @@ describe('delete', () => {
     expect(again.id).not.toBe(id);
   });
 
-  test('a deleted volume is not found', async () => {
+  test('an id of a deleted volume is not found', async () => {
     await add();
     const { id } = await create('a');
     await remove(id);
@@ -63,7 +63,7 @@ describe('delete', () => {
   });
 
   test.each(['delete', 'retain', 'archive'])(
-    'discarding an empty volume destroys it even with onDelete=%s',
+    'destroys an empty volume on request even with onDelete=%s',
     async (policy) => {
       await add(`onDelete=${policy}`);
       const [nothing, something] = [await create('nothing'), await create('something')];
@@ -80,7 +80,7 @@ describe('delete', () => {
     },
   );
 
-  test('a replayed discard keeps the volume if it contains something by then', async () => {
+  test('a replayed deletion of an empty volume keeps the volume if it contains data by then', async () => {
     await add('onDelete=retain');
     const { id, name } = await create('a');
     await writeFile(join(root, 'a', 'file'), '');
@@ -93,8 +93,8 @@ describe('delete', () => {
     expect(existsSync(join(root, 'a', 'file'))).toBe(true);
   });
 
-  describe('only if empty', () => {
-    /** What happens after every check and right before the store deletes. */
+  describe('the deletion of a volume only if it is empty', () => {
+    /** Runs after every check and right before the store deletes. */
     let beforeDelete: (() => Promise<void>) | undefined;
     const local = (): StoreKind => {
       const kind = createLocalStoreKind(clock);
@@ -122,7 +122,7 @@ describe('delete', () => {
       await mkdir(root);
     });
 
-    test('discard keeps a volume that somebody writes to after the check for emptiness', async () => {
+    test('keeps a volume that a program writes to after the check for emptiness', async () => {
       await add('onDelete=archive');
       const volume = await create('a');
       beforeDelete = () => writeFile(join(root, 'a', 'file'), 'precious');
@@ -143,7 +143,7 @@ describe('delete', () => {
       expect(await readdir(root)).toEqual(['.stowage']);
     });
 
-    test('discard keeps an image that is mounted after the check for use', async () => {
+    test('keeps an image that is mounted after the check for use', async () => {
       await add('layout=image&onDelete=archive');
       const image = { store: 'keep', name: 'a', bytes: 16n << 20n, access: 'block', labels: {} } as const;
       const volume = await server.core.volumes.create(image, aCall());
@@ -200,8 +200,8 @@ describe('delete', () => {
   });
 });
 
-/** Lists the trash every five minutes, since at most five minutes count as observed between two looks. */
-async function passTime(ms: number): Promise<void> {
+/** Lists the trash every five minutes: between two listings at most five minutes count as observed. */
+async function passObservedTime(ms: number): Promise<void> {
   const longestMs = 5 * 60_000;
   for (let left = ms; left > 0; left -= longestMs) {
     clock.advance(Math.min(left, longestMs));
@@ -214,13 +214,13 @@ describe('the trash', () => {
     await add('onDelete=archive&retention=2h');
     const { id } = await create('a');
     expect(await remove(id)).toEqual({ outcome: 'archived', expiresAt: clock.now() + 2 * hour });
-    await passTime(2 * hour - 1);
+    await passObservedTime(2 * hour - 1);
     await runMaintenance(server.core);
     expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: clock.now() + 1 }]);
-    await passTime(1);
+    await passObservedTime(1);
     await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
-    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, everyStore, aCall())).rejects.toMatchObject({
       code: 'not-found',
       reason: 'trash-unknown',
     });
@@ -232,10 +232,10 @@ describe('the trash', () => {
     await runMaintenance(server.core);
     clock.jump(30 * day);
     await runMaintenance(server.core);
-    await passTime(2 * hour - 1);
+    await passObservedTime(2 * hour - 1);
     await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
-    await passTime(1);
+    await passObservedTime(1);
     await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
   });
@@ -244,10 +244,10 @@ describe('the trash', () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
     clock.jump(-hour);
-    await passTime(3 * hour - 1);
+    await passObservedTime(3 * hour - 1);
     await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
-    await passTime(1);
+    await passObservedTime(1);
     await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
   });
@@ -255,17 +255,17 @@ describe('the trash', () => {
   test('does not count the time while Stowage was down, and continues counting after a restart', async () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
-    await passTime(hour);
+    await passObservedTime(hour);
     await runMaintenance(server.core);
     await server.stop();
     clock.jump(30 * day);
     const kinds = [createLocalStoreKind(clock)];
     server = await startCore({ after: server, clock, kinds });
     await runMaintenance(server.core);
-    await passTime(hour - 1);
+    await passObservedTime(hour - 1);
     await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
-    await passTime(1);
+    await passObservedTime(1);
     await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
     await server.stop();
@@ -296,7 +296,7 @@ describe('the trash', () => {
       await remove(id);
       if (i % 2 === 0) stuck.add(id);
     }
-    await passTime(hour - 1);
+    await passObservedTime(hour - 1);
     clock.advance(1);
     const log = collectingLog();
     await server.core.deletions.expire(aCall({ log }));
@@ -316,7 +316,7 @@ describe('the trash', () => {
       ['a', before],
       ['b', clock.now() + hour],
     ]);
-    await passTime(hour);
+    await passObservedTime(hour);
     await runMaintenance(server.core);
     expect(await trash()).toMatchObject([{ volume: { id: first.id } }]);
   });
@@ -327,10 +327,10 @@ describe('the trash', () => {
     await writeFile(join(root, 'a', 'file'), 'text');
     await remove(id);
     expect((await readdir(root)).sort()).toEqual(['.stowage']);
-    const back = await server.core.deletions.restore(id, undefined, anywhere, aCall());
+    const back = await server.core.deletions.restore(id, undefined, everyStore, aCall());
     expect(back).toMatchObject({ id, name: 'a', labels: { l: '1' } });
     expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
-    expect(await server.core.deletions.restore(id, undefined, anywhere, aCall())).toEqual(back);
+    expect(await server.core.deletions.restore(id, undefined, everyStore, aCall())).toEqual(back);
     expect(await trash()).toEqual([]);
   });
 
@@ -338,7 +338,7 @@ describe('the trash', () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
-    const restore = (): Promise<Volume> => server.core.deletions.restore(id, 'b', anywhere, aCall());
+    const restore = (): Promise<Volume> => server.core.deletions.restore(id, 'b', everyStore, aCall());
     const [one, two] = await Promise.all([restore(), restore()]);
     expect(one).toEqual(two);
   });
@@ -348,22 +348,22 @@ describe('the trash', () => {
     const { id } = await create('a');
     await remove(id);
     await create('a');
-    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, everyStore, aCall())).rejects.toMatchObject({
       code: 'exists',
       action: 'Restore it under another name: stowage volume restore ID --name NEWNAME',
     });
-    expect(await server.core.deletions.restore(id, 'b', anywhere, aCall())).toMatchObject({ id, name: 'b' });
+    expect(await server.core.deletions.restore(id, 'b', everyStore, aCall())).toMatchObject({ id, name: 'b' });
   });
 
-  test('purge destroys a volume for good, but only if the caller may see its store', async () => {
+  test('destroys a volume for good on a purge, but only if the caller may see its store', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
     await expect(server.core.deletions.purge(id, () => false, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await server.core.deletions.purge(id, anywhere, aCall());
+    await server.core.deletions.purge(id, everyStore, aCall());
     expect(await trash()).toEqual([]);
-    await expect(server.core.deletions.purge(id, anywhere, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await expect(server.core.deletions.purge('../etc', anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.purge(id, everyStore, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await expect(server.core.deletions.purge('../etc', everyStore, aCall())).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no volume '../etc' in the trash",
     });
@@ -402,7 +402,7 @@ describe('the trash', () => {
     await server.stop();
     await rm(root, { recursive: true });
     server = await startCore({ after: server });
-    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, everyStore, aCall())).rejects.toMatchObject({
       code: 'unavailable',
       message: `the trash cannot be searched for '${id}': store 'keep' cannot be used now`,
       action: 'Try again when it is back: stowage store check keep',

@@ -49,7 +49,7 @@ describe('an engine mount', () => {
   };
   const settle = () => server.core.engineMounts.reconcile(aCall());
   /** Docker unmounts the volume before it reports the end of the container. */
-  const ends = async (name: string): Promise<void> => {
+  const endContainer = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
     await expect.poll(path).toBeUndefined();
   };
@@ -61,21 +61,21 @@ describe('an engine mount', () => {
     await unmount('1');
     expect(path()).toBe(at);
     await unmount('1');
-    await ends('web');
+    await endContainer('web');
   });
 
   test('stays while one of its containers runs, whatever its count', async () => {
     docker.run('web', { photos: plugin });
     docker.run('db', { photos: plugin });
     const at = await hold('1');
-    // One that was only made has nothing mounted.
+    // A created container that has not started mounts nothing.
     docker.run('new', { photos: plugin }, true, false);
     await unmount('1');
     expect(path()).toBe(at);
     docker.run('db', { photos: plugin }, false);
     await settle();
     expect(path()).toBe(at);
-    await ends('web');
+    await endContainer('web');
     docker.remove('new');
   });
 
@@ -155,7 +155,7 @@ describe('an engine mount', () => {
   });
 
   test('stays when Stowage stops, and is known after the next start', async () => {
-    // By the system's clock: to stop takes time.
+    // On the system clock, because a stop takes time.
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-holds-'));
     const about = { engines: [docker], folder: folder.path };
     const first = await startCore(about);
@@ -245,7 +245,7 @@ describe('an engine mount', () => {
   test('that an engine requests again after it was killed has no certain count', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
-    // It forgets how often it has asked, not under which id.
+    // A killed engine loses its mount count, but keeps its mount id.
     clock.advance(1);
     docker.restart();
     clock.advance(1);
@@ -262,7 +262,7 @@ describe('an engine mount', () => {
     await hold('2');
     server.core.records.volumes.remove(volume.id);
     for (const name of ['photos', 'photos.meta']) await rm(join(server.storeFolder, name), { recursive: true });
-    // Engines ask for it before they let go of it.
+    // Engines look a volume up before they unmount it.
     await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
@@ -273,7 +273,7 @@ describe('an engine mount', () => {
     docker.remove('web');
     await settle();
     expect(path()).toBeUndefined();
-    // Nothing needs the name any more.
+    // No mount needs the name any longer.
     await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
@@ -316,10 +316,10 @@ describe('an engine mount', () => {
         server.core.engineRequests.note(volume.id, signal),
         new Promise<undefined>((done) => setImmediate(() => done(undefined))),
       ]);
-    // Before the deletion, an engine request is noted at once.
+    // Before the deletion, the request is recorded at once.
     expect(await note()).toBe('noted');
     const deleted = remove();
-    // While the volume is being deleted, an engine request waits.
+    // During the deletion, the request waits.
     await expect.poll(note).toBeUndefined();
     docker.run('web', { photos: plugin }, false);
     clock.advance(1_000);

@@ -17,7 +17,7 @@ import { createUnpublish } from './unpublish.ts';
 import type { UsePublisher } from './use-publisher.ts';
 import { createVolumeStaging, ownSource } from './volume-staging.ts';
 
-/** A node with unwritten data whose NFS server does not answer: nothing can be flushed, and only forced unmounts succeed. */
+/** A node with dirty data whose NFS server does not answer: every flush fails, and only forced unmounts succeed. */
 let records: Records;
 let table: Map<string, string>;
 let unmounts: string[];

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
+import { aCall, runMaintenance, waitForOptions } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
@@ -21,35 +21,35 @@ let clock: SkippingClock;
 let kind: GatedKind;
 let server: TestCore;
 
-/** While true, the store creates volumes but its answers are lost. */
-let isDeaf = false;
+/** While true, the store executes calls, but its answers are lost. */
+let losesAnswers = false;
 let asked: string[] = [];
-/** If set, create requests are queued here instead of being carried out. */
-let owed: (() => Promise<unknown>)[] | undefined;
-function unheard(inner: StoreKind): StoreKind {
+/** If set, create requests wait here instead of being executed. */
+let queuedCreates: (() => Promise<unknown>)[] | undefined;
+function losingAnswers(inner: StoreKind): StoreKind {
   const noAnswer = () => new StowageError('no answer', { code: 'deadline', reason: 'nfs-timeout', action: 'Wait.' });
   const answer = async <T>(made: T): Promise<T> => {
-    if (!isDeaf) return made;
+    if (!losesAnswers) return made;
     throw noAnswer();
   };
   const wrap = (store: Store): Store =>
     replaceVerbs(store, {
       create: async (spec, scope) => {
-        if (owed === undefined) return await answer(await store.create(spec, scope));
-        owed.push(() => store.create(spec, aCall()));
+        if (queuedCreates === undefined) return await answer(await store.create(spec, scope));
+        queuedCreates.push(() => store.create(spec, aCall()));
         throw noAnswer();
       },
       get: async (name, scope) => {
         asked.push(name);
-        if (isDeaf) clock.skip(2_000);
+        if (losesAnswers) clock.skip(2_000);
         return await answer(await store.get(name, scope));
       },
     });
   return { ...inner, open: async (...args) => wrap(await inner.open(...args)) };
 }
 
-/** A store of directories that claims to be shared with other hosts. */
-const far: StoreKind = {
+/** A store of directories that is registered as shared between hosts. */
+const sharedKind: StoreKind = {
   ...createLocalStoreKind(),
   scheme: 'far',
   placement: 'anywhere',
@@ -58,13 +58,13 @@ const far: StoreKind = {
     createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),
 };
 
-/** Starts the server on the same state. */
+/** Starts the server, after a stop on the same state. */
 async function start(after?: TestCore): Promise<void> {
-  isDeaf = false;
+  losesAnswers = false;
   asked = [];
-  owed = undefined;
-  kind = gated(unheard(createLocalStoreKind()));
-  server = await startCore({ kinds: [kind, far], clock, folder: state, records, after });
+  queuedCreates = undefined;
+  kind = gated(losingAnswers(createLocalStoreKind()));
+  server = await startCore({ kinds: [kind, sharedKind], clock, folder: state, records, after });
 }
 
 beforeEach(async () => {
@@ -86,7 +86,7 @@ const target = (): string => join(folder, 'target');
 const publish = (key = 'key', store = 'local') =>
   server.core.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
 const unpublish = (key = 'key') => server.core.ephemerals.unpublish(key, target(), aCall());
-/** Stops the server, advancing the clock past its timeouts. */
+/** Stops the server, and advances the clock past its timeouts. */
 const stop = async (): Promise<void> => {
   const stopping = server.stop();
   const isOver = async (): Promise<void> => {
@@ -121,7 +121,7 @@ describe('a volume that lives with its target', () => {
     await runMaintenance(server.core);
     clock.skip(3_600_000);
     await runMaintenance(server.core);
-    // A reboot also removes the mount. The pod comes back and needs the contents of its volume.
+    // A reboot also removes the mount. The pod is started again and needs its data.
     server.kept.mounts.remove(join(folder, 'real/target'));
     await server.core.mounts.reconcile(aCall());
     await runMaintenance(server.core);
@@ -169,7 +169,7 @@ describe('a volume that lives with its target', () => {
 });
 
 test('a volume that is created but never mounted is destroyed after a while, not at once', async () => {
-  // Killed between making and mounting it.
+  // As if Stowage was killed after it created the volume and before it mounted it.
   const nowhere = join(folder, 'missing', 'target');
   await expect(server.core.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
   expect(await volumes()).toEqual(['key']);
@@ -187,9 +187,9 @@ test('a volume that is created but never mounted is destroyed after a while, not
 describe('a volume whose create request got no answer', () => {
   const made = () => readdirSync(join(state, 'stores', 'local')).filter((name) => name.endsWith('.meta'));
   const begin = async () => {
-    isDeaf = true;
+    losesAnswers = true;
     await expect(publish()).rejects.toThrow('no answer');
-    isDeaf = false;
+    losesAnswers = false;
     expect(made()).toEqual(['key.meta']);
   };
 
@@ -226,31 +226,31 @@ describe('a volume whose create request got no answer', () => {
 
   test('is looked up once per pass for all volumes of a store that does not answer', async () => {
     await begin();
-    isDeaf = true;
+    losesAnswers = true;
     await expect(publish('other')).rejects.toThrow('no answer');
     for (const key of ['key', 'other']) await unpublish(key);
     asked = [];
     await runMaintenance(server.core);
     expect(asked).toHaveLength(1);
-    isDeaf = false;
+    losesAnswers = false;
     await runMaintenance(server.core);
     expect(made()).toEqual([]);
   });
 
   test('is destroyed by the second pass if another volume cut off the first one', async () => {
     await publish();
-    isDeaf = true;
+    losesAnswers = true;
     await expect(publish('other')).rejects.toThrow('no answer');
-    isDeaf = false;
+    losesAnswers = false;
     using _held = await server.core.operations.lock(['ephemeral key'], aCall().signal);
     const gone = unpublish();
     await vi.waitFor(async () => {
       clock.skip(3_000);
       expect(await Promise.race([gone, undefined])).toBe(true);
-    }, inTime);
-    isDeaf = true;
+    }, waitForOptions);
+    losesAnswers = true;
     await unpublish('other');
-    isDeaf = false;
+    losesAnswers = false;
     const [first, second] = [new AbortController(), new AbortController()];
     const cutOff = server.core.ephemerals.reconcile(aCall({ signal: first.signal }));
     await new Promise(setImmediate);
@@ -258,7 +258,7 @@ describe('a volume whose create request got no answer', () => {
     await cutOff;
     expect(made()).toContain('other.meta');
     const settling = server.core.ephemerals.reconcile(aCall({ signal: second.signal }));
-    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
+    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), waitForOptions);
     second.abort();
     await settling;
   });
@@ -267,10 +267,10 @@ describe('a volume whose create request got no answer', () => {
     const place = mkdtempSync(join(folder, 'store-'));
     const { stores } = server.core;
     await stores.add('second', `local://${place}`, aCall());
-    isDeaf = true;
+    losesAnswers = true;
     await expect(publish('key', 'second')).rejects.toThrow('no answer');
     await stores.remove('second', aCall());
-    isDeaf = false;
+    losesAnswers = false;
     expect(await unpublish()).toBe(true);
     await runMaintenance(server.core);
     await stores.add('second', `local://${place}`, aCall());
@@ -280,10 +280,10 @@ describe('a volume whose create request got no answer', () => {
   });
 
   test('is destroyed even if the server creates it only after reporting that it does not exist', async () => {
-    owed = [];
+    queuedCreates = [];
     await expect(publish()).rejects.toThrow('no answer');
     expect(await unpublish()).toBe(true);
-    for (const make of owed) await make();
+    for (const make of queuedCreates) await make();
     expect(made()).toEqual(['key.meta']);
     clock.skip(30_000);
     await runMaintenance(server.core);
@@ -304,8 +304,8 @@ describe('a volume whose create request got no answer', () => {
 });
 
 describe('the inline policy', () => {
-  /** Looks at the store's directory to see whether a volume was created; it need not be mountable. */
-  const tried = async (kindOf: (uri: string) => string) => {
+  /** Publishes to a target that cannot be mounted, and reports whether the store's directory has the volume. */
+  const publishInline = async (kindOf: (uri: string) => string) => {
     const place = mkdtempSync(join(folder, 'store-'));
     await server.core.stores.add('second', kindOf(place), aCall());
     const nowhere = join(folder, 'missing', 'target');
@@ -324,14 +324,14 @@ describe('the inline policy', () => {
     ['a store of this machine', (place: string) => `local://${place}`],
     ['a shared store that allows them', (place: string) => `far://${place}?inline=true`],
   ])('allows inline volumes on %s', async (_what, kindOf) => {
-    expect(await tried(kindOf)).toMatchObject({ isMade: true });
+    expect(await publishInline(kindOf)).toMatchObject({ isMade: true });
   });
 
   test.each([
     ['a store of this machine that forbids them', (place: string) => `local://${place}?inline=false`],
     ['a shared store', (place: string) => `far://${place}`],
   ])('rejects inline volumes on %s', async (_what, kindOf) => {
-    expect(await tried(kindOf)).toMatchObject({ isMade: false, failure: refused });
+    expect(await publishInline(kindOf)).toMatchObject({ isMade: false, failure: refused });
     expect(await unpublish()).toBe(false);
   });
 

@@ -34,7 +34,7 @@ describe('the table of codes', () => {
 });
 
 describe('a StowageError', () => {
-  test('says what failed, why, and what to do now', () => {
+  test('names the failure, the reason and the action', () => {
     expect(full).toMatchObject({
       name: 'StowageError',
       message: 'store gold is full',
@@ -47,15 +47,15 @@ describe('a StowageError', () => {
   });
 });
 
-describe('code and reason', () => {
-  test('the compiler refuses a reason that is not in the table, and a code that the reason does not have', () => {
+describe('an error', () => {
+  test('cannot have a reason that is not in the table, or a code that the reason does not have', () => {
     // @ts-expect-error: there is no such reason.
     expect(new StowageError('x', { code: 'busy', reason: 'no-such-reason', action: '' }).code).toBe('busy');
     // @ts-expect-error: the reason has the code not-found.
     expect(new StowageError('x', { code: 'busy', reason: 'store-unknown', action: '' }).code).toBe('busy');
   });
 
-  test('an error of another version keeps a reason that the table does not have', () => {
+  test('of another version keeps a reason that is not in the table', () => {
     expect(relayed('x', { code: 'busy', reason: 'no-such-reason', action: '' })).toMatchObject({
       code: 'busy',
       reason: 'no-such-reason',
@@ -68,7 +68,7 @@ describe('a thrown value', () => {
     expect(stowageError(full)).toBe(full);
   });
 
-  test('a deadline is a deadline, thrown as it is or as the reason of an abort', async () => {
+  test('that is a deadline has the code deadline, also as the reason of an abort', async () => {
     const expected = { code: 'deadline', reason: 'deadline', message: 'no answer within 7 ms' };
     expect(stowageError(new DeadlineExceeded(7))).toMatchObject(expected);
     const clock = systemClock();
@@ -77,7 +77,7 @@ describe('a thrown value', () => {
     expect(stowageError(thrown)).toMatchObject(expected);
   });
 
-  test('an abort is a cancellation, and its cause is kept', () => {
+  test('that is an abort has the code canceled, and keeps its cause', () => {
     const abort = AbortSignal.abort().reason as DOMException;
     expect(stowageError(abort)).toMatchObject({
       code: 'canceled',
@@ -86,7 +86,7 @@ describe('a thrown value', () => {
     });
   });
 
-  test('an abort whose cause is a StowageError becomes that error', () => {
+  test('that is an abort because of a StowageError becomes that error', () => {
     expect(stowageError(Object.assign(new Error('aborted', { cause: full }), { name: 'AbortError' }))).toBe(full);
   });
 
@@ -96,7 +96,7 @@ describe('a thrown value', () => {
     [undefined, 'undefined'],
     [null, 'null'],
     [42n, '42'],
-  ])('%s is a fault of the program, with an action and the cause', (thrown, message) => {
+  ])('that is %s is reported as an internal error with an action and its cause', (thrown, message) => {
     const error = stowageError(thrown);
     expect(error).toMatchObject({ code: 'internal', reason: 'internal', message });
     expect(error.cause).toBe(thrown);
@@ -104,7 +104,7 @@ describe('a thrown value', () => {
   });
 });
 
-test('a cancellation may be repeated', () => {
+test('that is a cancellation may be retried', () => {
   expect(canceled()).toMatchObject({ code: 'canceled', reason: 'canceled' });
   expect(errorCodes[canceled().code].retry).toBe(true);
 });

@@ -6,8 +6,8 @@ import { createFairPass } from './fair-pass.ts';
 const log = silentLog();
 const items = ['a', 'b', 'c', 'd'];
 
-/** Work that takes until its signal ends. */
-const dead = (_item: string, { signal }: { readonly signal: AbortSignal }): Promise<void> => {
+/** Work that ends only when its signal is aborted. */
+const workUntilAborted = (_item: string, { signal }: { readonly signal: AbortSignal }): Promise<void> => {
   const { promise, reject } = Promise.withResolvers<void>();
   signal.addEventListener('abort', () => reject(signal.reason), { once: true });
   return promise;
@@ -21,7 +21,7 @@ test('the next pass continues where dead items cut off the previous one', async 
     using limit = clock.deadline(30_000, new AbortController().signal);
     const passing = pass(items, { signal: limit.signal, log }, async (item, scope) => {
       begun.push(item);
-      await dead(item, scope).catch(() => undefined);
+      await workUntilAborted(item, scope).catch(() => undefined);
     });
     await vi.waitFor(() => expect(begun).toHaveLength(round * 2 + 1));
     clock.advance(20_000);
@@ -57,7 +57,7 @@ test('an item that ignores its signal costs its deadline once, and is skipped un
   });
 });
 
-test('works on at most the limit of items at once, and ends at the first failure', async () => {
+test('works on at most the given number of items at once, and ends at the first failure', async () => {
   const pass = createFairPass<string>(createFakeClock(), { maxConcurrent: 2, itemTimeoutMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));

@@ -25,7 +25,7 @@ test('the source records the group that a volume is mounted for', () => {
   expect(mountedFor(directory, 2000)).toEqual(directory);
 });
 
-describe('the group of the volume is changed', () => {
+describe('the store changes the group of the volume', () => {
   let given: number[];
   const chownToGroup: Store['chownToGroup'] = async (_, group) => void given.push(group);
   const mount = { source: nfs({ squash: 'none' }), readOnly: false };
@@ -34,7 +34,7 @@ describe('the group of the volume is changed', () => {
     given = [];
   });
 
-  test('if its store supports that', async () => {
+  test('if the store supports groups', async () => {
     await chownVolumeToGroup({ chownToGroup }, volume, mount, 2000, scope);
     await chownVolumeToGroup({}, volume, mount, 2000, scope);
     expect(given).toEqual([2000]);
@@ -44,7 +44,7 @@ describe('the group of the volume is changed', () => {
     ['without a group', undefined, mount, volume],
     ['for a read-only mount', 2000, { ...mount, readOnly: true }, volume],
     ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
-  ])('but not %s', async (_, group, how, which) => {
+  ])('except %s', async (_, group, how, which) => {
     await chownVolumeToGroup({ chownToGroup }, which, how, group, scope);
     expect(given).toEqual([]);
   });
@@ -55,7 +55,7 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
   let done: string[];
   let isBusy: boolean;
   let isUnbindable: boolean;
-  /** When it is bound. */
+  /** Mounts on record at the time of the bind. */
   let onRecord: string[];
 
   const at = (target: string, kind: 'kubelet' | 'pod', group?: number, madeTarget = false): void =>
@@ -142,7 +142,7 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
     expect(done).toEqual([]);
   });
 
-  test('is shared as it is if it is in use', async () => {
+  test('is shared unchanged if it is in use', async () => {
     at('/stage', 'kubelet', 2000);
     isBusy = true;
     expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);

@@ -22,7 +22,7 @@ beforeEach(async () => {
   onTestFinished(() => rm(folder, { recursive: true }));
 });
 
-async function started(options: ServerOptions = {}): Promise<TestServer> {
+async function startHungServer(options: ServerOptions = {}): Promise<TestServer> {
   const server = await startServer({ listen: 'none', kinds: [kind], clock, ...options });
   onTestFinished(() => server[Symbol.asyncDispose]());
   return server;
@@ -31,9 +31,9 @@ async function started(options: ServerOptions = {}): Promise<TestServer> {
 const add = (server: TestServer, name: string, query = '') =>
   server.core.stores.add(name, `local://${folder}/${name}${query}`, aCall());
 
-/** With store `a`, on which one call does not end before the gate opens. */
-async function busyServer() {
-  const server = await started();
+/** Starts a server with store `a`, and a call on `a` that does not end before the gate opens. */
+async function startWithBusyStore() {
+  const server = await startHungServer();
   await add(server, 'a');
   await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
   const gate = kind.close('label', { deaf: true });
@@ -44,12 +44,12 @@ async function busyServer() {
 
 describe('a call on a disk that does not answer', () => {
   test('is answered at its deadline, continues in the background, and keeps its volume locked until it ends', async () => {
-    const server = await started();
+    const server = await startHungServer();
     await add(server, 'a');
     const gate = kind.close('create', { deaf: true, store: 'a' });
     const first = server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     await gate.reached;
-    // Behind it in line.
+    // This request waits for the lock of the first one.
     const second = server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     expect(await server.admin.post('/v1/volumes', { name: 'y' })).toMatchObject({ status: 201 });
     clock.advance(120_000);
@@ -72,8 +72,8 @@ describe('a call on a disk that does not answer', () => {
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
   });
 
-  test('a read is answered at its deadline', async () => {
-    const server = await started();
+  test('answers a read at its deadline', async () => {
+    const server = await startHungServer();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     const gate = kind.close('usage', { deaf: true });
@@ -85,8 +85,8 @@ describe('a call on a disk that does not answer', () => {
     gate.open();
   });
 
-  test('a check reports that the store does not answer', async () => {
-    const server = await started();
+  test('makes a check report that the store does not answer', async () => {
+    const server = await startHungServer();
     await add(server, 'a');
     const gate = kind.close('check', { deaf: true });
     const check = server.core.stores.check('a', aCall());
@@ -96,8 +96,8 @@ describe('a call on a disk that does not answer', () => {
     gate.open();
   });
 
-  test('a listing skips a shared store that does not answer, and does not wait for it twice', async () => {
-    const server = await started();
+  test('makes a listing skip a shared store that does not answer, without a second wait', async () => {
+    const server = await startHungServer();
     await mkdir(join(folder, 'b', 'seen'));
     await add(server, 'b', '?readOnly=true');
     await server.admin.post('/v1/volumes', { name: 'here' });
@@ -116,8 +116,8 @@ describe('a call on a disk that does not answer', () => {
     );
   });
 
-  test('a listing does not reveal stores outside the scope of the token', async () => {
-    const server = await started({ listen: '127.0.0.1:0' });
+  test('is not revealed by listings if the store is outside the scope of the token', async () => {
+    const server = await startHungServer({ listen: '127.0.0.1:0' });
     await add(server, 'b', '?readOnly=true');
     const api = await server.as('viewer', 'local');
     await rm(join(folder, 'b'), { recursive: true });
@@ -132,13 +132,13 @@ describe('opening a store whose disk does not answer', () => {
     const config = join(folder, 'stowage.yaml');
     await writeFile(config, `stores:\n  a: local://${folder}/a\n  b: local://${folder}/b\n`);
     const gate = kind.close('open', { deaf: true, store: 'b' });
-    const starting = started({ config });
+    const starting = startHungServer({ config });
     await gate.reached;
     clock.advance(500);
     const server = await starting;
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
     expect(server.core.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
-    // One attempt, however often it is tried again.
+    // Retries of the store don't start a second attempt.
     let tended = false;
     void runMaintenance(server.core).then(() => {
       tended = true;
@@ -163,7 +163,7 @@ describe('an abandoned attempt to open a store', () => {
     await at('a');
     await mkdir(join(folder, 'a', 'ghost'));
     const gate = kind.close('open', { deaf: true });
-    const starting = started({ config });
+    const starting = startHungServer({ config });
     await gate.reached;
     clock.advance(500);
     const server = await starting;
@@ -180,12 +180,12 @@ describe('an abandoned attempt to open a store', () => {
     });
     expect((await server.admin.post('/v1/volumes', { name: 'precious' })).status).toBe(201);
     expect(await names(server)).toEqual(['precious']);
-    // Nothing was begun in the place that is none any more.
+    // The abandoned attempt created nothing in its directory.
     expect(await readdir(join(folder, 'a'))).toEqual(['ghost']);
   });
 
   test('prevents a second attempt with the same name until the disk answers', async () => {
-    const server = await started();
+    const server = await startHungServer();
     const gate = kind.close('open', { deaf: true, store: 'a' });
     const first = add(server, 'a');
     const refused = expect(first).rejects.toMatchObject({ reason: 'store-opening' });
@@ -202,9 +202,9 @@ describe('an abandoned attempt to open a store', () => {
   test('does not succeed after the server has stopped', async () => {
     const config = join(folder, 'stowage.yaml');
     await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
-    const server = await started({ config });
+    const server = await startHungServer({ config });
     await mkdir(join(folder, 'late'));
-    // Begun for somebody who has been answered since.
+    // Opens the store for a check whose caller gets its answer at the deadline.
     const gate = kind.close('open', { deaf: true });
     const check = server.admin.post('/v1/stores/late/check');
     await gate.reached;
@@ -219,13 +219,13 @@ describe('an abandoned attempt to open a store', () => {
       expect(isStopped).toBe(true);
     });
     gate.open();
-    // Long enough for an opening to have begun.
+    // Enough time for the opening to continue.
     await delay(200);
     expect(await readdir(join(folder, 'late'))).toEqual([]);
   });
 
   test('leaves no records of a store that was removed', async () => {
-    const server = await started();
+    const server = await startHungServer();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     const { folder: state } = server;
@@ -245,7 +245,7 @@ describe('an abandoned attempt to open a store', () => {
 
 describe('a store that does not answer does not affect other stores', () => {
   test('a volume is restored from its trash while another store does not answer', async () => {
-    const server = await started();
+    const server = await startHungServer();
     await add(server, 'a', '?onDelete=archive');
     await add(server, 'b');
     const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
@@ -256,14 +256,14 @@ describe('a store that does not answer does not affect other stores', () => {
   });
 
   test('the trash of the others is listed, and the store that does not answer is named', async () => {
-    const server = await started({ listen: '127.0.0.1:0' });
+    const server = await startHungServer({ listen: '127.0.0.1:0' });
     await add(server, 'a', '?onDelete=archive');
     await add(server, 'b', '?onDelete=archive');
     const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     await server.admin.delete('/v1/volumes/a..x');
     expect((await server.admin.get('/v1/trash')).body).toMatchObject({ items: [{ id: body.id }], unanswered: [] });
     const gate = kind.close('trash.list', { deaf: true, store: 'b' });
-    /** Time goes on as soon as the silent store has been asked once more. */
+    /** Advances the clock as soon as the silent store has received another call. */
     const answered = async (asked: Promise<Answer>): Promise<Answer> => {
       const before = gate.waiting();
       await vi.waitFor(() => expect(gate.waiting()).toBeGreaterThan(before));
@@ -290,13 +290,13 @@ describe('a store that does not answer does not affect other stores', () => {
     const config = join(folder, 'stowage.yaml');
     await writeFile(config, `stores:\n  b: local://${folder}/b\n`);
     await rm(join(folder, 'b'), { recursive: true });
-    const server = await started({ config });
+    const server = await startHungServer({ config });
     const { status, body } = await server.admin.get('/v1/trash');
     expect({ status, body }).toMatchObject({ status: 200, body: { unanswered: ['b'] } });
   });
 
   test('a store that could not be opened does not keep the identity of the store that had the name before', async () => {
-    const server = await started();
+    const server = await startHungServer();
     await add(server, 'a');
     await server.core.stores.remove('a', aCall());
     const sweep = kind.close('housekeeping.sweep');
@@ -314,7 +314,7 @@ describe('a store that does not answer does not affect other stores', () => {
 
 describe('closing a store', () => {
   test('that is in use fails after a while and leaves the store open', async () => {
-    const { server, gate, labelled } = await busyServer();
+    const { server, gate, labelled } = await startWithBusyStore();
     const removed = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
@@ -326,7 +326,7 @@ describe('closing a store', () => {
   });
 
   test('does not wait for the reclaim of space, which continues when the store is back', async () => {
-    const server = await started();
+    const server = await startHungServer();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     const gate = kind.close('housekeeping.reclaim', { store: 'a' });
@@ -349,7 +349,7 @@ describe('closing a store on a disk that does not answer', () => {
         return config.name === 'a' ? replaceVerbs(store, { close: () => new Promise(() => undefined) }) : store;
       },
     };
-    const server = await started({ kinds: [never] });
+    const server = await startHungServer({ kinds: [never] });
     await add(server, 'a');
     const removed = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
@@ -359,7 +359,7 @@ describe('closing a store on a disk that does not answer', () => {
   });
 
   test('resumes the reclaim of space if the store stays open', async () => {
-    const { server, gate, labelled } = await busyServer();
+    const { server, gate, labelled } = await startWithBusyStore();
     await server.admin.post('/v1/volumes', { store: 'a', name: 'y' });
     const freeing = kind.close('housekeeping.reclaim', { store: 'a' });
     await server.admin.delete('/v1/volumes/a..y');
@@ -400,7 +400,7 @@ describe('a change of configuration', () => {
   };
 
   test('that is not possible while the store is in use is shown as pending and applied later', async () => {
-    const { server, gate, labelled } = await busyServer();
+    const { server, gate, labelled } = await startWithBusyStore();
     const before = server.core.stores.view('a').store;
     await server.core.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
     expect(server.core.stores.view('a')).toMatchObject({ pending: undefined, store: before });

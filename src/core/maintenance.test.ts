@@ -6,8 +6,8 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startCore } from '#testing/start-core.ts';
 import { type MaintenanceTask, startMaintenance } from './maintenance.ts';
 
-/** Steps of a second, as long as the clock's own work takes: nothing waits for real time. */
-async function pass(clock: ReturnType<typeof createFakeClock>, seconds: number): Promise<void> {
+/** Advances the clock second by second, and lets callbacks run after each second. Takes no real time. */
+async function advanceBySeconds(clock: ReturnType<typeof createFakeClock>, seconds: number): Promise<void> {
   for (let second = 0; second < seconds; second++) {
     clock.advance(1_000);
     await new Promise((resolve) => setImmediate(resolve));
@@ -40,11 +40,11 @@ test('renews use records on time while a hundred dead mounts are repaired, 20 s 
   });
   const renewal = taskAt(clock);
   await using _ = startMaintenance([repair.task, renewal.task], clock, scope);
-  await pass(clock, 300);
+  await advanceBySeconds(clock, 300);
   expect(renewal.at).toEqual([30, 60, 90, 120, 150, 180, 210, 240, 270, 300]);
   expect(repair.at).toEqual([30]);
-  await pass(clock, 1_800);
-  // Over after 2,000 s: the next one begins at its usual time.
+  await advanceBySeconds(clock, 1_800);
+  // The pass ended after 2,000 s, and the next one begins at its usual time.
   expect(repair.at).toEqual([30, 2_040]);
 });
 
@@ -59,11 +59,11 @@ test('core renews use records on time while the repair of mounts does not end', 
   });
   await using maintenance = new AsyncDisposableStack();
   maintenance.use(startMaintenance(core.maintenance, clock, scope));
-  await pass(clock, 120);
+  await advanceBySeconds(clock, 120);
   expect(renewed).toEqual([30, 60, 90, 120]);
-  // The repair never ends: the wait for it is over when its time is.
+  // The repair never ends, so the stop waits until its limit.
   const stopping = maintenance.disposeAsync();
-  await pass(clock, 5);
+  await advanceBySeconds(clock, 5);
   await stopping;
 });
 
@@ -72,7 +72,7 @@ test('ends a pass at its deadline and logs the reason; the next pass starts on t
   const log = collectingLog();
   const slow = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
   await using _ = startMaintenance([slow.task], clock, { ...scope, log });
-  await pass(clock, 70);
+  await advanceBySeconds(clock, 70);
   expect(slow.at).toEqual([30, 60]);
   expect(log.lines).toEqual(['warn maintenance failed {"task":"renewal","why":"no answer within 20000 ms"}']);
 });
@@ -84,11 +84,11 @@ test('does not start a task again while its pass ignores the abort, and logs tha
   const deaf = taskAt(clock, { run: () => hung.promise });
   const other = taskAt(clock, { name: 'other' });
   await using _ = startMaintenance([deaf.task, other.task], clock, { ...scope, log });
-  await pass(clock, 120);
+  await advanceBySeconds(clock, 120);
   expect([deaf.at, other.at]).toEqual([[30], [30, 60, 90, 120]]);
   expect(log.lines).toEqual(['info maintenance takes longer than its interval {"task":"renewal","everyMs":30000}']);
   hung.resolve();
-  await pass(clock, 30);
+  await advanceBySeconds(clock, 30);
   expect(deaf.at).toEqual([30, 150]);
 });
 
@@ -98,14 +98,14 @@ test('stops at the signal, and waits a bounded time for running passes', async (
   const polite = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
   const deaf = taskAt(clock, { name: 'deaf', run: () => new Promise(() => undefined) });
   const maintenance = startMaintenance([polite.task, deaf.task], clock, { signal: over.signal, log: silentLog() });
-  await pass(clock, 31);
+  await advanceBySeconds(clock, 31);
   over.abort();
   const stopped = vi.fn();
   const stopping = Promise.resolve(maintenance[Symbol.asyncDispose]()).then(stopped);
-  await pass(clock, 4);
+  await advanceBySeconds(clock, 4);
   expect(stopped).not.toHaveBeenCalled();
-  await pass(clock, 1);
+  await advanceBySeconds(clock, 1);
   await stopping;
-  await pass(clock, 100);
+  await advanceBySeconds(clock, 100);
   expect([polite.at, deaf.at]).toEqual([[30], [30]]);
 });

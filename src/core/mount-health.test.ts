@@ -49,12 +49,14 @@ function mounted(target: string, { store = 'silver', network = 'one', client = '
   return id;
 }
 
-/** A client that reports, for each network, the trouble of the keeper that serves it. */
+/** A client that reports, for each network, the problem of the keeper that serves it. */
 const nfsParts = {
   keepers: { trouble: async ({ network = '' }: KeeperKind) => troubles.get(network) },
 } as unknown as NfsClientParts;
 
-async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
+async function mountProblems(
+  only?: VolumeId,
+): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
   const parts = {
     records,
     clock,
@@ -101,14 +103,14 @@ test('reports the state and the problem of each mount', async () => {
     'closed',
     new StowageError('no route to 10.0.0.1', { code: 'unavailable', reason: 'nfs-no-route', action: 'Look' }),
   );
-  expect(await look()).toEqual({
+  expect(await mountProblems()).toEqual({
     '/well': ['ok', undefined],
     '/of-no-store': ['ok', undefined],
     '/dead': ['dead', 'no process serves the mount; it is being remounted'],
     '/mute': ['client-failing', 'the client that serves the mount does not answer'],
     '/failing': ['client-failing', 'it dies again and again'],
     '/quiet': ['store-silent', "the server of store 'quiet' does not answer"],
-    // Nothing of how it is reached.
+    // The text does not reveal the store's location.
     '/closed': [
       'store-silent',
       "store 'closed' is not open: the server of the store does not answer: a network or server failure, not missing permissions",
@@ -122,7 +124,7 @@ test("a failing data path says nothing about mounts of the system's client on th
   mounted('/b', { network: 'two' });
   mounted('/c', { network: 'two', client: 'host' });
   troubles.set('two', 'it dies again and again');
-  expect(await look()).toEqual({
+  expect(await mountProblems()).toEqual({
     '/a': ['ok', undefined],
     '/b': ['client-failing', 'it dies again and again'],
     '/c': ['ok', undefined],
@@ -133,7 +135,7 @@ test('checks only the requested volume', async () => {
   mounted('/other');
   const id = mounted('/one');
   dead.add(id);
-  expect(await look(id)).toEqual({ '/one': ['dead', 'no process serves the mount; it is being remounted'] });
+  expect(await mountProblems(id)).toEqual({ '/one': ['dead', 'no process serves the mount; it is being remounted'] });
   expect(asked).toEqual([id]);
 });
 

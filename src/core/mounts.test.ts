@@ -14,13 +14,13 @@ describe('mounts', () => {
   beforeEach(async () => {
     kind = gated(createLocalStoreKind());
     server = await startCore({ kinds: [kind] });
-    // Stopping unmounts what nobody uses, which is everything here.
+    // Stopping unmounts all volumes that are not in use.
     onTestFinished(() => server[Symbol.asyncDispose]());
   });
 
   const create = (name: string): Promise<Volume> =>
     server.core.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
-  // Not inside the state folder, where mounting is refused.
+  // Outside the state folder, where Stowage refuses to mount.
   const at = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
@@ -98,7 +98,7 @@ describe('mounts', () => {
     });
   });
 
-  test('removes a target that Stowage created, even after somebody else unmounted it; keeps an existing directory', async () => {
+  test('an unmount removes a target that Stowage created, even after another program unmounted it, and keeps an existing directory', async () => {
     await create('a');
     await mkdir(at('theirs'));
     onTestFinished(() => rm(at('theirs'), { recursive: true }));
@@ -107,7 +107,7 @@ describe('mounts', () => {
       server.kept.mounts.remove(at(name));
       await mount('a', at(name));
       await server.core.mounts.unpublish(at(name), undefined, aCall());
-      // Nothing is on record of it any more.
+      // The mount is not on record any longer.
       await server.core.mounts.unpublish(at(name), undefined, aCall());
     }
     await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });

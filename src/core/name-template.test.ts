@@ -22,7 +22,7 @@ test.each([
   ['{name', false],
   ['name}', false],
   ['{{name}}', false],
-])('%s is a template: %s', (template, isOne) => {
+])('the template %s is valid: %s', (template, isOne) => {
   expect(isNameTemplate(template)).toBe(isOne);
 });
 

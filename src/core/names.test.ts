@@ -25,14 +25,17 @@ const refused = (name: string): StowageError => {
   throw new Error(`${JSON.stringify(name)} passed`);
 };
 
-const legal = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-'];
-/** Made of what is allowed, so that the finer rules are what decides. */
-const almost = fc.string({ unit: fc.constantFrom(...legal, '..', '.meta', '.stowage', 'sv1-'), maxLength: 140 });
-const anything = fc.oneof(almost, fc.string({ unit: 'binary', maxLength: 300 }), fc.string({ maxLength: 20 }));
+const allowedCharacters = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-'];
+/** Made of allowed characters, so that the other rules decide. */
+const nearlyValidName = fc.string({
+  unit: fc.constantFrom(...allowedCharacters, '..', '.meta', '.stowage', 'sv1-'),
+  maxLength: 140,
+});
+const anyText = fc.oneof(nearlyValidName, fc.string({ unit: 'binary', maxLength: 300 }), fc.string({ maxLength: 20 }));
 
 describe('a valid name', () => {
   test.each(['a', '0', 'Data_1', 'v1.2-rc.3', 'x.metal', 'x.meta.old', 'meta', 'sv1-x', 'a'.repeat(128)])(
-    '%s',
+    'can be %s',
     (name) => {
       expect(volumeName(name)).toBe(name);
       expect(storeName(name)).toBe(name);
@@ -43,14 +46,14 @@ describe('a valid name', () => {
   test('is safe as a path component, beside Stowage’s own files', () => {
     let passed = 0;
     fc.assert(
-      fc.property(anything, (name) => {
+      fc.property(anyText, (name) => {
         if (!isVolumeName(name)) return;
         passed++;
         const path = posix.join('/store', name);
         expect(posix.dirname(path)).toBe('/store');
         expect(posix.basename(path)).toBe(name);
         expect(posix.normalize(path)).toBe(`/store/${name}`);
-        // With the longest thing that is put behind it, it is still a legal file name.
+        // With the longest suffix, the name is still a valid file name.
         expect(Buffer.byteLength(`${name}.meta`)).toBeLessThanOrEqual(255);
         expect(name).not.toMatch(/^[.-]|\.meta$|\.\./);
         expect(name).toMatch(/^[\x21-\x7e]+$/);
@@ -60,16 +63,16 @@ describe('a valid name', () => {
       }),
       { numRuns: 2000 },
     );
-    // Or the property above would hold for want of examples.
+    // Otherwise the property would hold for lack of examples.
     expect(passed).toBeGreaterThan(100);
   });
 
   test('can be recovered from the qualified form', () => {
-    const name = almost.filter(isVolumeName);
+    const name = nearlyValidName.filter(isVolumeName);
     fc.assert(
       fc.property(name, name, (store, volume) => {
         const flat = qualified(storeName(store), volumeName(volume));
-        // The last one: a store may end with a dot, a volume never begins with one.
+        // At the last separator: a store's name may end with a dot, but a volume's name never begins with one.
         const at = flat.lastIndexOf('..');
         expect([flat.slice(0, at), flat.slice(at + 2)]).toEqual([store, volume]);
       }),
@@ -90,10 +93,10 @@ describe('an invalid name', () => {
     ['a/b', "'a/b' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
     ['a\0b', "'a\\u{0}b' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
     ['a\n', "'a\\u{a}' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
-    // A Cyrillic look-alike.
+    // A Cyrillic letter that looks like a Latin one.
     ['dаta', "'d\\u{430}ta' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
     ['a'.repeat(129), `'${'a'.repeat(61)}...' cannot be a volume name: it has 129 characters, the maximum is 128`],
-  ])('%j', (name, message) => {
+  ])('can be %j', (name, message) => {
     expect(refused(name)).toMatchObject({ message, code: 'invalid', reason: 'name-invalid' });
     expect(refused(name).action).toBe(
       'Choose a name of 1 to 128 characters from A-Z a-z 0-9 _ . - that begins with a letter or digit.',
@@ -130,7 +133,7 @@ describe('an invalid name', () => {
       '\x7f',
     );
     fc.assert(
-      fc.property(almost, hostile, almost, (before, character, after) => {
+      fc.property(nearlyValidName, hostile, nearlyValidName, (before, character, after) => {
         expect(isVolumeName(before + character + after)).toBe(false);
       }),
     );
@@ -138,7 +141,7 @@ describe('an invalid name', () => {
 
   test('is escaped in the error message', () => {
     fc.assert(
-      fc.property(anything, (name) => {
+      fc.property(anyText, (name) => {
         if (isVolumeName(name)) return;
         const { message } = refused(name);
         expect(message).toMatch(/^[\x20-\x7e]+$/);
@@ -150,7 +153,7 @@ describe('an invalid name', () => {
 });
 
 describe('ids', () => {
-  test('are well-formed and never the same', () => {
+  test('are valid and never the same', () => {
     const ids = Array.from({ length: 100 }, newVolumeId);
     expect(ids.every(isVolumeId)).toBe(true);
     expect(new Set(ids).size).toBe(100);
@@ -165,18 +168,18 @@ describe('ids', () => {
     `${newVolumeId()}\n`,
     ` ${newVolumeId()}`,
     `${newVolumeId()}0`,
-  ])('%j is none', (text) => {
+  ])('cannot be %j', (text) => {
     expect(isVolumeId(text)).toBe(false);
   });
 });
 
-test('quoted text is cut short and escaped', () => {
+test('quoted text is shortened and escaped', () => {
   expect(quoted('plain')).toBe("'plain'");
   expect(quoted('a\u001b[31m🧳')).toBe("'a\\u{1b}[31m\\u{1f9f3}'");
   expect(quoted('x'.repeat(65))).toBe(`'${'x'.repeat(61)}...'`);
 });
 
-describe('a foreign name', () => {
+describe('a name from outside', () => {
   test('is kept if it is a valid volume name', () => {
     expect(nameFor('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11')).toBe('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11');
   });
@@ -189,7 +192,7 @@ describe('a foreign name', () => {
 
   test('always gives a valid name, equal only for equal foreign names', () => {
     fc.assert(
-      fc.property(anything, anything, (one, other) => {
+      fc.property(anyText, anyText, (one, other) => {
         expect(isVolumeName(nameFor(one))).toBe(true);
         expect(nameFor(one) === nameFor(other)).toBe(one === other);
       }),

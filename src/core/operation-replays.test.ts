@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { refusal } from '#testing/expected-errors.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
@@ -38,15 +38,15 @@ const create = (server: TestCore, name: string): Promise<Volume> =>
     aCall({ requestId: name }),
   );
 
-/** A store with the volumes a and b. */
-async function begin(): Promise<Volume> {
+/** Creates the volumes a and b in the store, and returns a. */
+async function createVolumes(): Promise<Volume> {
   await using server = await start();
   await server.core.stores.add('keep', `local://${join(folder, 'keep')}?onDelete=delete`, aCall());
   await create(server, 'b');
   return await create(server, 'a');
 }
 
-/** What kill -9 leaves: the intent, and no end of it. */
+/** Records an intent without an end, as a server leaves it after kill -9. */
 function leaveIntent(operationKind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
   const about = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
@@ -60,27 +60,27 @@ const error = (code: StowageError['code']): StowageError =>
 const operationOf = (server: TestCore, id: Operation['id']): Operation | undefined =>
   server.core.operations.get(id)?.operation;
 
-const labelled = (volume: Volume): Operation['id'] =>
+const leaveLabelIntent = (volume: Volume): Operation['id'] =>
   leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
 
 describe('an interrupted operation that fails temporarily', () => {
   test.each(['unavailable', 'busy', 'deadline'] as const)(
     'stays pending after %s, and succeeds when the store answers',
     async (code) => {
-      const volume = await begin();
-      const intent = labelled(volume);
+      const volume = await createVolumes();
+      const intent = leaveLabelIntent(volume);
       const refused = kind.fail('label', error(code));
       await using server = await start();
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
       expect(server.core.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
-      await vi.waitFor(() => expect(refused.refused()).toBe(2), inTime);
+      await vi.waitFor(() => expect(refused.refused()).toBe(2), waitForOptions);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
       refused.stop();
       clock.advance(2_000);
       await vi.waitFor(
         () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
-        inTime,
+        waitForOptions,
       );
       const { volume: now } = await server.core.volumes.inspect('keep..a', aCall());
       expect(now.labels).toEqual({ late: 'yes' });
@@ -88,13 +88,13 @@ describe('an interrupted operation that fails temporarily', () => {
   );
 
   test('is retried with increasing pauses of at most a minute', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
     const waits: number[] = [];
     for (let attempt = 1; attempt < 9; attempt++) {
-      // The timer of the next attempt is set a moment after the refusal is counted.
-      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), inTime);
+      // The server sets the timer for the next attempt a moment after it has recorded the failure.
+      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), waitForOptions);
       for (let seconds = 1; refused.refused() === attempt; seconds++) {
         clock.advance(1_000);
         await new Promise(setImmediate);
@@ -105,7 +105,7 @@ describe('an interrupted operation that fails temporarily', () => {
   });
 
   test('blocks no other volume', async () => {
-    labelled(await begin());
+    leaveLabelIntent(await createVolumes());
     kind.fail('label', error('unavailable'));
     await using server = await start();
     expect(await server.core.volumes.expand('keep..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
@@ -113,17 +113,17 @@ describe('an interrupted operation that fails temporarily', () => {
   });
 
   test('makes a request for the same volume wait, and fail with an error that names the operation', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     kind.fail('label', error('unavailable'));
     await using server = await start();
     const expanding = server.core.volumes.expand('keep..a', 20n, undefined, aCall());
     const failures: StowageError[] = [];
     for (const request of [expanding, create(server, 'a')]) void refusal(request).then((it) => failures.push(it));
-    // The requests begin to wait at a moment that is not seen from here.
+    // The test cannot see when the requests begin to wait, so it advances the clock repeatedly.
     await vi.waitFor(() => {
       clock.advance(1_000);
       expect(failures).toHaveLength(2);
-    }, inTime);
+    }, waitForOptions);
     for (const failure of failures) {
       expect(failure).toMatchObject({ code: 'busy', reason: 'operation-pending' });
       expect(failure.message).toContain(intent);
@@ -132,7 +132,7 @@ describe('an interrupted operation that fails temporarily', () => {
   });
 
   test('lets a waiting request continue when it has ended', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
     const expanding = server.core.volumes.expand('keep..a', 20n, undefined, aCall());
@@ -143,7 +143,7 @@ describe('an interrupted operation that fails temporarily', () => {
   });
 
   test('does not delay a shutdown, and is pending at the next start', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     const refused = kind.fail('label', error('unavailable'));
     {
       await using server = await start();
@@ -155,27 +155,27 @@ describe('an interrupted operation that fails temporarily', () => {
   });
 
   test('fails if the store rejects the operation with an error that is not retried', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     kind.fail('label', error('unavailable'));
     await using server = await start();
     kind.fail('label', error('conflict'));
     clock.advance(1_000);
     const failed = { state: 'failed', error: { message: 'refused as conflict' } };
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), inTime);
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), waitForOptions);
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
   test('can be cancelled', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     kind.fail('label', error('unavailable'));
     await using server = await start();
     expect(server.core.operations.cancel(intent)).toBe(true);
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), inTime);
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), waitForOptions);
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
   test('ends when its store is removed, and is not retried on another store of that name', async () => {
-    const intent = labelled(await begin());
+    const intent = leaveLabelIntent(await createVolumes());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
     await server.core.stores.remove('keep', aCall());

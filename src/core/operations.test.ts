@@ -1,7 +1,7 @@
 import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
@@ -45,11 +45,11 @@ test('retries recording the end of an operation, which counts as running and loc
   });
   onTestFinished(() => writing.mockRestore());
   const made = create('a');
-  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), inTime);
+  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), waitForOptions);
   expect(newest()).toMatchObject({ state: 'running' });
   expect(await readdir(server.storeFolder)).toContain('a');
   clock.advance(1_000);
-  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), inTime);
+  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), waitForOptions);
   writing.mockRestore();
   clock.advance(1_000);
   expect(await made).toMatchObject({ name: 'a' });
@@ -57,8 +57,8 @@ test('retries recording the end of an operation, which counts as running and loc
   expect(await server.core.catalogue.resolve('a', aCall())).toMatchObject({ name: 'a' });
 });
 
-describe('cancel', () => {
-  test('ends the work, reports that, and leaves nothing behind', async () => {
+describe('the cancellation of an operation', () => {
+  test('ends the work, reports it as cancelled, and leaves nothing behind', async () => {
     const gate = kind.close('create');
     const made = create('a');
     await gate.reached;
@@ -71,7 +71,7 @@ describe('cancel', () => {
     await create('a');
   });
 
-  test('of an operation that has ended changes nothing', async () => {
+  test('changes nothing after the operation has ended', async () => {
     await create('a');
     const operation = newest();
     expect(operation && server.core.operations.cancel(operation.id)).toBe(false);
@@ -92,7 +92,7 @@ describe('cancel', () => {
   });
 });
 
-describe('drain', () => {
+describe('a drain', () => {
   test('waits for running operations', async () => {
     const gate = kind.close('create');
     const made = create('a');
@@ -131,7 +131,7 @@ describe('drain', () => {
     const made = create('late');
     await gate.reached;
     const drained = server.core.operations.drain(10_000);
-    // Attached before it happens, or it would be an unhandled rejection.
+    // Attached before the rejection, which would be unhandled otherwise.
     const refused = expect(made).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',

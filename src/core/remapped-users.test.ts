@@ -15,20 +15,20 @@ const volume = { store: 'silver', name: 'photos' } as Volume;
 const podman = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 const onNfs = (squash: 'none' | 'root' | 'all') => ({ kind: 'nfs', way: { squash } }) as Source;
 
-interface Asked extends ContainerEngine {
+interface CountingEngine extends ContainerEngine {
   times: number;
-  says: boolean | Error;
+  answer: boolean | Error;
 }
 
-function engine(kind: 'docker' | 'podman', says: boolean | Error): Asked {
-  const asked: Asked = {
+function engine(kind: 'docker' | 'podman', answer: boolean | Error): CountingEngine {
+  const asked: CountingEngine = {
     ...createFakeEngine(kind),
     times: 0,
-    says,
+    answer,
     remapsUsers: async () => {
       asked.times++;
-      if (asked.says instanceof Error) throw asked.says;
-      return asked.says;
+      if (asked.answer instanceof Error) throw asked.answer;
+      return asked.answer;
     },
   };
   return asked;
@@ -41,7 +41,7 @@ const clients = createClients({
 
 const kinds = new Map([['nfs', createNfsStoreKind()]]);
 
-function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
+function createCheck(engines: readonly ContainerEngine[], source = onNfs('root')) {
   const clock = createFakeClock();
   const use = async (_name: string, work: (store: never, config: never) => Promise<unknown>) =>
     await work({ source: async () => source } as never, undefined as never);
@@ -56,7 +56,7 @@ function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
 describe('an engine that remaps users', () => {
   test('cannot mount volumes, and the error has an action', async () => {
     for (const source of [onNfs('none'), onNfs('root'), { kind: 'directory' } as Source])
-      await expect(refusing([engine('docker', true)], source).refuse()).rejects.toMatchObject({
+      await expect(createCheck([engine('docker', true)], source).refuse()).rejects.toMatchObject({
         code: 'unsupported',
         reason: 'engine-remaps-users',
         message: "volume 'silver/photos' cannot be used by docker, which remaps users",
@@ -65,30 +65,30 @@ describe('an engine that remaps users', () => {
   });
 
   test('can mount volumes of a store that maps all users to one', async () => {
-    await refusing([engine('docker', true)], onNfs('all')).refuse();
+    await createCheck([engine('docker', true)], onNfs('all')).refuse();
   });
 
   test('is identified by its kind; with two engines of one kind, mounts are allowed', async () => {
-    const { refuse } = refusing([engine('docker', true), engine('podman', false)]);
+    const { refuse } = createCheck([engine('docker', true), engine('podman', false)]);
     await refuse(podman);
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
-    await refusing([engine('docker', true), engine('docker', false)]).refuse();
-    await refusing([]).refuse();
+    await createCheck([engine('docker', true), engine('docker', false)]).refuse();
+    await createCheck([]).refuse();
   });
 
   test('is asked again after a while, and its last answer counts while it does not answer', async () => {
     const docker = engine('docker', true);
-    const { clock, look, refuse } = refusing([docker]);
+    const { clock, look, refuse } = createCheck([docker]);
     await look();
     await look();
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     expect(docker.times).toBe(1);
     clock.advance(10_001);
-    docker.says = new Error('connect ECONNREFUSED');
+    docker.answer = new Error('connect ECONNREFUSED');
     await look();
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     expect(docker.times).toBe(2);
-    docker.says = false;
+    docker.answer = false;
     clock.advance(1_001);
     await look();
     await refuse();
@@ -97,9 +97,9 @@ describe('an engine that remaps users', () => {
 
   test('since its restart cannot mount from the next mount on', async () => {
     const docker = engine('docker', false);
-    const { clock, refuse } = refusing([docker]);
+    const { clock, refuse } = createCheck([docker]);
     await refuse();
-    docker.says = true;
+    docker.answer = true;
     clock.advance(10_001);
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
   });
@@ -111,11 +111,11 @@ describe('an engine that remaps users', () => {
     const silent = engine(kind, false);
     const { promise, resolve } = Promise.withResolvers<boolean>();
     silent.remapsUsers = () => promise;
-    const { clock, look, refuse } = refusing([silent]);
+    const { clock, look, refuse } = createCheck([silent]);
     const ended: string[] = [];
     const first = refuse(id).then(() => ended.push('first'));
     clock.advance(ms - 1);
-    // They have waited together.
+    // Both requests share one wait.
     const second = refuse(id).then(() => ended.push('second'));
     await Promise.resolve();
     expect(ended).toEqual([]);
@@ -131,7 +131,7 @@ describe('an engine that remaps users', () => {
     const docker = engine('docker', true);
     const { promise, resolve } = Promise.withResolvers<boolean>();
     docker.remapsUsers = () => promise;
-    const { clock, refuse } = refusing([docker]);
+    const { clock, refuse } = createCheck([docker]);
     const refused = expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     clock.advance(900);
     await setImmediate();
@@ -141,9 +141,9 @@ describe('an engine that remaps users', () => {
 
   test('is asked again soon after it did not answer, and the failure does not count as an answer', async () => {
     const docker = engine('docker', new Error('connect ECONNREFUSED'));
-    const { clock, refuse } = refusing([docker]);
+    const { clock, refuse } = createCheck([docker]);
     await refuse();
-    docker.says = true;
+    docker.answer = true;
     clock.advance(1_001);
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
   });

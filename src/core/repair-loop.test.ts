@@ -56,7 +56,7 @@ test.each([
   all.dead = dead;
   all.meanwhile = () => void repairing.trigger();
   await repairing.trigger();
-  // And at once afterwards.
+  // Triggers again right after the repair.
   await repairing.trigger();
   await pass(100);
   expect(all.at).toEqual([0, 1, 3, 7, 15, 31, 61, 91]);

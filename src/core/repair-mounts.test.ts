@@ -24,13 +24,13 @@ let folder: string;
 let records: Records;
 let mounts: FakeMounts;
 let clients: FakeClients;
-/** Where a bind fails, and stages of which nobody can say whether they are served. */
+/** `bindFails`: the targets where a bind fails. `unreachableStages`: stages whose keeper does not answer. */
 let bindFails: Set<string>;
-let unknown: Set<string>;
+let unreachableStages: Set<string>;
 let repaired: string[];
-/** What the store says, and how the client was asked to mount. */
-let now: Source | undefined;
-let stagedBy: Source[];
+/** `currentSource`: the source that the store returns. `stagedSources`: the sources that the client was called with. */
+let currentSource: Source | undefined;
+let stagedSources: Source[];
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as Extract<Source, { kind: 'nfs' }>;
 const at = (name: string): string => join(folder, name);
@@ -46,10 +46,10 @@ beforeEach(() => {
   });
   mounts = createFakeMounts();
   clients = createFakeClients(mounts);
-  [bindFails, unknown, repaired, now, stagedBy] = [new Set(), new Set(), [], undefined, []];
+  [bindFails, unreachableStages, repaired, currentSource, stagedSources] = [new Set(), new Set(), [], undefined, []];
 });
 
-function failing(): Pick<MountParts, 'mounter' | 'clients'> {
+function failingParts(): Pick<MountParts, 'mounter' | 'clients'> {
   const { mounter } = mounts;
   const { nfs } = clients;
   return {
@@ -65,11 +65,11 @@ function failing(): Pick<MountParts, 'mounter' | 'clients'> {
       nfs: {
         ...nfs,
         dead: async (all, own) => {
-          if (all.some((one) => unknown.has(one.target.path))) throw new Error('the keeper does not answer');
+          if (all.some((one) => unreachableStages.has(one.target.path))) throw new Error('the keeper does not answer');
           return (await nfs.dead?.(all, own)) ?? [];
         },
         stage: async (from, ...rest) => {
-          stagedBy.push(from);
+          stagedSources.push(from);
           await nfs.stage(from, ...rest);
         },
       },
@@ -83,7 +83,7 @@ function parts(): MountParts {
   events.subscribe(({ type, subject }) => type === 'mount.repaired' && repaired.push(subject));
   return {
     records,
-    ...failing(),
+    ...failingParts(),
     mountsFolder: at('s'),
     clock,
     events,
@@ -93,15 +93,15 @@ function parts(): MountParts {
     catalogue: {},
     stores: () => ({
       use: async (_: string, work: (store: unknown) => unknown) => {
-        if (now === undefined) throw new Error('the store does not answer');
-        return await work({ source: async () => now });
+        if (currentSource === undefined) throw new Error('the store does not answer');
+        return await work({ source: async () => currentSource });
       },
     }),
     operations: { lock: async () => ({ [Symbol.dispose]: () => undefined }) },
   } as unknown as MountParts;
 }
 
-/** As after a start. */
+/** Repairs the mounts like a server that has just started. */
 async function repair(): Promise<readonly VolumeId[]> {
   const own = parts();
   return await createRepairMounts(own, createVolumeStaging(own))(scope);
@@ -134,14 +134,14 @@ const volumeOf = (id: VolumeId): Volume => ({
 });
 
 const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));
-/** What is mounted there is what is staged, and that is served. */
-async function shown(id: VolumeId, target: string): Promise<boolean> {
+/** The target shows the staged mount, and a process serves it. */
+async function isServedAt(id: VolumeId, target: string): Promise<boolean> {
   const table = await mounts.readTable();
   const dead = await clients.nfs.dead?.([{ source, target: targetAt(stageOf(id)) }], scope);
   return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
 }
 
-test('leaves healthy mounts alone', async () => {
+test('the repair leaves healthy mounts alone', async () => {
   await volumeAt(at('a'), at('b'));
   const before = await mounts.mounter.list(scope);
   await repair();
@@ -149,40 +149,40 @@ test('leaves healthy mounts alone', async () => {
   expect(repaired).toEqual([]);
 });
 
-test('remounts a dead mount at each of its targets, and publishes an event', async () => {
+test('the repair remounts a dead mount at each of its targets, and publishes an event', async () => {
   const id = await volumeAt(at('a'), at('b'));
   const other = await volumeAt(at('c'));
   await kill(id);
   await repair();
-  for (const target of [at('a'), at('b')]) expect(await shown(id, target)).toBe(true);
-  expect(await shown(other, at('c'))).toBe(true);
+  for (const target of [at('a'), at('b')]) expect(await isServedAt(id, target)).toBe(true);
+  expect(await isServedAt(other, at('c'))).toBe(true);
   expect(repaired.sort()).toEqual([at('a'), at('b')]);
   const since = (target: string) => repairedAt(records, { target, since: 1 });
   expect([at('a'), at('b'), at('c')].map((target) => since(target) !== undefined)).toEqual([true, true, false]);
 });
 
-test('retries a target that could not be bound again, even if the volume is served by then', async () => {
+test('the repair retries a target that could not be bound again, even if the volume is served by then', async () => {
   const id = await volumeAt(at('a'), at('b'));
   await kill(id);
   bindFails.add(at('a'));
   await repair();
-  expect(await shown(id, at('a'))).toBe(false);
+  expect(await isServedAt(id, at('a'))).toBe(false);
   expect(volumesUnderRepair(records)).toEqual([id]);
   bindFails.clear();
   await repair();
-  for (const target of [at('a'), at('b')]) expect(await shown(id, target)).toBe(true);
+  for (const target of [at('a'), at('b')]) expect(await isServedAt(id, target)).toBe(true);
   expect(volumesUnderRepair(records)).toEqual([]);
 });
 
-test('finds a target that still shows the dead mount, without a record of a repair', async () => {
+test('the repair finds a target that still shows the dead mount, without a record of an earlier repair', async () => {
   const id = await volumeAt(at('a'));
   mounts.remove(at('a'));
   mounts.mount(at('a'), { source: ownSource(id, 'older'), type: 'fuse.stowage' });
   await repair();
-  expect(await shown(id, at('a'))).toBe(true);
+  expect(await isServedAt(id, at('a'))).toBe(true);
 });
 
-test('does not remount a target that somebody unmounted', async () => {
+test('the repair does not remount a target that another program unmounted', async () => {
   await volumeAt(at('a'));
   mounts.remove(at('a'));
   await repair();
@@ -195,20 +195,20 @@ test('a volume that cannot be repaired does not block the repair of others', asy
   for (const id of [bad, good]) await kill(id);
   bindFails.add(at('bad'));
   await repair();
-  expect(await shown(good, at('good'))).toBe(true);
-  expect(await shown(bad, at('bad'))).toBe(false);
+  expect(await isServedAt(good, at('good'))).toBe(true);
+  expect(await isServedAt(bad, at('bad'))).toBe(false);
 });
 
 test('a mount of unknown state counts as not repaired, and does not block the repair of others', async () => {
   const silent = await volumeAt(at('silent'));
   const dead = await volumeAt(at('dead'));
   await kill(dead);
-  unknown.add(stageOf(silent));
+  unreachableStages.add(stageOf(silent));
   const before = (await mounts.readTable()).at(at('silent'));
   expect(await repair()).toEqual([silent]);
-  expect(await shown(dead, at('dead'))).toBe(true);
+  expect(await isServedAt(dead, at('dead'))).toBe(true);
   expect((await mounts.readTable()).at(at('silent'))).toBe(before);
-  unknown.clear();
+  unreachableStages.clear();
   expect(await repair()).toEqual([]);
 });
 
@@ -218,16 +218,16 @@ test('a remount keeps the options of the mount even if those of the store have c
   const known = { ...source, way } as unknown as Source;
   for (const mount of records.mounts.of(id)) records.mounts.put({ ...mount, source: known });
   const moved = { addresses: ['10.0.0.2'], port: 2050, mountPort: 635, root: 'BBBB', quota: { bytes: 1, ledger: 'C' } };
-  now = {
+  currentSource = {
     ...known,
     hosts: ['other'],
     way: { ...way, client: 'host', softMs: 1, uid: 7, ...moved },
   } as unknown as Source;
   records.volumes.put(volumeOf(id));
   await kill(id);
-  stagedBy = [];
+  stagedSources = [];
   expect(await repair()).toEqual([]);
   const anew = { ...known, hosts: ['other'], way: { ...way, ...moved } };
-  expect(stagedBy).toEqual([anew]);
+  expect(stagedSources).toEqual([anew]);
   expect(records.mounts.of(id).map((mount) => mount.source)).toEqual([JSON.parse(JSON.stringify(anew))]);
 });

@@ -11,7 +11,7 @@ import { startCore, type TestCore } from '#testing/start-core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { NodeName, Volume } from './model.ts';
 
-/** Two hosts, each with a state folder of its own, on one export. */
+/** Two hosts on one export, each with its own state folder. */
 let one: TestCore;
 let other: TestCore;
 let folder: string;

@@ -9,7 +9,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 import { StowageError } from './errors.ts';
 
-// A store that is open, and whose server has fallen silent since.
+// The store is open, but its server no longer answers.
 
 interface Started {
   readonly server: TestServer;
@@ -17,7 +17,7 @@ interface Started {
   readonly own: Awaited<ReturnType<typeof startOwnServer>>;
 }
 
-async function started(options: ServerOptions = {}): Promise<Started> {
+async function startSilentStore(options: ServerOptions = {}): Promise<Started> {
   const own = await startOwnServer({ path: '/export' });
   const kind = gated(createNfsStoreKind());
   const server = await startServer({ kinds: [createLocalStoreKind(), kind], ...options });
@@ -36,7 +36,7 @@ const stateIn = async ({ admin }: TestServer): Promise<unknown> =>
 
 test('a store that does not answer is shown as such without waiting for it twice, and as open when it answers', async () => {
   const clock = createFakeClock();
-  const { server, kind } = await started({ clock });
+  const { server, kind } = await startSilentStore({ clock });
   expect(await stateIn(server)).toBe('open');
 
   const gate = kind.close('ping', { deaf: true });
@@ -44,7 +44,7 @@ test('a store that does not answer is shown as such without waiting for it twice
   await gate.reached;
   clock.advance(3_000);
   expect(await first).toBe('not-answering');
-  // Nobody waits for what is owed: no clock goes on here.
+  // This request does not wait for the pending call: the clock stands still.
   expect(await stateIn(server)).toBe('not-answering');
   expect((await server.admin.get('/v1/stores/silver')).body).toMatchObject({
     state: 'not-answering',
@@ -72,7 +72,7 @@ interface RoomJson {
 
 test('the list and the metrics show free space without waiting for a store that does not answer', async () => {
   const clock = createFakeClock();
-  const { server, kind } = await started({ clock });
+  const { server, kind } = await startSilentStore({ clock });
   const roomIn = async (store: string): Promise<RoomJson> =>
     (await server.admin.get('/v1/stores')).body.items.find(({ name }: RoomJson) => name === store);
   const freeBytes = async () => (await server.admin.get('/metrics')).text.match(/^stowage_store_free_bytes.*$/gm);
@@ -89,9 +89,9 @@ test('the list and the metrics show free space without waiting for a store that 
   clock.advance(2_000);
   const unknown = { totalBytes: null, freeBytes: null };
   expect(await first).toMatchObject(unknown);
-  // Nobody waits for what is owed: no clock goes on here.
+  // This request does not wait for the pending call: the clock stands still.
   expect(await roomIn('silver')).toMatchObject(unknown);
-  // The clock went on for the others too: their answers may have come later than that.
+  // The clock also advanced for the other stores, whose calls may have timed out, so their next answers may come later.
   await vi.waitFor(async () => expect(await freeBytes()).toEqual([expect.stringContaining('"local"')]));
   expect(gate.waiting()).toBe(1);
 
@@ -100,7 +100,7 @@ test('the list and the metrics show free space without waiting for a store that 
 });
 
 test('a store whose server was killed is shown as not answering, and as open when the server runs again', async () => {
-  const { server, own } = await started();
+  const { server, own } = await startSilentStore();
   expect(await stateIn(server)).toBe('open');
   await own.server.close();
   expect(await stateIn(server)).toBe('not-answering');
@@ -109,7 +109,7 @@ test('a store whose server was killed is shown as not answering, and as open whe
 });
 
 test('a store whose server no longer allows this host is shown as denying access, not as unresponsive', async () => {
-  const { server, own } = await started();
+  const { server, own } = await startSilentStore();
   const user = await server.as('user');
   await own.restart({ networks: ['192.0.2.0/24'] });
   const message =
@@ -152,7 +152,7 @@ test('a store that denies every request is shown with that problem until it allo
 
 test('a store whose trash listing times out because its server no longer allows this host is shown as denying access', async () => {
   const clock = createFakeClock();
-  const { server, kind, own } = await started({ clock });
+  const { server, kind, own } = await startSilentStore({ clock });
   const user = await server.as('user');
   await own.restart({ networks: ['192.0.2.0/24'] });
   const gate = kind.close('trash.list', { deaf: true, store: 'silver' });
@@ -171,7 +171,7 @@ test('a store whose trash listing times out because its server no longer allows 
 
 test('a store whose list takes long is not shown as unresponsive, and single names are still looked up', async () => {
   const clock = createFakeClock();
-  const { server, kind } = await started({ clock });
+  const { server, kind } = await startSilentStore({ clock });
   const gate = kind.close('changedByOthers.marks', { deaf: true, store: 'silver' });
   const listed = server.admin.get('/v1/volumes');
   await gate.reached;
@@ -181,7 +181,7 @@ test('a store whose list takes long is not shown as unresponsive, and single nam
   expect((await server.admin.get('/v1/volumes/silver..fresh')).status).toBe(200);
   expect((await server.admin.get('/v1/volumes/silver..none')).status).toBe(404);
   expect(await stateIn(server)).toBe('open');
-  // The list is still owed, and nobody waits for it.
+  // The call for the list is still pending, and this request does not wait for it.
   expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: ['silver'] });
   expect(gate.waiting()).toBe(1);
 

@@ -12,49 +12,49 @@ import { checkDeadlineMs, probeFrom } from './store-check.ts';
 import { parseStoreConfig } from './store-uri.ts';
 
 const fine: StoreCheck = { ok: true, steps: [], totalBytes: undefined, freeBytes: undefined };
-const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** A store that is never open, and whose checks end when the test says so. */
-function controlled() {
-  const begun: (PromiseWithResolvers<StoreCheck> & { readonly from: string | undefined })[] = [];
+/** A store that never opens. The test decides when its checks end. */
+function createControlledStore() {
+  const checks: (PromiseWithResolvers<StoreCheck> & { readonly from: string | undefined })[] = [];
   const kind: StoreKind = {
     ...createNfsStoreKind(),
     open: () =>
       Promise.reject(new StowageError('not open', { code: 'unavailable', reason: 'store-closing', action: '' })),
     probe: (_config, _policy, _scope, from) => {
       const run = { ...Promise.withResolvers<StoreCheck>(), from };
-      begun.push(run);
+      checks.push(run);
       return run.promise;
     },
   };
   const kinds = new Map([[kind.scheme, kind]]);
-  return { begun, kind, kinds, config: parseStoreConfig('silver', 'nfs://filer/export', 'file', kinds) };
+  return { checks, kind, kinds, config: parseStoreConfig('silver', 'nfs://filer/export', 'file', kinds) };
 }
 
 test('limits concurrent checks from other networks; the others wait until they run or are aborted', async () => {
-  const { begun, kind, config } = controlled();
+  const { checks, kind, config } = createControlledStore();
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   await server.core.stores.configure([config], undefined, aCall());
   const check = (from: string, signal = new AbortController().signal) =>
     server.core.stores.check('silver', { signal, log: silentLog() }, from);
-  const froms = (): readonly unknown[] => begun.map(({ from }) => from);
+  const froms = (): readonly unknown[] => checks.map(({ from }) => from);
   const leaving = new AbortController();
   const all = ['a', 'b', 'c'].map((from) => check(from));
   const left = expect(check('d', leaving.signal)).rejects.toThrow('no longer');
   all.push(check('e'));
-  await turn();
+  await nextTurn();
   expect(froms()).toEqual(['a', 'b', 'c']);
   leaving.abort(new Error('no longer'));
   await left;
-  begun[1]?.resolve(fine);
+  checks[1]?.resolve(fine);
   await expect.poll(froms).toEqual(['a', 'b', 'c', 'e']);
-  for (const { resolve } of begun) resolve(fine);
+  for (const { resolve } of checks) resolve(fine);
   expect(await Promise.all(all)).toEqual(Array(4).fill(fine));
 });
 
 test('a check from another network that times out does not blame a disk', async () => {
-  const { kinds, config } = controlled();
+  const { kinds, config } = createControlledStore();
   const clock = createFakeClock();
   const checked = probeFrom(
     kinds,
@@ -63,7 +63,7 @@ test('a check from another network that times out does not blame a disk', async 
     { signal: new AbortController().signal, log: silentLog() },
     clock,
   );
-  await turn();
+  await nextTurn();
   clock.advance(checkDeadlineMs);
   expect(await checked).toMatchObject({
     ok: false,

@@ -7,14 +7,14 @@ import { systemClock } from '#base/clock.ts';
 import { createUsageCounter } from '#front/csi/usage-counter.ts';
 import { createUsedBytes } from '#front/docker-plugin/used-bytes.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, collectingLog, inTime, runMaintenance } from '#testing/core-calls.ts';
+import { aCall, collectingLog, runMaintenance, waitForOptions } from '#testing/core-calls.ts';
 import { gated } from '#testing/fakes/gated-store.ts';
 import { createMinimalStoreKind } from '#testing/fakes/minimal-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Volume } from './model.ts';
 import { storeName } from './names.ts';
 
-// What core does on a store that has the required members and nothing else.
+// The behaviour of core with a store that has the required members only.
 
 const minimal = createMinimalStoreKind();
 const kind = gated(minimal);
@@ -283,7 +283,7 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
     await configure(`?onDelete=${onDelete}`);
     await server.reload();
     gate.open();
-    await vi.waitFor(() => expect(view().store).toBeDefined(), inTime);
+    await vi.waitFor(() => expect(view().store).toBeDefined(), waitForOptions);
     await expect(server.core.deletions.delete(id, undefined, aCall())).rejects.toMatchObject(unsupported);
     expect(await volumes()).toEqual(['a']);
     expect(minimal.volumesAt(root).size).toBe(1);

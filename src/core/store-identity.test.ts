@@ -17,8 +17,8 @@ let folder: string;
 let records: Records;
 let identities: StoreIdentities;
 
-/** As when it was opened there, and said who it is. */
-function opened(uri: string): void {
+/** Records the identity of the store at that location, as when it is opened. */
+function rememberStore(uri: string): void {
   identities.forgetOtherLocation(at(uri));
   identities.remember(at(uri), { identity: 'it' } as Store);
 }
@@ -27,7 +27,7 @@ beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-identity-'));
   records = openRecords(':memory:');
   identities = createStoreIdentities({ records, clock: createFakeClock() });
-  opened('nfs://10.0.0.1,filer:2050/export/a');
+  rememberStore('nfs://10.0.0.1,filer:2050/export/a');
   const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;
   records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here', enforce: false });
 });
@@ -43,7 +43,7 @@ test.each([
   'nfs://Filer:2050/export/a',
 ])('the same server with URI %s is the same location', (uri) => {
   expect(identities.identityOf(at(uri))).toBe('it');
-  opened(uri);
+  rememberStore(uri);
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
 });
 
@@ -51,7 +51,7 @@ test('addresses can be replaced one by one', () => {
   for (const hosts of ['filer,10.0.0.3', '10.0.0.3', '10.0.0.3,[fd00::1]', '[fd00::1]']) {
     const uri = `nfs://${hosts}:2050/export/a`;
     expect(identities.identityOf(at(uri))).toBe('it');
-    opened(uri);
+    rememberStore(uri);
   }
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
   expect(identities.identityOf(at('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
@@ -70,7 +70,7 @@ test.each([
 });
 
 test('without a host, only the same path is the same location', () => {
-  opened('local:///srv/a');
+  rememberStore('local:///srv/a');
   expect(identities.identityOf(at('local:///srv/a?onDelete=retain'))).toBe('it');
   expect(identities.identityOf(at('local:///srv/b'))).toBeUndefined();
 });

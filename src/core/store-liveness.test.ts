@@ -24,7 +24,7 @@ function setUp(ping: () => Promise<void>, verbs: object = {}) {
   return { clock, liveness: createStoreLiveness({ clock, stores: () => stores }) };
 }
 
-const lookThatFails = (liveness: StoreLiveness, thrown: Error): Promise<boolean> =>
+const failingLookup = (liveness: StoreLiveness, thrown: Error): Promise<boolean> =>
   liveness.look(silver, aCall(), () => Promise.reject(thrown));
 
 test('records a denial that arrives after the timeout', async () => {
@@ -88,7 +88,7 @@ test.each([
     await liveness.silent([silver], aCall());
     expect(liveness.refusal(silver)).toBe(denied);
     now = failure('unavailable', ping);
-    expect(await lookThatFails(liveness, failure(code, reason))).toBe(false);
+    expect(await failingLookup(liveness, failure(code, reason))).toBe(false);
     expect(liveness.refusal(silver)).toBeUndefined();
   },
 );
@@ -98,7 +98,7 @@ test.each(['nfs-connection-lost', 'nfs-timeout'])(
   async (reason) => {
     const { liveness } = setUp(() => Promise.reject(denied));
     await liveness.silent([silver], aCall());
-    await lookThatFails(liveness, failure('unavailable', reason));
+    await failingLookup(liveness, failure('unavailable', reason));
     expect(liveness.refusal(silver)).toBe(denied);
   },
 );

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall, inTime, runMaintenance } from '#testing/core-calls.ts';
+import { aCall, runMaintenance, waitForOptions } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
@@ -21,15 +21,15 @@ beforeEach(async () => {
 
 type Setup = 'onDelete=delete' | 'onDelete=retain' | 'onDelete=archive';
 
-/** Runs the server and stops it cleanly. */
-async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
+/** Starts the server, does the work and stops the server cleanly. */
+async function runServer<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
   await using server = await startCore({ folder });
   return await work(server);
 }
 
-/** A store with one volume in it. */
-const begin = (setup: Setup = 'onDelete=delete'): Promise<Volume> =>
-  live(async (server) => {
+/** Adds a store and creates one volume in it. */
+const createVolumeInStore = (setup: Setup = 'onDelete=delete'): Promise<Volume> =>
+  runServer(async (server) => {
     await server.core.stores.add('keep', `local://${root}?${setup}`, aCall());
     const volume = await create(server, 'a');
     await writeFile(join(root, 'a', 'file'), 'text');
@@ -42,7 +42,7 @@ const create = (server: TestCore, name: string): Promise<Volume> =>
     aCall({ requestId: `make-${name}` }),
   );
 
-/** Simulates kill -9: records an operation that has not ended. */
+/** Records an intent without an end, as a server leaves it after kill -9. */
 function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
   const records = openRecords(join(folder, 'state.db'));
@@ -52,10 +52,10 @@ function leaveIntent(kind: string, params: Record<string, unknown>): Operation['
   return id;
 }
 
-/** Does the work on the store, then restores the records from before. */
-async function forgetting(work: (server: TestCore) => Promise<unknown>): Promise<void> {
+/** Does the work, then restores the records from before, so that only the store has changed. */
+async function withoutRecording(work: (server: TestCore) => Promise<unknown>): Promise<void> {
   await copyFile(join(folder, 'state.db'), join(folder, 'before.db'));
-  await live(work);
+  await runServer(work);
   await copyFile(join(folder, 'before.db'), join(folder, 'state.db'));
 }
 
@@ -72,16 +72,16 @@ describe.each([
   ['after the store had done everything', true],
 ])('a crash %s', (_when, done) => {
   test('during a create: the volume exists once, and repeating the request finds it', async () => {
-    await begin();
+    await createVolumeInStore();
     const spec = { name: 'b', bytes: 10n, access: 'filesystem', labels: { l: '1' }, requestId: 'make-b' } as const;
-    const { instance } = await live(async (server) => server.core);
+    const { instance } = await runServer(async (server) => server.core);
     const id = newVolumeId();
-    if (done) await forgetting((server) => create(server, 'b'));
+    if (done) await withoutRecording((server) => create(server, 'b'));
     const intent = leaveIntent(
       'volume.create',
       specParams({ ...spec, id, createdAt: 5, instance, name: 'b' as never }),
     );
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       const volumes = await found(server);
       expect(volumes.map((volume) => volume.name)).toEqual(['a', 'b']);
@@ -91,20 +91,20 @@ describe.each([
   });
 
   test('expand', async () => {
-    const volume = await begin();
-    if (done) await forgetting((server) => server.core.volumes.expand(volume.id, 50n, undefined, aCall()));
+    const volume = await createVolumeInStore();
+    if (done) await withoutRecording((server) => server.core.volumes.expand(volume.id, 50n, undefined, aCall()));
     const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '50' });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, bytes: 50n, revision: 2 }]);
     });
   });
 
   test('rename', async () => {
-    const volume = await begin();
-    if (done) await forgetting((server) => server.core.volumes.rename(volume.id, 'z', undefined, aCall()));
+    const volume = await createVolumeInStore();
+    if (done) await withoutRecording((server) => server.core.volumes.rename(volume.id, 'z', undefined, aCall()));
     const intent = leaveIntent('volume.rename', { id: volume.id, name: 'a', to: 'z' });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
     });
@@ -113,10 +113,10 @@ describe.each([
   });
 
   test('label', async () => {
-    const volume = await begin();
-    if (done) await forgetting((server) => server.core.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
+    const volume = await createVolumeInStore();
+    if (done) await withoutRecording((server) => server.core.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
     const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { l: '1', x: '2' } });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, labels: { l: '1', x: '2' }, revision: 2 }]);
     });
@@ -127,10 +127,10 @@ describe.each([
     ['onDelete=retain', ['a'], 0],
     ['onDelete=archive', [], 1],
   ])('delete with %s', async (setup, left, inTrash) => {
-    const volume = await begin(setup);
-    if (done) await forgetting((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    const volume = await createVolumeInStore(setup);
+    if (done) await withoutRecording((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toEqual([]);
       expect(await server.core.deletions.trashOf('keep', aCall())).toHaveLength(inTrash);
@@ -142,21 +142,21 @@ describe.each([
     ['because it had expired', { expired: true }],
     ['because somebody asked for it', { deletedAt: 1 }],
   ])('during a purge %s: a volume that was restored and deleted again stays in the trash', async (_why, params) => {
-    const volume = await begin('onDelete=archive');
-    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    const volume = await createVolumeInStore('onDelete=archive');
+    await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a', ...params });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await server.core.deletions.trashOf('keep', aCall())).toMatchObject([{ volume: { id: volume.id } }]);
     });
   });
 
   test('restore', async () => {
-    const volume = await begin('onDelete=archive');
-    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
-    if (done) await forgetting((server) => server.core.deletions.restore(volume.id, 'z', () => true, aCall()));
+    const volume = await createVolumeInStore('onDelete=archive');
+    await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await withoutRecording((server) => server.core.deletions.restore(volume.id, 'z', () => true, aCall()));
     const intent = leaveIntent('volume.restore', { id: volume.id, name: 'a', to: 'z' });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
       expect(await server.core.deletions.trashOf('keep', aCall())).toEqual([]);
@@ -165,11 +165,11 @@ describe.each([
   });
 
   test('purge', async () => {
-    const volume = await begin('onDelete=archive');
-    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
-    if (done) await forgetting((server) => server.core.deletions.purge(volume.id, () => true, aCall()));
+    const volume = await createVolumeInStore('onDelete=archive');
+    await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await withoutRecording((server) => server.core.deletions.purge(volume.id, () => true, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a' });
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await server.core.deletions.trashOf('keep', aCall())).toEqual([]);
     });
@@ -177,14 +177,14 @@ describe.each([
   });
 
   test('adopt', async () => {
-    await begin();
+    await createVolumeInStore();
     await mkdir(join(root, 'films'));
     const how = { dryRun: false, data: true };
-    if (done) await forgetting((server) => server.core.adoptions.adopt('keep', how, aCall()));
+    if (done) await withoutRecording((server) => server.core.adoptions.adopt('keep', how, aCall()));
     const intent = leaveIntent('store.adopt', how);
-    await live(async (server) => {
-      // It can take hours, so the store is opened meanwhile.
-      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), inTime);
+    await runServer(async (server) => {
+      // An adoption can take hours, so the store opens before it ends.
+      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), waitForOptions);
       expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
     });
     expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);
@@ -192,9 +192,9 @@ describe.each([
 });
 
 test('an interrupted operation that can no longer succeed ends as failed, and the store opens', async () => {
-  const volume = await begin();
+  const volume = await createVolumeInStore();
   const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '1' });
-  await live(async (server) => {
+  await runServer(async (server) => {
     expect(server.core.operations.get(intent)?.operation).toMatchObject({
       state: 'failed',
       error: { code: 'out-of-range' },
@@ -205,19 +205,19 @@ test('an interrupted operation that can no longer succeed ends as failed, and th
 });
 
 test('an interrupted operation of an unknown kind stays on record for a version that knows it', async () => {
-  await begin();
+  await createVolumeInStore();
   const intent = leaveIntent('volume.teleport', {});
-  await live(async (server) => {
+  await runServer(async (server) => {
     expect(stateOf(server, intent)).toBe('running');
     expect(await found(server)).toHaveLength(1);
   });
 });
 
 test('an interrupted operation waits while its store is down, and is replayed when the store is back', async () => {
-  const volume = await begin();
+  const volume = await createVolumeInStore();
   const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
   await rename(root, join(folder, 'aside'));
-  await live(async (server) => {
+  await runServer(async (server) => {
     expect(stateOf(server, intent)).toBe('running');
     expect(server.core.stores.view('keep').problem).toMatchObject({ code: 'unavailable' });
     await rename(join(folder, 'aside'), root);
@@ -228,10 +228,10 @@ test('an interrupted operation waits while its store is down, and is replayed wh
 });
 
 test('removing a store cancels its interrupted operations', async () => {
-  await begin();
+  await createVolumeInStore();
   const intent = leaveIntent('volume.delete', { id: newVolumeId(), name: 'b', deletedAt: 1 });
   await rm(root, { recursive: true });
-  await live(async (server) => {
+  await runServer(async (server) => {
     await server.core.stores.remove('keep', aCall());
     expect(server.core.operations.get(intent)?.operation).toMatchObject({
       state: 'canceled',
@@ -244,10 +244,10 @@ describe('a directory that is not the store it was', () => {
   const problem = { code: 'unavailable', reason: 'store-identity' };
 
   test('stays empty if it is a mount point without its disk, and the volumes stay on record until the disk is back', async () => {
-    const volume = await begin();
+    const volume = await createVolumeInStore();
     await rename(root, join(folder, 'disk'));
     await mkdir(root);
-    await live(async (server) => {
+    await runServer(async (server) => {
       expect(server.core.stores.view('keep').problem).toMatchObject(problem);
       expect(await readdir(root)).toEqual([]);
       await expect(create(server, 'b')).rejects.toMatchObject(problem);
@@ -260,11 +260,11 @@ describe('a directory that is not the store it was', () => {
   });
 
   test('is accepted as the store by an adoption, without replaying operations of the old store', async () => {
-    const volume = await begin();
+    const volume = await createVolumeInStore();
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 1 });
     await rename(root, join(folder, 'disk'));
     await mkdir(join(root, 'other'), { recursive: true });
-    await live(async (server) => {
+    await runServer(async (server) => {
       const how = { dryRun: true, data: true };
       await expect(server.core.adoptions.adopt('keep', how, aCall())).rejects.toMatchObject(problem);
       await server.core.adoptions.adopt('keep', { ...how, dryRun: false }, aCall());
@@ -274,13 +274,13 @@ describe('a directory that is not the store it was', () => {
         error: { reason: 'store-moved' },
       });
     });
-    // And it stays the store.
-    await live(async (server) => expect(await found(server)).toMatchObject([{ name: 'other' }]));
+    // The store is still accepted after another restart.
+    await runServer(async (server) => expect(await found(server)).toMatchObject([{ name: 'other' }]));
   });
 
   test('a removed store can be added again, whatever is in its directory', async () => {
-    await begin();
-    await live(async (server) => {
+    await createVolumeInStore();
+    await runServer(async (server) => {
       await server.core.stores.remove('keep', aCall());
       await rm(root, { recursive: true });
       await mkdir(root);

@@ -47,7 +47,7 @@ beforeEach(async () => {
   });
 });
 
-async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
+async function runServer<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(exported))];
   await using server = await startCore({ folder, kinds, records });
   return await work(server);
@@ -159,7 +159,7 @@ function readStored(server: TestCore): Stored {
 
 test('the use cases write the same intents and settings as 0.1, and publish the same events', async () => {
   const types = new Set<string>();
-  await live(async (server) => {
+  await runServer(async (server) => {
     using _ = server.core.events.subscribe(({ type }) => types.add(type));
     await useAll(server);
     expect(readStored(server)).toEqual(await stored());
@@ -174,9 +174,9 @@ test('the use cases write the same intents and settings as 0.1, and publish the 
 describe('an operation that 0.1 left unfinished', () => {
   const id = newVolumeId();
 
-  /** Writes the n-th intent, as a crash would leave it. */
-  async function leave(n: number): Promise<Operation> {
-    const { instance } = await live(async ({ core }) => core);
+  /** Records the n-th intent without an end, as a crash would leave it. */
+  async function leaveIntent(n: number): Promise<Operation> {
+    const { instance } = await runServer(async ({ core }) => core);
     const text = JSON.stringify((await stored()).operations[n])
       .replaceAll('<volume 1>', id)
       .replaceAll('<instance>', instance)
@@ -193,9 +193,9 @@ describe('an operation that 0.1 left unfinished', () => {
     return operation;
   }
 
-  /** Starts again, and expects the operation to be done. */
-  async function takenUp(operation: Operation): Promise<Volume | undefined> {
-    return await live(async ({ core }) => {
+  /** Starts the server and waits until it has replayed the operation. */
+  async function replayed(operation: Operation): Promise<Volume | undefined> {
+    return await runServer(async ({ core }) => {
       const { state, kind } = core.operations.get(operation.id)?.operation ?? expect.fail();
       expect([kind, state]).toEqual([operation.kind, 'done']);
       return core.records.volumes.byId(id);
@@ -203,10 +203,10 @@ describe('an operation that 0.1 left unfinished', () => {
   }
 
   test('is finished by the next start', async () => {
-    await live(addStores);
+    await runServer(addStores);
     const { operations } = await stored();
     const nth = (kind: string): number => operations.findIndex((one) => one.kind === kind);
-    const finish = async (kind: string): Promise<Volume | undefined> => await takenUp(await leave(nth(kind)));
+    const finish = async (kind: string): Promise<Volume | undefined> => await replayed(await leaveIntent(nth(kind)));
 
     const made = await finish('volume.create');
     expect(made).toMatchObject({
@@ -224,16 +224,16 @@ describe('an operation that 0.1 left unfinished', () => {
     expect(await finish('volume.label')).toMatchObject({ labels: { more: 'x', team: 'a' } });
 
     await useElsewhere(made ?? expect.fail());
-    const whoUses = () => live(({ core }) => core.uses.of(made ?? expect.fail(), aCall()));
+    const whoUses = () => runServer(({ core }) => core.uses.of(made ?? expect.fail(), aCall()));
     expect(await whoUses()).toMatchObject([{ host: 'other' }]);
     await finish('volume.release');
     expect(await whoUses()).toEqual([]);
 
     await finish('volume.mount');
     expect(records.open().mounts.list()).toEqual([]);
-    const unmount = await leave(nth('volume.unmount'));
+    const unmount = await leaveIntent(nth('volume.unmount'));
     records.open().mounts.put(unmount.params['mount'] as Mount);
-    await takenUp(unmount);
+    await replayed(unmount);
     expect(records.open().mounts.list()).toEqual([]);
 
     expect(await finish('volume.delete')).toBeUndefined();
@@ -241,10 +241,10 @@ describe('an operation that 0.1 left unfinished', () => {
 
   test('for an ephemeral volume is still known', async () => {
     const { settings } = await stored();
-    await live(addStores);
+    await runServer(addStores);
     const text = JSON.stringify(settings['ephemeral.volumes']).replaceAll('<targets>', targets);
     records.open().settings.set('ephemeral.volumes', text);
-    await live(async (server) => {
+    await runServer(async (server) => {
       await create(server, 'keep', 'key', 'ephemeral:key');
       expect(server.core.ephemerals.volume('key')).toMatchObject({ store: 'keep', name: 'key' });
       expect(await server.core.ephemerals.unpublish('key', target('f'), aCall())).toBe(true);

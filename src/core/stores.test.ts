@@ -2,7 +2,7 @@ import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, collectingLog, inTime } from '#testing/core-calls.ts';
+import { aCall, collectingLog, waitForOptions } from '#testing/core-calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { StoreConfig, Volume } from './model.ts';
@@ -94,7 +94,7 @@ describe('add and remove', () => {
     const made = create('keep', 'a');
     await gate.reached;
     const removed = server.core.stores.remove('keep', aCall());
-    await vi.waitFor(() => expect(server.core.stores.view('keep').store).toBeUndefined(), inTime);
+    await vi.waitFor(() => expect(server.core.stores.view('keep').store).toBeUndefined(), waitForOptions);
     await expect(create('keep', 'b')).rejects.toMatchObject({
       code: 'unavailable',
       message: "store 'keep' cannot be used: store 'keep' is being closed",
@@ -288,7 +288,7 @@ describe('finding volumes', () => {
       });
     }
     await expect(next.core.catalogue.resolve('local..nobody', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    // Known, but not to be worked on.
+    // The volume is on record, but its store is down.
     await expect(next.core.volumes.inspect(id, aCall())).rejects.toMatchObject({ code: 'unavailable' });
     await expect(next.core.deletions.delete(id, undefined, aCall())).rejects.toMatchObject({ code: 'unavailable' });
     await rename(join(server.folder, 'aside'), join(server.folder, 'keep'));

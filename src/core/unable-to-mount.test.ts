@@ -22,7 +22,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { type Core, createCore } from './core.ts';
 import type { NodeName } from './model.ts';
 
-/** As run by an ordinary user. */
+/** Core with a mounter that cannot mount, as when an ordinary user runs Stowage. */
 function unprivileged(): { readonly core: Core; readonly folder: (name: string) => string } {
   const parent = mkdtempSync(join(tmpdir(), 'stowage-unable-'));
   const folder = (name: string): string => mkdtempSync(join(parent, name));

@@ -21,7 +21,7 @@ beforeEach(() => {
   for (const name of ['state', 'images']) mkdirSync(at(name));
 });
 
-/** One life on the same state. */
+/** Starts a server on the same state. */
 async function start(): Promise<TestServer> {
   const server = await startServer({ folder: at('state'), listen: 'none' });
   onTestFinished(() => server[Symbol.asyncDispose]());
@@ -47,15 +47,18 @@ const unmount = (server: TestServer, { id }: Volume, target = at('m')): Promise<
 const listed = async ({ core }: TestServer): Promise<readonly [string, boolean][]> =>
   (await core.mounts.list(aCall())).map(({ target, mounted }) => [target, mounted]);
 
-/** As a kubelet binds a device that is not ours to take away, until it is disposed of. */
-function bound(): Disposable {
+/**
+ * Binds the device elsewhere, like a kubelet, until the returned object is disposed of. Stowage must not remove that
+ * mount.
+ */
+function bindDeviceElsewhere(): Disposable {
   const [device = ''] = ground.loops();
   writeFileSync(at('elsewhere'), '');
   execFileSync('mount', ['--bind', device, at('elsewhere')]);
   return { [Symbol.dispose]: () => void execFileSync('umount', [at('elsewhere')]) };
 }
 
-/** What kill -9 leaves: the intent, and no end of it. */
+/** Records an intent without an end, as a server leaves it after kill -9. */
 function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
   const records = openRecords(at('state/state.db'));
@@ -73,7 +76,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const volume = await create(server);
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       for (let n = 0; n < 2; n++) await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       expect(await listed(server)).toEqual([[at('m'), false]]);
     }
@@ -101,7 +104,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const volume = await create(server);
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       renameSync(image(), at('images/aside'));
       await expect(mount(server, volume)).rejects.toMatchObject({ reason: 'volume-data-unusable' });
@@ -118,7 +121,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     await mount(server, volume);
     const before = ground.loops();
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       expect(await mount(server, volume)).toMatchObject({ mounted: true });
       expect(ground.loops()).toEqual(before);
@@ -133,7 +136,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const other = await create(server, 'block', 'b');
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       await expect(mount(server, other)).rejects.toMatchObject({
         reason: 'mount-unfinished',
@@ -152,7 +155,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const volume = await create(server);
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       for (let n = 0; n < 2; n++) await server.core.mounts.unpublish(at('m'), volume.id, aCall(), { force: true });
       expect([await listed(server), ground.loops().length]).toEqual([[], 1]);
     }
@@ -182,7 +185,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const volume = await create(server);
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       for (let n = 0; n < 2; n++) {
         await server.stop();
@@ -200,7 +203,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const volume = await create(server);
     await mount(server, volume);
     {
-      using _elsewhere = bound();
+      using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       await server.stop();
     }
@@ -216,9 +219,9 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
       let server = await start();
       const volume = await create(server);
       const params = { mount: await mount(server, volume) };
-      const elsewhere = bound();
+      const elsewhere = bindDeviceElsewhere();
       await server.stop();
-      // What is used elsewhere is still mounted.
+      // The mount at the other path stays.
       const stage = join(at('state'), 'mounts', volume.id);
       for (const place of what === 'the target' ? [at('m')] : [at('m'), stage])
         if (ground.mounts().includes(place)) execFileSync('umount', [place]);

@@ -6,14 +6,14 @@ import { aCall } from '#testing/core-calls.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Source, Volume } from './model.ts';
 
-/** A newer Stowage staged the volume and was then replaced by this one. */
+/** A server whose volume was staged by a newer Stowage. */
 let server: TestCore;
 let volume: Volume;
 let folder: string;
 let target: string;
 let stage: string;
 
-/** Of a kind that this Stowage does not know. */
+/** A source of a kind that this Stowage does not know. */
 const source = { kind: 'teleport', gate: 'seven' } as unknown as Source;
 
 const restart = async (): Promise<void> => {

@@ -14,11 +14,11 @@ import type { Volume } from './model.ts';
 import { newVolumeId } from './names.ts';
 import type { StoreKind } from './ports.ts';
 
-/** While this is so, the server of a shared store lists its records, and shows none of them. */
+/** While true, the server of a shared store lists its records, but refuses to return them. */
 let isDenied = false;
 
-/** As a server with root squash does. Its marks do not change with that. */
-function denying(kind: StoreKind): StoreKind {
+/** Like a server with root squash. The process marks stay readable. */
+function withRootSquash(kind: StoreKind): StoreKind {
   return {
     ...kind,
     open: async (...about) => {
@@ -32,13 +32,13 @@ function denying(kind: StoreKind): StoreKind {
   };
 }
 
-const kinds = () => [createLocalStoreKind(), denying(createNfsStoreKind(systemClock()))];
+const kinds = () => [createLocalStoreKind(), withRootSquash(createNfsStoreKind(systemClock()))];
 
-/** A store of either kind, and where its records lie. */
+/** The server, and the folder of the store's records. */
 let server: TestCore;
 let folder: string;
 
-async function exported(): Promise<string> {
+async function exportUri(): Promise<string> {
   const parent = await mkdtemp(join(tmpdir(), 'stowage-unreadable-'));
   onTestFinished(() => rm(parent, { recursive: true, force: true }));
   folder = await mkdtemp(join(parent, 'export-'));
@@ -55,7 +55,7 @@ async function exported(): Promise<string> {
   return `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
 }
 
-async function own(): Promise<string> {
+async function diskUri(): Promise<string> {
   folder = await mkdtemp(join(tmpdir(), 'stowage-unreadable-'));
   onTestFinished(() => rm(folder, { recursive: true, force: true }));
   return `local://${folder}`;
@@ -66,7 +66,7 @@ const create = (name: string): Promise<Volume> =>
 const resolve = (ref: string): Promise<Volume> => server.core.catalogue.resolve(ref, aCall());
 const remove = (id: string): Promise<unknown> => server.core.deletions.delete(id, undefined, aCall());
 
-/** As a program to come would write it. */
+/** Changes the record to the format of a newer Stowage. */
 async function makeNewer(name: string): Promise<void> {
   const path = join(folder, `${name}.meta`);
   await writeFile(path, (await readFile(path, 'utf8')).replace('"version":1', '"version":9'));
@@ -77,8 +77,8 @@ async function makeOlder(name: string): Promise<void> {
   await writeFile(path, (await readFile(path, 'utf8')).replace('"version":9', '"version":1'));
 }
 
-/** With nothing on record of the store but what it says itself. */
-async function startAnew(uri: string): Promise<void> {
+/** Starts a server whose own records are empty. */
+async function restartWithoutRecords(uri: string): Promise<void> {
   await server[Symbol.asyncDispose]();
   server = await started(uri);
 }
@@ -91,8 +91,8 @@ async function started(uri: string): Promise<TestCore> {
 }
 
 describe.each([
-  ['a store that others share', exported],
-  ['a store of this machine', own],
+  ['a store that others share', exportUri],
+  ['a store of this machine', diskUri],
 ])('records that cannot be read, on %s', (_which, uriOf) => {
   let uri: string;
 
@@ -105,7 +105,7 @@ describe.each([
     const { id } = await create('a');
     await create('b');
     await makeNewer('a');
-    // Others are as they were.
+    // Other volumes are not affected.
     expect(await resolve('store..b')).toMatchObject({ name: 'b' });
     for (const ref of [id, 'store..a', 'a']) expect(await resolve(ref)).toMatchObject({ id });
     await expect(remove(id)).rejects.toMatchObject({ code: 'unsupported', reason: 'format-newer' });
@@ -118,7 +118,7 @@ describe.each([
   test('may belong to any unknown volume, so no volume is reported as not found', async () => {
     const { id } = await create('a');
     await makeNewer('a');
-    await startAnew(uri);
+    await restartWithoutRecords(uri);
     const incomplete = {
       code: 'unavailable',
       reason: 'volume-lookup-incomplete',
@@ -137,7 +137,7 @@ describe.each([
   test('stop having these effects once they can be read or are gone', async () => {
     const { id } = await create('a');
     await makeNewer('a');
-    await startAnew(uri);
+    await restartWithoutRecords(uri);
     await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-lookup-incomplete' });
     await rm(join(folder, 'a.meta'));
     await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-unknown' });
@@ -145,7 +145,7 @@ describe.each([
 });
 
 test('a server that shows no records for a while makes no volume look gone, and is trusted again afterwards', async () => {
-  server = await started(await exported());
+  server = await started(await exportUri());
   const { id } = await create('a');
   await resolve(id);
   isDenied = true;
@@ -161,10 +161,10 @@ test('a server that shows no records for a while makes no volume look gone, and 
 });
 
 test('a volume whose record was replaced by something else is not considered deleted', async () => {
-  server = await started(await exported());
+  server = await started(await exportUri());
   const { id } = await create('a');
   const path = join(folder, 'a.meta');
-  // A folder cannot be read, not even by root.
+  // A folder in the record's place cannot be read, not even by root.
   await rm(path);
   await mkdir(path);
   await expect(remove(id)).rejects.toMatchObject({ reason: 'record-unreadable' });

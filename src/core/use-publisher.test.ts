@@ -14,9 +14,9 @@ const node = 'here' as NodeName;
 const userAt = (path: string): User => ({ kind: 'path', name: path, node });
 
 let records: Records;
-/** What the store says of the volume's hosts. */
-let said: Map<string, Use>;
-/** The host that alone may write. */
+/** The uses that the store has recorded, by host. */
+let publishedUses: Map<string, Use>;
+/** The single writer. */
 let writer: string | undefined;
 let isConfigured: boolean;
 let isDown: boolean;
@@ -24,16 +24,16 @@ let isHung: boolean;
 let hung: (() => void)[];
 let volume: Volume;
 
-const answered = async <T>(answer: () => T): Promise<T> => {
+const withFaults = async <T>(answer: () => T): Promise<T> => {
   if (isHung) await new Promise<void>((resolve) => hung.push(resolve));
   if (isDown) throw new Error('the server does not answer');
   return answer();
 };
 const uses: Uses = {
-  put: (_volume, use) => answered(() => void said.set(use.host, use)),
+  put: (_volume, use) => withFaults(() => void publishedUses.set(use.host, use)),
   remove: (_id, host) =>
-    answered(() => {
-      said.delete(host);
+    withFaults(() => {
+      publishedUses.delete(host);
       if (writer === host) writer = undefined;
     }),
   list: async () => [],
@@ -50,7 +50,7 @@ beforeEach(() => {
   records = openRecords(':memory:');
   onTestFinished(() => records.close());
   writer = undefined;
-  [said, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
+  [publishedUses, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
   volume = {
     id: newVolumeId(),
     name: volumeName('photos'),
@@ -67,8 +67,8 @@ beforeEach(() => {
   records.volumes.put(volume);
 });
 
-/** As after each start. */
-function started(clock = systemClock()): UsePublisher {
+/** Creates the publisher, as at each start. */
+function createPublisher(clock = systemClock()): UsePublisher {
   const stores = {
     list: () => (isConfigured ? [{ config: { name: store.name } }] : []),
     use: async (_name: string, work: (one: Store) => Promise<unknown>) => {
@@ -87,8 +87,8 @@ function started(clock = systemClock()): UsePublisher {
   });
 }
 
-/** As a mount does it, up to where its record is written. */
-async function begin(own: UsePublisher, path: string): Promise<void> {
+/** Publishes a user like a mount, up to the point where the mount is recorded. */
+async function publishUser(own: UsePublisher, path: string): Promise<void> {
   using _ = own.expectUser(volume.id, userAt(path));
   await own.publish(volume, store, scope);
 }
@@ -103,12 +103,12 @@ const mountAt = (target: string): Mount => ({
   since: 1,
   madeTarget: true,
 });
-const names = (): readonly string[] | undefined => said.get('host-1')?.users.map(({ name }) => name);
+const names = (): readonly string[] | undefined => publishedUses.get('host-1')?.users.map(({ name }) => name);
 
 test('publishes each user before its mount, and the remaining users after an unmount', async () => {
-  const own = started();
+  const own = createPublisher();
   for (const target of ['/a', '/b']) {
-    await begin(own, target);
+    await publishUser(own, target);
     expect(names()).toContain(target);
     records.mounts.put(mountAt(target));
   }
@@ -118,48 +118,48 @@ test('publishes each user before its mount, and the remaining users after an unm
   expect(names()).toEqual(['/b']);
   records.mounts.remove('/b');
   await own.update(volume.id, scope);
-  expect(said.size).toBe(0);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('a mount fails if the store does not answer', async () => {
   isDown = true;
-  await expect(begin(started(), '/a')).rejects.toThrow('does not answer');
+  await expect(publishUser(createPublisher(), '/a')).rejects.toThrow('does not answer');
 });
 
 test('an update that fails at an unmount is retried later, even after a restart', async () => {
-  const own = started();
-  await begin(own, '/a');
+  const own = createPublisher();
+  await publishUser(own, '/a');
   isDown = true;
   await own.update(volume.id, scope);
   expect(names()).toEqual(['/a']);
-  await started().renew(scope);
+  await createPublisher().renew(scope);
   expect(names()).toEqual(['/a']);
   isDown = false;
-  await started().renew(scope);
-  expect(said.size).toBe(0);
+  await createPublisher().renew(scope);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('a mount that a crash interrupted does not leave a use record forever', async () => {
-  await begin(started(), '/a');
-  await started().renew(scope);
-  expect(said.size).toBe(0);
+  await publishUser(createPublisher(), '/a');
+  await createPublisher().renew(scope);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('an unmount that is completed before stores are open is published when they are', async () => {
-  await begin(started(), '/a');
+  await publishUser(createPublisher(), '/a');
   records.mounts.put(mountAt('/a'));
-  await started().renew(scope);
+  await createPublisher().renew(scope);
   records.mounts.remove('/a');
   isConfigured = false;
-  const next = started();
+  const next = createPublisher();
   await next.update(volume.id, scope);
   isConfigured = true;
   await next.renew(scope);
-  expect(said.size).toBe(0);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('a renewal during a mount does not remove its use record', async () => {
-  const own = started();
+  const own = createPublisher();
   using _ = own.expectUser(volume.id, userAt('/a'));
   await own.publish(volume, store, scope);
   await own.renew(scope);
@@ -167,18 +167,18 @@ test('a renewal during a mount does not remove its use record', async () => {
 });
 
 test('renews use records, even if somebody broke them', async () => {
-  const own = started();
-  await begin(own, '/a');
+  const own = createPublisher();
+  await publishUser(own, '/a');
   records.mounts.put(mountAt('/a'));
-  said.clear();
+  publishedUses.clear();
   await own.renew(scope);
   expect(names()).toEqual(['/a']);
 });
 
 test('does not wait for a hung server, whose late answer does not undo later updates', async () => {
   const clock = createFakeClock();
-  const own = started(clock);
-  await begin(own, '/a');
+  const own = createPublisher(clock);
+  await publishUser(own, '/a');
   isHung = true;
   const settling = own.update(volume.id, scope);
   await expect.poll(() => hung.length).toBe(1);
@@ -186,40 +186,40 @@ test('does not wait for a hung server, whose late answer does not undo later upd
   await settling;
   expect(names()).toEqual(['/a']);
   isHung = false;
-  const beginning = begin(own, '/b');
+  const beginning = publishUser(own, '/b');
   for (const goOn of hung) goOn();
   await beginning;
   expect(names()).toEqual(['/b']);
 });
 
 test('before a deletion, calls the store only if an update is pending', async () => {
-  const own = started();
+  const own = createPublisher();
   isDown = true;
   await own.removeIfUnused(volume, store, scope);
   isDown = false;
-  await begin(own, '/a');
+  await publishUser(own, '/a');
   await own.removeIfUnused(volume, store, scope);
-  expect(said.size).toBe(0);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('a host that lost its connection while using a volume removes its record when it is back', async () => {
-  const before = started();
-  await begin(before, '/a');
+  const before = createPublisher();
+  await publishUser(before, '/a');
   records.mounts.put(mountAt('/a'));
   await before.renew(scope);
-  // Nothing is mounted after a start of the machine, and so is said by our records.
+  // After a reboot nothing is mounted, and the records say so.
   records.mounts.remove('/a');
-  await started().renew(scope);
-  expect(said.size).toBe(0);
+  await createPublisher().renew(scope);
+  expect(publishedUses.size).toBe(0);
 });
 
 test('writes a volume that is mounted repeatedly to the list only once', async () => {
-  const own = started();
+  const own = createPublisher();
   const written = vi.spyOn(records.settings, 'set');
   for (let again = 0; again < 3; again++) {
-    await begin(own, '/a');
+    await publishUser(own, '/a');
     await own.update(volume.id, scope);
-    expect(said.size).toBe(0);
+    expect(publishedUses.size).toBe(0);
   }
   expect(written).toHaveBeenCalledTimes(1);
   const removed = vi.spyOn(uses, 'remove');
@@ -232,63 +232,63 @@ test('writes a volume that is mounted repeatedly to the list only once', async (
 });
 
 test('repeats an unchanged update at every mount, but not at every event', async () => {
-  const own = started();
+  const own = createPublisher();
   const put = vi.spyOn(uses, 'put');
   onTestFinished(() => put.mockRestore());
-  await begin(own, '/a');
+  await publishUser(own, '/a');
   records.mounts.put(mountAt('/a'));
   for (let event = 0; event < 3; event++) await own.update(volume.id, scope);
   expect(put).toHaveBeenCalledTimes(1);
-  // An administrator has broken the record. A new mount relies on it, so it is written again.
-  said.clear();
-  await begin(own, '/a');
+  // An administrator has deleted the use record. A new mount relies on it, so it must be published again.
+  publishedUses.clear();
+  await publishUser(own, '/a');
   expect(names()).toContain('/a');
 });
 
 test('retries a failed update at the next event', async () => {
-  const own = started();
-  await begin(own, '/a');
+  const own = createPublisher();
+  await publishUser(own, '/a');
   records.mounts.put(mountAt('/a'));
   records.mounts.remove('/a');
   isDown = true;
   await own.update(volume.id, scope);
   isDown = false;
   await own.update(volume.id, scope);
-  expect(said.size).toBe(0);
+  expect(publishedUses.size).toBe(0);
 });
 
 describe('the single writer', () => {
   test('is this host until nothing here uses the volume', async () => {
-    const own = started();
+    const own = createPublisher();
     const coming = own.expectUser(volume.id, userAt('/a'));
     await own.publish(volume, store, scope, 'writer');
     expect(writer).toBe('host-1');
     coming[Symbol.dispose]();
     await own.update(volume.id, scope);
     expect(writer).toBeUndefined();
-    expect(said.size).toBe(0);
+    expect(publishedUses.size).toBe(0);
   });
 
   test('publishes nothing if another host is the writer', async () => {
     writer = 'other';
-    const own = started();
+    const own = createPublisher();
     using _ = own.expectUser(volume.id, userAt('/a'));
     await expect(own.publish(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
-    expect(said.size).toBe(0);
+    expect(publishedUses.size).toBe(0);
   });
 
   test('is released at the next start if the process was killed before publishing its users', async () => {
     isDown = true;
-    await expect(started().publish(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
+    await expect(createPublisher().publish(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
     expect(writer).toBe('host-1');
     isDown = false;
-    await started().renew(scope);
+    await createPublisher().renew(scope);
     expect(writer).toBeUndefined();
   });
 });
 
 describe('renewal on several stores', () => {
-  /** `silver` answers; `lead` and all that is on it does not, and hears no signal if it is deaf. */
+  /** The store `silver` answers; the store `lead` does not. If `isDeaf`, calls on `lead` also ignore their signals. */
   function onTwoStores(clock: FakeClock, isDeaf: boolean) {
     const renewed: string[] = [];
     const answering = (name: string): Store =>

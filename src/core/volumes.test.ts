@@ -12,7 +12,7 @@ import type { NewVolume } from './volumes.ts';
 let server: TestCore;
 let kind: GatedKind;
 
-const want = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
+const newVolume = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
   store: undefined,
   name,
   bytes: undefined,
@@ -22,10 +22,10 @@ const want = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
 });
 
 const create = (name: string, more: Partial<NewVolume> = {}): Promise<Volume> =>
-  server.core.volumes.create(want(name, more), aCall());
+  server.core.volumes.create(newVolume(name, more), aCall());
 
-/** The error a promise ends with. */
-const failure = (promise: Promise<unknown>): Promise<unknown> =>
+/** Returns the error that the promise rejects with. */
+const rejectionOf = (promise: Promise<unknown>): Promise<unknown> =>
   promise.then(
     () => {
       throw new Error('it succeeded');
@@ -39,7 +39,7 @@ beforeEach(async () => {
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
-describe('create', () => {
+describe('the creation of a volume', () => {
   test('creates the directory, records the volume and publishes events', async () => {
     const before = server.core.events.last;
     const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
@@ -61,26 +61,26 @@ describe('create', () => {
 
   test('the same request twice gives the same volume, without a second operation', async () => {
     const call = aCall();
-    const first = await server.core.volumes.create(want('a', { bytes: 5n }), call);
+    const first = await server.core.volumes.create(newVolume('a', { bytes: 5n }), call);
     const operations = server.core.operations.page({ limit: 10 }).items.length;
-    expect(await server.core.volumes.create(want('a', { bytes: 5n }), call)).toEqual(first);
+    expect(await server.core.volumes.create(newVolume('a', { bytes: 5n }), call)).toEqual(first);
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(operations);
   });
 
   test('a repeated request finds the volume even if it was renamed, and creates no second one', async () => {
     const call = aCall();
-    const first = await server.core.volumes.create(want('a'), call);
+    const first = await server.core.volumes.create(newVolume('a'), call);
     const renamed = await server.core.volumes.rename(first.id, 'b', undefined, aCall());
-    expect(await server.core.volumes.create(want('a'), call)).toEqual(renamed);
+    expect(await server.core.volumes.create(newVolume('a'), call)).toEqual(renamed);
     expect(existsSync(join(server.storeFolder, 'a'))).toBe(false);
-    // It is that request's, and nobody else's.
+    // The renamed volume belongs to the first request only.
     expect((await create('a')).id).not.toBe(first.id);
   });
 
   test('rejects the same request id with other parameters', async () => {
     const call = aCall();
-    await server.core.volumes.create(want('a', { bytes: 5n }), call);
-    await expect(server.core.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
+    await server.core.volumes.create(newVolume('a', { bytes: 5n }), call);
+    await expect(server.core.volumes.create(newVolume('a', { bytes: 6n }), call)).rejects.toMatchObject({
       code: 'exists',
       reason: 'request-differs',
       message: "volume 'local/a' was created by the same request with other parameters",
@@ -126,8 +126,8 @@ describe('create', () => {
   });
 });
 
-describe('changes', () => {
-  test('expand enlarges, repeats quietly, and never shrinks', async () => {
+describe('a change of a volume', () => {
+  test('expand enlarges a volume, may be repeated, and never shrinks it', async () => {
     const { id } = await create('a', { bytes: 10n });
     const larger = await server.core.volumes.expand(id, 20n, undefined, aCall());
     expect(larger).toMatchObject({ bytes: 20n, revision: 2 });
@@ -153,7 +153,7 @@ describe('changes', () => {
     await expect(server.core.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
   });
 
-  test('labels are merged, null removes one, and the grammar holds', async () => {
+  test('labels are merged, null removes a label, and invalid labels are rejected', async () => {
     const { id } = await create('a', { labels: { keep: '1', drop: '2' } });
     const changed = await server.core.volumes.label(id, { drop: null, add: '3' }, undefined, aCall());
     expect(changed.labels).toEqual({ add: '3', keep: '1' });
@@ -173,14 +173,14 @@ describe('changes', () => {
     expect(await server.core.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
   });
 
-  test('inspect reports that the data is gone', async () => {
+  test('inspect reports missing data', async () => {
     const { id } = await create('a');
     expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
     await rm(join(server.storeFolder, 'a'), { recursive: true });
     expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'missing' });
   });
 
-  test("usage is the volume's own", async () => {
+  test('usage counts the data of the volume only', async () => {
     await create('a');
     await create('b');
     await writeFile(join(server.storeFolder, 'a', 'file'), Buffer.alloc(1 << 20));
@@ -190,8 +190,8 @@ describe('changes', () => {
   });
 });
 
-describe('several at once on one volume', () => {
-  test('follow each other in the order they came', async () => {
+describe('several operations at once on one volume', () => {
+  test('run in the order in which they arrived', async () => {
     const { id } = await create('a', { bytes: 1n });
     const gate = kind.close('label');
     const first = server.core.volumes.label(id, { step: 'first' }, undefined, aCall());
@@ -210,7 +210,7 @@ describe('several at once on one volume', () => {
     const renaming = kind.close('rename');
     const renamed = server.core.volumes.rename(id, 'c', undefined, aCall());
     await renaming.reached;
-    // Resolved while it is still called a.
+    // The expansion has resolved the volume under its old name.
     const waiting = server.core.volumes.expand('a', 50n, undefined, aCall());
     const expanding = kind.close('expand');
     renaming.open();
@@ -298,7 +298,7 @@ describe('limits of a store', () => {
     const gate = kind.close('expand');
     const first = server.core.volumes.expand('limited..a', 80n, undefined, aCall());
     await gate.reached;
-    expect(await failure(server.core.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
+    expect(await rejectionOf(server.core.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
       code: 'exhausted',
       message: "store 'limited' has no room for 70B: 10B of 100B are left",
     });

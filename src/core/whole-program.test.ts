@@ -14,8 +14,8 @@ import { startServer, type TestServer } from '#testing/server.ts';
 import type { LiveMount, Volume } from './model.ts';
 import { ownSource } from './volume-staging.ts';
 
-// What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about
-// core is tested without a server, by src/testing/start-core.ts.
+// Tests that need the kernel's mount table or the REST API, and therefore the whole program. Tests without a server are
+// in the other files; they use src/testing/start-core.ts.
 
 const plugin = 'stowage-local';
 
@@ -50,8 +50,8 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
     docker.restart();
   };
   const settle = () => server.core.engineMounts.reconcile(aCall());
-  /** Unmounting gives a process that still has something open a moment, by this clock. */
-  const settledInTime = async (): Promise<void> => {
+  /** Before an unmount, Stowage gives a process with open files some time, by this clock. */
+  const reconcileWithClock = async (): Promise<void> => {
     let isOver = false;
     const settled = settle().finally(() => {
       isOver = true;
@@ -62,8 +62,8 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
     }
     await settled;
   };
-  /** Docker lets go of the volume before it says so. */
-  const ends = async (name: string): Promise<void> => {
+  /** Docker unmounts the volume before it reports the end of the container. */
+  const endContainer = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
     await expect.poll(path).toBeUndefined();
   };
@@ -79,8 +79,8 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
     await unmount('never');
     expect(path()).toBe(at);
     await unmount('1');
-    await ends('web');
-    // A container that is started after all must not find an empty folder in the volume's place.
+    await endContainer('web');
+    // A container that starts later must not find an empty folder instead of the volume.
     expect(existsSync(at)).toBe(false);
   });
 
@@ -93,13 +93,13 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
     const before = process.cwd();
     process.chdir(at);
     try {
-      await settledInTime();
+      await reconcileWithClock();
     } finally {
       process.chdir(before);
     }
     expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(true);
-    // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
-    await expect.poll(() => settledInTime().then(path)).toBeUndefined();
+    // Programs that other tests started meanwhile inherited the working folder, and one of them may still run.
+    await expect.poll(() => reconcileWithClock().then(path)).toBeUndefined();
     expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
   });
 });
@@ -111,13 +111,13 @@ describe.skipIf(needs('mount'))('mounts', () => {
   beforeEach(async () => {
     kind = gated(createLocalStoreKind());
     server = await startServer({ listen: 'none', kinds: [kind] });
-    // Stopping unmounts what nobody uses, which is everything here.
+    // Stopping unmounts all volumes that are not in use.
     onTestFinished(() => server[Symbol.asyncDispose]());
   });
 
   const create = (name: string): Promise<Volume> =>
     server.core.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
-  // Not inside the state folder, where mounting is refused.
+  // Outside the state folder, where Stowage refuses to mount.
   const at = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());

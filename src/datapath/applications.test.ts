@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeeperMount, type KeeperMounts, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
-import { fioVerified, run } from '#testing/workloads.ts';
+import { run, runFioVerify } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
@@ -114,7 +114,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
   test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
     await using mounts = await startKeeperMounts();
     const { at, on } = await mounted(mounts);
-    await fioVerified(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
+    await runFioVerify(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
     const names = ['x.0.0', 'x.1.0'];
     for (const name of names) await run('cmp', [on(name), it.on(name)]);
     await run('umount', [at]);

@@ -8,7 +8,7 @@ import {
   sourceOf,
   startKeeperMounts,
 } from '#testing/keeper-mounts.ts';
-import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
+import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const it = exportedByGanesha();
@@ -29,7 +29,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
   test('while the data path is upgraded', { timeout: 120_000 }, async () => {
     await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
-    const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
+    const both = () => Promise.all([runFioVerify(mount.at, mounts.folder), names(mount)]);
     await runWithFaults(12, () => mounts.upgrade(), both);
     // Each data path stopped voluntarily, between two requests.
     expect(mounts.log()).not.toContain('did not stop');
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
     await runWithFaults(
       1,
       () => mounts.hangDataPath(),
-      () => fioVerified(mount.at, mounts.folder),
+      () => runFioVerify(mount.at, mounts.folder),
     );
     await run('umount', [mount.at]);
   });
@@ -61,7 +61,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
   test('while the keeper is replaced and killed', { timeout: 120_000 }, async () => {
     await using mounts = await startKeeperMounts();
     const mount = await mounted(mounts);
-    const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
+    const both = () => Promise.all([runFioVerify(mount.at, mounts.folder), names(mount)]);
     let count = 0;
     await runWithFaults(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
     // The last keeper can still start another data path.

@@ -4,7 +4,7 @@ import { needs } from '#testbed/needs.ts';
 import { cutNetwork, enterNamespace, farSource, openPorts, type PacketFault } from '#testing/cut-network.ts';
 import { runWithFaults, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
-import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
+import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall between data path and server', () => {
   test.each<readonly [PacketFault, number]>([
@@ -23,7 +23,7 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
       };
       await runWithFaults(2, cut, async (round) => {
         await run('mkdir', [on(`${round}`)]);
-        await Promise.all([fioVerified(at, mounts.folder), runModelWorkload(on(`${round}`), round, 300)]);
+        await Promise.all([runFioVerify(at, mounts.folder), runModelWorkload(on(`${round}`), round, 300)]);
       });
       await run('umount', [at]);
     },
@@ -37,7 +37,7 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
     const ports = await openPorts(far);
     expect(ports.length).toBeGreaterThan(0);
     await using _rules = await cutNetwork(far, 'lose', ports);
-    await fioVerified(at, mounts.folder);
+    await runFioVerify(at, mounts.folder);
     await run('umount', [at]);
   });
 });

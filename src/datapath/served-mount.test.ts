@@ -13,7 +13,7 @@ import { streamPair } from '#base/linux/socket-pair.ts';
 import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { defaultWishes } from '#testing/fuse-mount.ts';
+import { defaultInitOptions } from '#testing/fuse-mount.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
@@ -82,7 +82,7 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
 
 /** No callbacks expected. */
 const untold = {
-  initOptions: defaultWishes,
+  initOptions: defaultInitOptions,
   onBehind: () => expect.fail(),
   onAgreed: () => undefined,
   onEnd: () => undefined,

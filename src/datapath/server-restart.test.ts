@@ -8,7 +8,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { startLosingProxy } from '#testing/losing-proxy.ts';
-import { fioVerified, run, runModelWorkload } from '#testing/workloads.ts';
+import { run, runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 
 const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
 /** A restarted server is recognized by the second of its start. */
@@ -70,9 +70,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
     const { at, on } = await mounts.mount(await sourceOf(it.server, it.folder));
     await run('mkdir', [on('names')]);
     const work = { isDone: false };
-    const working = Promise.all([fioVerified(at, mounts.folder), runModelWorkload(on('names'), 1, 800)]).finally(() => {
-      work.isDone = true;
-    });
+    const working = Promise.all([runFioVerify(at, mounts.folder), runModelWorkload(on('names'), 1, 800)]).finally(
+      () => {
+        work.isDone = true;
+      },
+    );
     working.catch(() => undefined);
     await eventually(
       () => run('ls', [at]),

@@ -9,7 +9,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperMount, runWithFaults, type Source, sourceOf, startKeeperMounts } from '#testing/keeper-mounts.ts';
 import { suspend } from '#testing/suspend.ts';
-import { fioVerified, run } from '#testing/workloads.ts';
+import { run, runFioVerify } from '#testing/workloads.ts';
 
 const silenceMs = 20_000;
 const endMs = 15_000;
@@ -61,7 +61,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
     const soft = await mounts.mount(await source('other'), { softMs, cacheMs: 0 });
     await run('cat', [soft.on('file')]);
     const work = { isDone: false };
-    const working = fioVerified(hard.at, mounts.folder).finally(() => {
+    const working = runFioVerify(hard.at, mounts.folder).finally(() => {
       work.isDone = true;
     });
     await eventually(
@@ -214,11 +214,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', 
       );
     });
     // When the server continues, calls in flight of the removed mount continue, too.
-    await fioVerified(stays.at, mounts.folder);
+    await runFioVerify(stays.at, mounts.folder);
     await runWithFaults(
       2,
       () => mounts.killDataPath(),
-      () => fioVerified(stays.at, mounts.folder),
+      () => runFioVerify(stays.at, mounts.folder),
     );
     expect((await run('cat', [stays.on('file')])).stdout).toBe('data'.repeat(1000));
     await run('umount', [gone.at, stays.at]);

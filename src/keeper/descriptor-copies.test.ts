@@ -71,7 +71,7 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     );
     const address = server.address();
     const port = typeof address === 'object' ? (address?.port ?? 0) : 0;
-    ground.behave({ connectsTo: port });
+    ground.behave({ connectsToPort: port });
     const before = ground.client();
     await ground.adopt(before, 'early');
     await serves(before);
@@ -109,7 +109,7 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     await ground.startKeeper();
     const next = connect();
     await next.restore(everything(), ground.signal);
-    expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
+    expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
     await next.share(ground.signal);
     expect(copies.mounts).toEqual(['m']);
   });
@@ -138,6 +138,6 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
       ({ mounts }) => mounts === 1,
     );
     expect(after.active?.pid).toBe(pid);
-    expect(ground.noted('m')).toHaveLength(1);
+    expect(ground.recordsOf('m')).toHaveLength(1);
   });
 });

@@ -55,12 +55,12 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'one', { export: 'a' });
-      expect(await ground.notedAfter('one', 1)).toMatchObject({ as: 'first', spec: { export: 'a' }, served: 1 });
+      expect(await ground.recordAfter('one', 1)).toMatchObject({ as: 'first', spec: { export: 'a' }, served: 1 });
       await ground.adopt(client, 'two', { export: 'b' });
-      expect(await ground.notedAfter('two', 1)).toMatchObject({ as: 'added', spec: { export: 'b' } });
+      expect(await ground.recordAfter('two', 1)).toMatchObject({ as: 'added', spec: { export: 'b' } });
       const before = await whole(client);
       process.kill(pidOf(before), 'SIGKILL');
-      const [one, two] = [await ground.notedAfter('one', 2), await ground.notedAfter('two', 2)];
+      const [one, two] = [await ground.recordAfter('one', 2), await ground.recordAfter('two', 2)];
       expect(one).toMatchObject({
         as: 'successor',
         id: 'one',
@@ -90,7 +90,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       );
       process.kill(pidOf(state), 'SIGKILL');
       if (state.standby !== null) process.kill(state.standby.pid, 'SIGKILL');
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
     });
 
     test('is distinguished from a live one by its heartbeat', async () => {
@@ -115,7 +115,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await ground.adopt(client, 'm');
       const before = await whole(client);
       await suspend(pidOf(before));
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ pid: before.standby?.pid, as: 'successor' });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ pid: before.standby?.pid, as: 'successor' });
       expect(lives(pidOf(before))).toBe(false);
     });
 
@@ -131,7 +131,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
         (all) => all.includes('failing'),
       );
       ground.behave({});
-      await ground.notedAfter('m', 1);
+      await ground.recordAfter('m', 1);
       expect((await client.status(ground.signal)).deaths).toBeGreaterThanOrEqual(5);
     });
 
@@ -142,7 +142,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await once(server, 'listening');
       const address = server.address();
       const port = typeof address === 'object' && address !== null ? address.port : 0;
-      ground.behave({ connectsTo: port });
+      ground.behave({ connectsToPort: port });
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -152,10 +152,10 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       );
       const closed = sockets.map((socket) => once(socket, 'end'));
       process.kill(pidOf(before), 'SIGKILL');
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ sockets: [`to ${port}`] });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ sockets: [`to ${port}`] });
       expect(sockets[0]?.readableEnded).toBe(false);
       // The successor starts closing them.
-      ground.behave({ letsGo: true });
+      ground.behave({ releasesHeld: true });
       await eventually(
         () => client.status(ground.signal),
         (state) => isWhole(state) && state.sockets === 2,
@@ -198,7 +198,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       for (let i = 0; i < 2; i++) await client.drop('b', ground.signal);
       expect(await client.list(ground.signal)).toEqual(['a', 'c']);
       await expect(ground.adopt(client, 'd', 'x'.repeat(33_000))).rejects.toMatchObject({ reason: 'invalid' });
-      expect(await ground.notedAfter('c', 1)).toMatchObject({ id: 'c' });
+      expect(await ground.recordAfter('c', 1)).toMatchObject({ id: 'c' });
     });
 
     test('can list and hand over 300 mounts completely', async () => {
@@ -211,7 +211,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       process.kill(pidOf(before), 'SIGKILL');
       for (const name of names)
         await eventually(
-          () => ground.noted(name).at(-1),
+          () => ground.recordsOf(name).at(-1),
           (last) => last?.as === 'successor' && last.pid === before.standby?.pid,
         );
     });
@@ -285,7 +285,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await expect(ground.adopt(client, 'm', { password: 'hunter2' })).rejects.toThrow();
       const state = await whole(client);
       process.kill(pidOf(state), 'SIGKILL');
-      await ground.notedAfter('m', 2);
+      await ground.recordAfter('m', 2);
       expect(ground.log()).not.toContain('hunter2');
       expect(statSync(join(ground.folder, 'own')).mode & 0o777).toBe(0o700);
       const title = (pid: number | undefined): string =>
@@ -317,7 +317,10 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await ground.adopt(client, 'm');
       await whole(client);
       await client.upgrade(other(), ground.signal);
-      expect(ground.noted('m')).toMatchObject([{ version: 'test' }, { version: 'other', as: 'successor', served: 2 }]);
+      expect(ground.recordsOf('m')).toMatchObject([
+        { version: 'test' },
+        { version: 'other', as: 'successor', served: 2 },
+      ]);
       expect(await whole(client)).toMatchObject({
         deaths: 0,
         active: { version: 'other' },
@@ -333,7 +336,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const before = await whole(client);
       await client.upgrade(other(), ground.signal);
       expect(lives(pidOf(before))).toBe(false);
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ version: 'other', as: 'successor' });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ version: 'other', as: 'successor' });
     });
 
     test('to a program that exits at once changes nothing', async () => {
@@ -345,7 +348,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       writeFileSync(bad, 'process.exit(1);');
       await expect(client.upgrade(bad, ground.signal)).rejects.toMatchObject({ reason: 'not-started' });
       expect((await client.status(ground.signal)).active).toEqual(before.active);
-      expect(ground.noted('m')).toHaveLength(1);
+      expect(ground.recordsOf('m')).toHaveLength(1);
     });
   });
 
@@ -360,11 +363,11 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const next = ground.client();
       const after = await whole(next);
       expect(after).toMatchObject({ active: before.active, mounts: 1, deaths: 0, report: 'served 1' });
-      expect(ground.noted('m')).toHaveLength(1);
+      expect(ground.recordsOf('m')).toHaveLength(1);
       await ground.adopt(next, 'later');
-      expect(await ground.notedAfter('later', 1)).toMatchObject({ as: 'added', pid: pidOf(before) });
+      expect(await ground.recordAfter('later', 1)).toMatchObject({ as: 'added', pid: pidOf(before) });
       process.kill(pidOf(before), 'SIGKILL');
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
       expect(lives(second.pid)).toBe(true);
       expect(readdirSync(join(ground.folder, 'own')).sort()).toEqual(['keeper.sock', 'keeper.sock.serving']);
     });
@@ -382,7 +385,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
         () => descriptorsOf(pid),
         (now) => now === before,
       );
-      expect(ground.noted('m')).toHaveLength(1);
+      expect(ground.recordsOf('m')).toHaveLength(1);
     });
 
     test('takes over from one whose data paths all die', async () => {
@@ -401,7 +404,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       ground.behave({});
       await ground.startKeeper();
       expect(await whole(ground.client())).toMatchObject({ mounts: 1 });
-      expect(ground.noted('m').at(-1)).toMatchObject({ spec: { export: 'a' } });
+      expect(ground.recordsOf('m').at(-1)).toMatchObject({ spec: { export: 'a' } });
     });
 
     test('gets everything from the data path when the previous keeper died', async () => {
@@ -421,9 +424,9 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const next = ground.client();
       const after = await whole(next);
       expect(after).toMatchObject({ active: before.active, mounts: 1, report: 'served 1' });
-      expect(ground.noted('m')).toHaveLength(1);
+      expect(ground.recordsOf('m')).toHaveLength(1);
       process.kill(pidOf(before), 'SIGKILL');
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
     });
 
     test('starts no second data path while a live one has not connected yet', async () => {
@@ -440,7 +443,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const adopted = ground.adopt(next, 'second');
       process.kill(pid, 'SIGCONT');
       await adopted;
-      expect(await ground.notedAfter('second', 1)).toMatchObject({ as: 'added', pid });
+      expect(await ground.recordAfter('second', 1)).toMatchObject({ as: 'added', pid });
     });
 
     test('takes over from one with too many pending connections', async () => {
@@ -491,9 +494,9 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await suspend(pidOf(before));
       await ground.startKeeper();
       expect(await first.ended).toBe(0);
-      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', pid: before.standby?.pid });
+      expect(await ground.recordAfter('m', 2)).toMatchObject({ as: 'successor', pid: before.standby?.pid });
       expect((await whole(ground.client())).active?.pid).toBe(before.standby?.pid);
-      expect(ground.noted('m')).toHaveLength(2);
+      expect(ground.recordsOf('m')).toHaveLength(2);
     });
   });
 

@@ -29,7 +29,7 @@ function open(at = path): Records {
   return records;
 }
 
-/** What another program would see. */
+/** Opens the file like another program. */
 function withDatabase<T>(use: (db: DatabaseSync) => T): T {
   const db = new DatabaseSync(path);
   try {
@@ -95,7 +95,7 @@ describe('the file', () => {
     records.transaction(() => {
       for (let n = 0; n < 3000; n++) records.settings.set(`key-${n}`, 'x'.repeat(4000));
     });
-    // Not what is put on the disk each time: that would cut the log back by itself.
+    // Unlike other writes, these are not synced one by one: each sync has a checkpoint, which would shrink the log by itself.
     for (let n = 0; n < 5000; n++)
       records.answers.put('same', { fingerprint: '', status: 200, body: 'x'.repeat(3000 + n), at: 0 });
     expect(most()).toBeLessThan(6 * 1024 * 1024);
@@ -115,7 +115,7 @@ describe('one process per state folder', () => {
       `Use the one that runs, stop it (kill ${pid}), or choose another folder with --state DIR.`,
     );
     expect(error).toMatchObject({ code: 'conflict', reason: 'state-locked' });
-    // The refused one must not have taken the lock, or the hint, away from the first.
+    // The rejected process must leave the lock and the holder file of the first one alone.
     expect(refusal().message).toContain(`(process ${pid})`);
 
     writer.child.kill('SIGKILL');
@@ -141,7 +141,7 @@ describe('one process per state folder', () => {
 
 describe('kill -9', () => {
   test.each([50, 400, 1500])(
-    'in a stream of transactions, after %d of them: every one that was reported is there, whole',
+    'after %d transactions loses none that was reported, and leaves none incomplete',
     async (kill) => {
       const writer = startWriter();
       let last = -1;
@@ -153,7 +153,7 @@ describe('kill -9', () => {
 
       const records = open();
       const { volumes } = records.volumes.totals('gold' as StoreName);
-      // The last one may have been committed but not yet reported.
+      // The last transaction may have been committed, but not reported.
       expect([last + 1, last + 2]).toContain(volumes);
       for (let n = 0; n < volumes; n++) {
         expect(records.volumes.byId(`sv1-${n}` as VolumeId)?.labels).toEqual({ n: String(n) });
@@ -165,16 +165,16 @@ describe('kill -9', () => {
   );
 });
 
-describe('a file of format 0', () => {
+describe('a database of format 0', () => {
   const sql = readFileSync(new URL('fixtures/version-0.sql', import.meta.url), 'utf8');
 
   beforeEach(() => withDatabase((db) => db.exec(sql)));
 
-  test('in the fixtures is what the script beside it creates', () => {
+  test('is in the fixtures as the script beside it creates it', () => {
     expect(sql).toBe(versionZero());
   });
 
-  test.each(['once', 'again after a restart'])('is upgraded with every row, %s', (when) => {
+  test.each(['once', 'again after a restart'])('is upgraded %s and keeps every row', (when) => {
     if (when !== 'once') openRecords(path).close();
     const records = open();
     const start = 1_750_000_000_000;
@@ -228,7 +228,7 @@ describe('a file of format 0', () => {
     expect(records.tokens.list()).toHaveLength(2);
   });
 
-  test('ends with the same tables as a new one', () => {
+  test('has the same tables as a new one after the upgrade', () => {
     const schema = (): unknown[] =>
       withDatabase((db) => db.prepare('SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name').all());
     openRecords(path).close();
@@ -238,7 +238,7 @@ describe('a file of format 0', () => {
     expect(upgraded).toEqual(schema());
   });
 
-  test('is unchanged if its upgrade fails', () => {
+  test('is unchanged if the upgrade fails', () => {
     withDatabase((db) => db.exec('DROP TABLE mounts'));
     expect(() => openRecords(path)).toThrow('no such table: mounts');
     withDatabase((db) => {
@@ -280,7 +280,7 @@ describe('a file that cannot be used', () => {
     bytes.fill(0xa5, 8192, bytes.length - 4096);
     writeFileSync(path, bytes);
     expect(refusal()).toMatchObject({ reason: 'state-corrupt' });
-    // A refused start leaves no lock behind.
+    // A rejected start leaves no lock behind.
     writeFileSync(path, '');
     open().settings.set('a', '1');
   });
@@ -311,9 +311,9 @@ describe.skipIf(needs('mount'))('a small disk', () => {
     try {
       records.settings.set('before', '1');
       const filler = join(disk, 'filler');
-      const thrown = caught(() => writeFileSync(filler, 'x'.repeat(1024 * 1024)));
+      const thrown = thrownBy(() => writeFileSync(filler, 'x'.repeat(1024 * 1024)));
       expect(thrown).toMatchObject({ code: 'ENOSPC' });
-      const error = caught(() =>
+      const error = thrownBy(() =>
         records.transaction(() => {
           for (let n = 0; n < 100; n++) records.settings.set(`key-${n}`, 'x'.repeat(4000));
         }),
@@ -345,7 +345,7 @@ describe.skipIf(needs('mount'))('a small disk', () => {
   });
 });
 
-function caught(work: () => void): unknown {
+function thrownBy(work: () => void): unknown {
   try {
     work();
   } catch (thrown) {

@@ -23,7 +23,7 @@ afterEach(() => {
   rmSync(folder, { recursive: true });
 });
 
-const nasty = ['', "'; DROP TABLE settings; --", 'a\0b', '"\\\n\t', 'ünïcödé 🧳', '\u202e', '%_*?['];
+const unusualTexts = ['', "'; DROP TABLE settings; --", 'a\0b', '"\\\n\t', 'ünïcödé 🧳', '\u202e', '%_*?['];
 
 describe('settings', () => {
   test('the last value of a setting survives a restart', () => {
@@ -35,7 +35,7 @@ describe('settings', () => {
     expect(records.settings.get('instance')).toBe('two');
   });
 
-  test.each(nasty)('keys and values are data, whatever they contain: %j', (hostile) => {
+  test.each(unusualTexts)('keys and values are data, whatever they contain: %j', (hostile) => {
     records.settings.set(hostile, hostile);
     expect(records.settings.get(hostile)).toBe(hostile);
   });
@@ -65,7 +65,7 @@ describe('operations', () => {
     kind: 'volume.create',
     store: n % 2 === 0 ? 'gold' : undefined,
     subject: `volume-${n}`,
-    params: { name: `volume-${n}`, nested: { list: [1, 'two', null] }, hostile: nasty },
+    params: { name: `volume-${n}`, nested: { list: [1, 'two', null] }, hostile: unusualTexts },
     state: 'running',
     startedAt: 1000 + n,
     endedAt: undefined,
@@ -144,7 +144,7 @@ describe('operations', () => {
   test('pruning keeps the most recently ended operations and all running ones', () => {
     for (let n = 1; n <= 10; n++) records.operations.begin(operation(n));
     for (let n = 2; n <= 9; n++) records.operations.end(operation(n).id, 'done', 5000, undefined);
-    // Began first, ended last.
+    // This operation began first and ended last.
     records.operations.end(operation(1).id, 'done', 9000, undefined);
     const ids = (): string[] => records.operations.page({ limit: 100 }).items.map(({ id }) => id);
     records.operations.prune(3);

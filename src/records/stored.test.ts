@@ -9,7 +9,7 @@ import * as stored from './fixtures/make-version-3.ts';
 import { openRecords } from './sqlite.ts';
 
 const sql = readFileSync(new URL('fixtures/version-3.sql', import.meta.url), 'utf8');
-const promise =
+const explanation =
   'state.db is no longer what 0.1 writes. Upgrades must read what 0.1 wrote, so version-3.sql never changes. ' +
   'To write something differently, add a migration and a new fixture, version-N.sql';
 
@@ -22,7 +22,7 @@ beforeEach(() => {
 afterEach(() => rmSync(folder, { recursive: true }));
 
 test('the tables and rows of state.db are byte for byte those of 0.1', () => {
-  expect(stored.dumpOfCurrentVersion(), promise).toBe(sql);
+  expect(stored.dumpOfCurrentVersion(), explanation).toBe(sql);
 });
 
 describe('a state.db that 0.1 wrote', () => {

@@ -74,7 +74,7 @@ describe('volumes', () => {
     },
   );
 
-  test.each([true, false])('whether its size is enforced is kept: %s', (enforce) => {
+  test.each([true, false])('the records keep whether a size is enforced: %s', (enforce) => {
     records.volumes.put(volume(1, { enforce: !enforce }));
     records.volumes.put(volume(1, { enforce }));
     expect(records.volumes.byId(volume(1).id)?.enforce).toBe(enforce);
@@ -131,7 +131,10 @@ describe('volumes', () => {
   });
 
   test('lookups by id and totals match the list after any changes, committed or rolled back', () => {
-    /** Volumes that were asked for are remembered: each is asked for between all changes, and before one is rolled back. */
+    /**
+     * Looks up every volume, because the records cache lookups. The test calls this between all changes, and before a
+     * rollback.
+     */
     const agree = (): void => {
       const listed = new Map(records.volumes.page(all).map((each) => [each.id, each]));
       for (let n = 1; n <= 6; n++) expect(records.volumes.byId(volume(n).id)).toEqual(listed.get(volume(n).id));
@@ -228,7 +231,7 @@ describe('volumes', () => {
     );
   });
 
-  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page of %d volumes is rejected', (limit) => {
+  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page size of %d is rejected', (limit) => {
     expect(() => records.volumes.page({ ...all, limit })).toThrow(
       expect.objectContaining({ message: `a page cannot hold ${limit} volumes`, code: 'out-of-range' }),
     );
@@ -240,7 +243,7 @@ describe('20,000 volumes', () => {
   beforeAll(() => {
     begin();
     records.transaction(() => {
-      // Put in an order that is not the one they are asked for.
+      // In an order that differs from the order of the queries.
       for (let i = 0; i < count; i++) {
         const n = (i * 7919) % count;
         const labels: Labels = n % 3 === 0 ? { third: 'yes', odd: String(n % 2) } : {};

@@ -16,9 +16,9 @@ import { startServer, type TestServer } from './server.ts';
 export interface AgentNode {
   readonly name: string;
   readonly server: TestServer;
-  /** Answers as the agent would. */
+  /** Answers a request like the agent. */
   readonly answer: (request: AgentRequest) => Promise<unknown>;
-  /** Called first. Its result is the answer, unless it is undefined. */
+  /** Called before the agent answers. If the result is not undefined, it is the answer. */
   intercept: ((request: AgentRequest) => unknown) | undefined;
   connect(): void;
   volumes(): Promise<readonly Volume[]>;
@@ -36,7 +36,7 @@ export async function anAgentNode(it: ControllerFixture, name: string, options =
     name,
     server,
     intercept: undefined,
-    answer: async (request) => (await node.intercept?.(request)) ?? (await ask(server, request)),
+    answer: async (request) => (await node.intercept?.(request)) ?? (await callAgent(server, request)),
     connect: () => it.agents.connect(name, node.answer),
     volumes: async () => {
       const query = { stores: ['disks'], labels: {}, contains: undefined, after: undefined, limit: 1000 };
@@ -47,7 +47,7 @@ export async function anAgentNode(it: ControllerFixture, name: string, options =
   return node;
 }
 
-async function ask({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
+async function callAgent({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
   const headers = {
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
     // The agent's tunnel adds this header.

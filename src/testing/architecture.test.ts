@@ -2,29 +2,29 @@ import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import {
+  allowedImports,
   filesAboutStoreKinds,
+  forbiddenImports,
   importCycles,
   importsOf,
   internalsUsed,
   kindTests,
-  may,
   programFiles,
   rawWrites,
   schemesTested,
-  trespasses,
   unlistedStoreKinds,
 } from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
-test('the search finds files and imports (otherwise the next test proves nothing)', async () => {
+test('the search finds files and imports, so the other tests of this file check something', async () => {
   const files = await programFiles(root);
   expect(files.map((file) => file.path)).toContain('src/core/names.ts');
   expect(importsOf(files).filter((i) => i.to.startsWith('#')).length).toBeGreaterThan(10);
 });
 
 test('every import points to a lower layer', async () => {
-  expect(trespasses(await programFiles(root))).toEqual([]);
+  expect(forbiddenImports(await programFiles(root))).toEqual([]);
 });
 
 test('ARCHITECTURE.md has the table of who may import whom', () => {
@@ -33,9 +33,9 @@ test('ARCHITECTURE.md has the table of who may import whom', () => {
     folder,
     [...cell.matchAll(/`(\w+)`/g)].map((m) => m[1]),
   ]);
-  const { app, ...others } = may;
+  const { app, ...others } = allowedImports;
   expect(Object.fromEntries(listed)).toEqual({ ...others, app: [] });
-  // "all of the above"
+  // ARCHITECTURE.md says "all of the above" for app.
   expect(app?.toSorted()).toEqual(Object.keys(others).toSorted());
 });
 
@@ -64,7 +64,7 @@ test.each([
   ['src/app/a.ts', `switch (source.kind) {\n  case 'loop':`],
   ['src/core/a.ts', `const isShared = !('node' in source);`],
   ['src/core/a.ts', `await parts.clients.nfs.elsewhere?.(at, scope);`],
-])('%s tests the kind of a source: %s', (path, text) => {
+])('a test for the kind of a source is found in %s: %s', (path, text) => {
   expect(kindTests([{ path, text }])).toEqual([path]);
 });
 
@@ -74,7 +74,7 @@ test.each([
   ['src/front/docker-plugin/a.ts', `const type = 'loop';`],
   ['src/core/a.ts', `if (user.kind === 'pod') return clients.find(source);`],
   ['src/app/a.ts', `import { createNfsClient } from '#clients/kinds/nfs.ts';`],
-])('%s does not: %s', (path, text) => {
+])('no test for the kind of a source is found in %s: %s', (path, text) => {
   expect(kindTests([{ path, text }])).toEqual([]);
 });
 
@@ -91,7 +91,7 @@ test.each([
   expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual(['src/stores/a.ts']);
 });
 
-test('a file on the list may use writeFile', () => {
+test('a file on the list of exceptions may use writeFile', () => {
   const text = `import { open, writeFile } from 'node:fs/promises';\nawait file.writeFile(text);`;
   expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual([]);
 });
@@ -109,7 +109,7 @@ test.each([
   ['src/core/a.ts', `if (view.placement !== 'node') return;`],
   ['src/front/a.ts', `const isLocal = about.kind ===\n  'local';`],
   ['src/app/a.ts', `return protocol === 'local:' ? pathname : '';`],
-])('a file that does is found: %s: %s', (path, text) => {
+])('a test for the scheme of a store is found in %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([path]);
 });
 
@@ -118,7 +118,7 @@ test.each([
   ['src/core/placement.ts', `placement === 'node'`],
   ['src/app/a.ts', `parseStoreConfig('local', \`local://\${path}\`, 'builtin', kinds)`],
   ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
-])('a file that may is not: %s: %s', (path, text) => {
+])('no test for the scheme of a store is found in %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([]);
 });
 
@@ -153,7 +153,7 @@ test.each([
   ['src/front/csi/a.ts', `import type { Stores } from '#core/stores.ts';`],
   ['src/controllers/a.ts', `import type { Store, StoreKind } from '#core/ports.ts';`],
   ['src/app/status.ts', `const totals = core.records.volumes.totals(name);`],
-])('%s uses what belongs to core: %s', (path, text) => {
+])('a use of records or store verbs is found in %s: %s', (path, text) => {
   expect(internalsUsed([{ path, text }])).toEqual([path]);
 });
 
@@ -163,11 +163,11 @@ test.each([
   ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/store-view.ts';`],
   ['src/controllers/a.ts', `import type { StoreKind } from '#core/ports.ts';`],
   ['src/app/up.ts', `const core = await assemble({ records, kinds });`],
-])('%s uses only what core offers: %s', (path, text) => {
+])('no use of records or store verbs is found in %s: %s', (path, text) => {
   expect(internalsUsed([{ path, text }])).toEqual([]);
 });
 
-describe('a planted violation is found', () => {
+describe('a planted violation of the import rules is reported', () => {
   test.each([
     ['src/core/a.ts', `import { b } from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
     ['src/core/a.ts', `import type {\n  B,\n} from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
@@ -218,27 +218,29 @@ describe('a planted violation is found', () => {
     ['src/cluster/a.ts', `import { b } from '#wire/csi/b.ts';`, 'src/cluster/a.ts may not import #wire/csi/b.ts'],
     ['src/front/a.ts', `import { b } from '#cluster/b.ts';`, 'src/front/a.ts may not import #cluster/b.ts'],
     ['src/misc/a.ts', '', 'src/misc is not in the table of who may import whom'],
-  ])('%s: %s', (path, text, found) => {
-    expect(trespasses([{ path, text }])).toContain(found);
+  ])('in %s: %s', (path, text, found) => {
+    expect(forbiddenImports([{ path, text }])).toContain(found);
   });
 
-  test('an import across top folders without #', () => {
-    expect(trespasses([{ path: 'src/core/a.ts', text: `import { b } from '../base/b.ts';` }])).toEqual([
+  test('an import across top folders without # is reported', () => {
+    expect(forbiddenImports([{ path: 'src/core/a.ts', text: `import { b } from '../base/b.ts';` }])).toEqual([
       'src/core/a.ts crosses a top folder with ../base/b.ts: write it with #',
     ]);
   });
 
-  test('an import of a folder outside of src', () => {
-    expect(trespasses([{ path: 'src/app/a.ts', text: `import { b } from '../../bench/b.ts';` }])).toEqual([
+  test('an import of a folder outside of src is reported', () => {
+    expect(forbiddenImports([{ path: 'src/app/a.ts', text: `import { b } from '../../bench/b.ts';` }])).toEqual([
       'src/app/a.ts may not import ../../bench/b.ts',
     ]);
   });
 });
 
-test('an import of the manifest outside of app', () => {
+test('an import of package.json outside of app is reported', () => {
   const text = `import manifest from '../../package.json' with { type: 'json' };`;
-  expect(trespasses([{ path: 'src/app/a.ts', text }])).toEqual([]);
-  expect(trespasses([{ path: 'src/core/a.ts', text }])).toEqual(['src/core/a.ts may not import ../../package.json']);
+  expect(forbiddenImports([{ path: 'src/app/a.ts', text }])).toEqual([]);
+  expect(forbiddenImports([{ path: 'src/core/a.ts', text }])).toEqual([
+    'src/core/a.ts may not import ../../package.json',
+  ]);
 });
 
 test('an allowed import is not reported', () => {
@@ -249,9 +251,9 @@ test('an allowed import is not reported', () => {
     `import { parseSize } from '#base/size.ts';`,
     `import { table } from './output.ts';`,
   ].join('\n');
-  expect(trespasses([{ path: 'src/cli/a.ts', text }])).toEqual([]);
+  expect(forbiddenImports([{ path: 'src/cli/a.ts', text }])).toEqual([]);
   const watching = `import { keyOf } from '#wire/kube/client.ts';\nimport type { Volumes } from '#core/volumes.ts';`;
-  expect(trespasses([{ path: 'src/controllers/machinery/a.ts', text: watching }])).toEqual([]);
+  expect(forbiddenImports([{ path: 'src/controllers/machinery/a.ts', text: watching }])).toEqual([]);
   const messages = `import { create } from '@bufbuild/protobuf';\nimport type { A } from '@bufbuild/protobuf/codegenv2';`;
-  expect(trespasses([{ path: 'src/wire/csi/a.ts', text: messages }])).toEqual([]);
+  expect(forbiddenImports([{ path: 'src/wire/csi/a.ts', text: messages }])).toEqual([]);
 });

@@ -45,17 +45,17 @@ export interface ControllerFixture {
   /** A new directory for a store, as a URI. */
   place(name: string): string;
   caches: Caches;
-  /** No agent is connected at first. */
+  /** Fake agents. None is connected at first. */
   agents: FakeAgents;
-  /** Runs the controller and everything that it needs until the test ends. */
+  /** Runs the controller and its dependencies until the test ends. */
   start<C extends Controller>(make: (parts: TestControllerParts) => C, more?: Partial<TestControllerParts>): C;
-  /** The leader steps down, so its controllers end. Controllers that start later belong to the next leader. */
+  /** Makes the leader step down, which ends its controllers. Controllers that start later belong to the next leader. */
   stepDown(): Promise<void>;
   list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
   volumes(store?: string): Promise<readonly Volume[]>;
   /** The notes of all Events with that reason. */
   notes(reason: string): Promise<readonly string[]>;
-  /** All requests to the API server that change something. */
+  /** All requests to the API server that changed something. */
   changes(): readonly string[];
 }
 

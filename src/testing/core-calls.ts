@@ -35,5 +35,5 @@ export function collectingLog(): Log & { readonly lines: readonly string[] } {
   return log;
 }
 
-/** For `vi.waitFor`, whose default of one second is too short on a busy machine. */
-export const inTime = { timeout: 20_000 };
+/** For `vi.waitFor`: its default of one second is too short on a busy machine. */
+export const waitForOptions = { timeout: 20_000 };

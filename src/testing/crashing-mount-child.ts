@@ -6,12 +6,12 @@ import { createPoisonRequests } from '#datapath/poison-requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
-import { defaultWishes } from './fuse-mount.ts';
+import { defaultInitOptions } from './fuse-mount.ts';
 
 /**
- * Serves one file, `data`, whose contents are another file: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers slowly, so
- * a kill always hits a request in flight. Prints how many requests its predecessor left, and once more when a new request is in
- * flight.
+ * Serves a file `data` on descriptor 3 (/dev/fuse). Its contents come from the file on descriptor 5, and its journal is
+ * descriptor 4. It answers slowly, so that a kill always hits a request in flight. It prints how many requests its
+ * predecessor left, and once more when a new request is in flight.
  */
 const [fuse, journal, data] = [3, 4, 5];
 const file = 2;
@@ -52,7 +52,7 @@ const operations: Partial<Operations> = {
   fsync: () => undefined,
   read: async (_node, { offset, size }) => {
     await pause();
-    // After it has printed how many requests were left.
+    // Delayed, so that the process first prints how many requests were left.
     if (process.argv.includes('dies-reading')) setTimeout(() => process.kill(process.pid, 'SIGKILL'), 50);
     if (process.argv.includes('dies-reading')) await new Promise(() => undefined);
     const buffer = Buffer.alloc(outHeaderSize + size);
@@ -60,7 +60,7 @@ const operations: Partial<Operations> = {
   },
   write: async (_node, { offset }, bytes, { place }) => {
     await pause();
-    // The write is durable, but the caller has not received the answer yet.
+    // The data are written, but the caller has not received the answer yet.
     if (process.argv.includes('dies-behind')) {
       requests.behind(place);
       process.kill(process.pid, 'SIGKILL');
@@ -75,7 +75,7 @@ await serveMount({
   mount: 0,
   requests,
   operations,
-  initOptions: defaultWishes,
+  initOptions: defaultInitOptions,
   paused: new Set(),
   left,
   clock,

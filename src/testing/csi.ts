@@ -42,9 +42,9 @@ export interface Csi {
   log: ReturnType<typeof collectingLog>;
   /** The folder of target paths. */
   folder: string;
-  /** The file system usage that the kernel reports for any path. */
+  /** The file system usage that the driver reports for any path. */
   space: FilesystemSpace | undefined;
-  /** The user namespace mode that the driver finds for every pod. Undefined: unknown. */
+  /** The user namespace mode that the driver finds for every pod. Undefined: the mode is unknown. */
   users: 'own' | 'host' | undefined;
   /** Starts the driver; `instead` replaces parts of core. */
   start(driver: 'file' | 'local', instead?: Partial<Core>): Promise<GrpcClient>;
@@ -77,7 +77,7 @@ export function servedCsi(): Csi {
     it.local = gated(createLocalStoreKind());
     it.log = collectingLog();
     it.server = await startServer({ listen: 'none', kinds: [it.local, it.nfs], log: it.log });
-    // A test may start another server in the same folder, so remove the folder here, where it was created.
+    // A test may start another server in the same folder, so this fixture removes the folder.
     const { folder } = it.server;
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     onTestFinished(() => it.server[Symbol.asyncDispose]());

@@ -8,16 +8,16 @@ import type { FarNetwork } from './network-namespaces.ts';
 const run = promisify(execFile);
 const repository = dirname(dirname(import.meta.dirname));
 
-/** The prefix that runs a command on our end of that network. */
+/** The command prefix that runs a command in the client's network namespace. */
 export const enterNamespace = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
   [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
-async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
+async function runInNetwork(far: FarNetwork, ...command: readonly string[]): Promise<string> {
   const [file, ...args] = [...enterNamespace(far), ...command] as const;
   return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
 }
 
-/** The root of the remote server's export, as found from our end. */
+/** The root of the remote server's export, as the client looks it up. */
 export async function farSource(far: FarNetwork): Promise<Source> {
   const script = `
     import { openExport } from '#testing/nfs-export.ts';
@@ -25,15 +25,15 @@ export async function farSource(far: FarNetwork): Promise<Source> {
     using found = await openExport({ host, nfsPort: Number(port), mountPort: Number(port) }, '/export');
     process.stdout.write(Buffer.from(found.root).toString('base64'));`;
   const node = [process.execPath, '--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', script];
-  const root = await there(far, ...node, far.host, String(far.port));
+  const root = await runInNetwork(far, ...node, far.host, String(far.port));
   return { host: far.host, port: far.port, root };
 }
 
-/** lose: drops packets. refuse: answers them with a TCP reset. */
+/** lose: the firewall drops packets. refuse: it answers them with a TCP reset. */
 export type PacketFault = 'lose' | 'refuse';
 const targets = { lose: ['DROP'], refuse: ['REJECT', '--reject-with', 'tcp-reset'] } as const;
 
-/** Adds firewall rules on our end until they are disposed of; for some of our ports, or for all. */
+/** Adds firewall rules in the client's namespace until they are disposed of, for the given client ports or for all. */
 export async function cutNetwork(
   far: FarNetwork,
   how: PacketFault,
@@ -55,17 +55,17 @@ export async function cutNetwork(
       ...targets[how],
     ]),
   );
-  for (const rule of rules) await there(far, iptables, '--wait', '-A', ...rule);
+  for (const rule of rules) await runInNetwork(far, iptables, '--wait', '-A', ...rule);
   return {
     [Symbol.asyncDispose]: async () => {
-      for (const rule of rules) await there(far, iptables, '--wait', '-D', ...rule);
+      for (const rule of rules) await runInNetwork(far, iptables, '--wait', '-D', ...rule);
     },
   };
 }
 
-/** The local ports of open connections on our end. */
+/** The local ports of the client's open connections. */
 export async function openPorts(far: FarNetwork): Promise<readonly number[]> {
-  const table = await there(far, 'cat', '/proc/net/tcp');
+  const table = await runInNetwork(far, 'cat', '/proc/net/tcp');
   const established = '01';
   return table
     .split('\n')

@@ -3,21 +3,24 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { onTestFinished } from 'vitest';
 import { joinSockets, onRecords, procedureOf, statusOf } from './rpc-records.ts';
 
-/** A proxy between our client and a server. It can lose replies, hang and go down. It ends with the test. */
+/** A proxy between the NFS client and a server. It can lose replies, hang and go down. It ends with the test. */
 export interface CuttingProxy {
   readonly host: string;
   readonly port: number;
   /** Forwards the next call of that NFS procedure, and closes the connection instead of forwarding the reply. */
   cutReplyTo(procedure: number): void;
-  /** The same, but keeps the connection open and never forwards the reply. Resolves when the server has replied. */
+  /**
+   * Like `cutReplyTo`, but keeps the connection open and never forwards the reply. Resolves when the server has
+   * replied.
+   */
   holdReplyTo(procedure: number): Promise<void>;
-  /** The NFS statuses of all replies to the cut call, the lost one first. */
+  /** The NFS statuses of all replies to the cut call. The first one is the lost reply. */
   readonly statuses: readonly number[];
   /** The number of accepted connections. */
   readonly connections: number;
   /** Accepts bytes but forwards none, like a network with an unplugged cable. */
   stall(): void;
-  /** The same for the open connections only, like a firewall that lost its state. New connections work. */
+  /** Like `stall`, but only for the open connections, like a firewall that lost its state. New connections work. */
   stallOpen(): void;
   /** Refuses new connections and closes the open ones. */
   down(): Promise<void>;
@@ -32,19 +35,19 @@ export async function startProxy(
   const statuses: number[] = [];
   let cutting: number | undefined;
   let watched: number | undefined;
-  /** Called when a reply is held back. */
+  /** Called when the proxy holds a reply back. */
   let held: (() => void) | undefined;
   let isStalled = false;
   let stalledUpTo = 0;
   let connections = 0;
 
-  function carry(client: Socket): void {
+  function onClient(client: Socket): void {
     const number = ++connections;
-    const goesNowhere = (): boolean => isStalled || number <= stalledUpTo;
+    const dropsBytes = (): boolean => isStalled || number <= stalledUpTo;
     const server = connect(to);
     joinSockets(sockets, client, server);
     onRecords(client, (call) => {
-      if (goesNowhere()) return;
+      if (dropsBytes()) return;
       if (cutting === procedureOf(call)) {
         cutting = undefined;
         watched = call.xid;
@@ -52,7 +55,7 @@ export async function startProxy(
       server.write(call.bytes);
     });
     onRecords(server, (reply) => {
-      if (goesNowhere()) return;
+      if (dropsBytes()) return;
       if (reply.xid === watched) statuses.push(statusOf(reply));
       if (reply.xid !== watched || statuses.length > 1) client.write(reply.bytes);
       else if (held === undefined) client.destroy();
@@ -64,7 +67,7 @@ export async function startProxy(
   let port = 0;
   const up = async (): Promise<void> => {
     isStalled = false;
-    listener = createServer(carry).listen(port, host);
+    listener = createServer(onClient).listen(port, host);
     await once(listener, 'listening');
     ({ port } = listener.address() as AddressInfo);
   };

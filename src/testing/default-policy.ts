@@ -1,6 +1,6 @@
 import type { StorePolicy } from '#core/model.ts';
 
-/** The policy of a store without settings of the administrator. */
+/** The policy of a store whose settings the administrator did not change. */
 export const defaultPolicy: StorePolicy = {
   onDelete: 'delete',
   retention: 0,

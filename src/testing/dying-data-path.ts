@@ -1,6 +1,6 @@
 /**
- * A data path that is killed right after it has answered a request with ENOSPC, before it has recorded the answer. Only the first
- * process dies: it leaves a marker file in the folder that STOWAGE_TEST_FOLDER names.
+ * A data path that kills itself right after it has answered a request with ENOSPC, before it has recorded the answer.
+ * Only the first process dies: it leaves a marker file in the folder STOWAGE_TEST_FOLDER.
  */
 
 import fs from 'node:fs';

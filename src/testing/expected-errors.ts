@@ -11,7 +11,7 @@ export async function refusal(work: Promise<unknown>): Promise<StowageError> {
   throw new Error(`not refused with a StowageError: ${thrown}`, { cause: thrown });
 }
 
-/** The same for synchronous work. */
+/** Returns the StowageError that the function throws. */
 export function refusalOf(work: () => unknown): StowageError {
   try {
     work();
@@ -22,14 +22,14 @@ export function refusalOf(work: () => unknown): StowageError {
   throw new Error('not refused');
 }
 
-/** `done`, or the code or reason of the StowageError. */
+/** `done` on success; otherwise the code or the reason of the StowageError. */
 export const outcome = (work: Promise<unknown>, says: 'code' | 'reason'): Promise<string> =>
   work.then(
     () => 'done',
     (cause: unknown) => (cause instanceof StowageError ? cause[says] : String(cause)),
   );
 
-/** The parts of an error for programs and for people. */
+/** The parts of an error that tests compare. */
 export interface ExpectedError {
   readonly code: string;
   readonly reason: string;

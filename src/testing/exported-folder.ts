@@ -9,7 +9,7 @@ import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { type OpenExport, openExport } from './nfs-export.ts';
 import { createScratchFolder, type ScratchFolder } from './scratch-folder.ts';
 
-/** A ganesha for the tests of one describe, and an exported folder for each test. */
+/** An nfs-ganesha for the tests of one describe block, and an exported folder for each test. */
 export interface ExportedFolder {
   scratch: ScratchFolder;
   server: NfsServer;
@@ -23,7 +23,7 @@ export interface ExportedFolder {
   frozen(work: () => Promise<unknown>): Promise<void>;
 }
 
-/** `inMemory`: on a tmpfs that has room for very many files. */
+/** `inMemory`: on a tmpfs of 1 GiB, for tests with very many files. */
 export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
   const frozen: ExportedFolder['frozen'] = async (work) => {
     await it.server.freeze();

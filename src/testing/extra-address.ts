@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
-/** Another address of a server, which forwards connections until it is cut. It ends with the test. */
+/** Another address of a server. It forwards connections until a test cuts it. It ends with the test. */
 export interface ExtraAddress {
   /** Refuses new connections and closes the open ones. */
   cut(): Promise<void>;

@@ -21,7 +21,7 @@ function clientOf(port: number, options: Partial<RpcClientOptions>): FakeNfs {
   return { port, rpc, nfs: createNfsClient(rpc, systemClock()) };
 }
 
-/** A server with a correct RPC layer. The test decides what its NFS procedures return, by procedure number. */
+/** A server with a correct RPC layer. The test defines the results of its NFS procedures, by procedure number. */
 export async function startFakeNfs(
   procedures: Readonly<Record<number, ServedProcedure['handle']>>,
   options: Partial<RpcClientOptions> = {},
@@ -50,7 +50,7 @@ export interface RawServer extends FakeNfs {
   onConnection: (socket: Socket) => void;
 }
 
-/** A server whose test decides on every byte. */
+/** A server whose every byte the test defines. */
 export async function startRawServer(
   onConnection: (socket: Socket) => void,
   options: Partial<RpcClientOptions> = {},

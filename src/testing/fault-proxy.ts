@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
-/** The fault of a connection. A client first sends the request for TLS, then the handshake. */
+/** The fault of a connection. A client first requests TLS, then does the handshake. */
 export type ConnectionFault =
   | 'passes'
   | 'closes'
@@ -16,7 +16,7 @@ export type ConnectionFault =
 export interface FaultProxy {
   readonly host: string;
   readonly port: number;
-  /** For new connections. */
+  /** The fault of new connections. */
   fault: ConnectionFault;
   /** The number of accepted connections. */
   readonly connections: number;

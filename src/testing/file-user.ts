@@ -2,7 +2,10 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 
-/** A process that opens and uses files on command. The process that serves a mount must not use the mount itself. */
+/**
+ * A process that opens and uses files on command. The process that serves a mount must not use the mount itself,
+ * because it would wait for itself.
+ */
 export interface FileUser extends AsyncDisposable {
   /** Opens the file and returns its number. `flags`: names of open(2) flags; by default O_CREAT and O_RDWR. */
   open(path: string, ...flags: readonly string[]): Promise<number>;

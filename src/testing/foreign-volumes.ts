@@ -1,6 +1,6 @@
 import type { PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 
-/** csi-driver-nfs, and nfs-subdir-external-provisioner. */
+/** csi: csi-driver-nfs. subdir: nfs-subdir-external-provisioner. */
 export type ForeignDriver = 'csi' | 'subdir';
 
 const driver = 'nfs.csi.k8s.io';
@@ -12,7 +12,7 @@ export interface ForeignExport {
   readonly path: string;
 }
 
-/** The StorageClass of their documentation. */
+/** The StorageClass from the driver's documentation. */
 export function foreignClass(kind: ForeignDriver, { server, path }: ForeignExport): StorageClass {
   const { [kind]: provisioner } = provisioners;
   return {
@@ -44,13 +44,16 @@ export function foreignClaim(kind: ForeignDriver, namespace: string, name: strin
 
 const volumeName = ({ metadata: { uid = '' } }: PersistentVolumeClaim): string => `pvc-${uid}`;
 
-/** The name that the driver gives the directory. */
+/** The directory that the driver creates for a claim. */
 export function foreignDirectory(kind: ForeignDriver, claim: PersistentVolumeClaim): string {
   const { namespace = '', name = '' } = claim.metadata;
   return kind === 'csi' ? volumeName(claim) : `${namespace}-${name}-${volumeName(claim)}`;
 }
 
-/** The PersistentVolume that the driver creates for a claim: csi-driver-nfs 4 with external-provisioner 5, the other one as is. */
+/**
+ * The PersistentVolume that the driver creates for a claim: csi-driver-nfs 4 with external-provisioner 5, or
+ * nfs-subdir-external-provisioner.
+ */
 export function foreignVolume(
   kind: ForeignDriver,
   claim: PersistentVolumeClaim,

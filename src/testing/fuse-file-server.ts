@@ -1,6 +1,6 @@
 /**
- * A separate program, so a test can stop it: serves a FUSE file system at FOLDER/mnt in which every name is the file DATA.
- * The kernel may not cache anything, so each stat(2) waits for this process.
+ * Serves a FUSE file system at FOLDER/mnt in which every name is the file DATA. It is a separate program, so that a
+ * test can stop it. The kernel may not cache anything, so each stat(2) waits for this process.
  */
 import { fstatSync, openSync, readSync, writeSync } from 'node:fs';
 import { outHeaderSize } from '#wire/fuse/abi.ts';

@@ -12,7 +12,7 @@ import type { ScratchFolder } from './scratch-folder.ts';
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
 
-export const defaultWishes: InitOptions = {
+export const defaultInitOptions: InitOptions = {
   flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
   maxWrite,
   maxReadahead: maxWrite,
@@ -24,7 +24,7 @@ export interface FuseMount extends AsyncDisposable {
   readonly at: string;
   readonly agreement: InitResult;
   readonly device: Device;
-  /** Keeps the memory of a request after its answer, until it is freed. */
+  /** Keeps the memory of a request after its answer, until `free`. */
   keep(place: number): void;
   free(place: number): void;
   /** Unexpected exceptions of operations. */
@@ -36,27 +36,27 @@ export interface FuseMount extends AsyncDisposable {
 interface ServedHere {
   readonly slots: number;
   readonly onFull: () => void;
-  /** Who checks the permissions of callers. */
+  /** kernel: the kernel checks the permissions of callers. server: the operations do. */
   readonly checks: 'kernel' | 'server';
 }
 
 /**
- * A process that serves its own mount can't exit after a kill if one of its threads waits for the mount: nobody answers, and
- * the device stays open. So another process watches, and then aborts the mount.
+ * A killed process that serves its own mount can't exit while one of its threads waits for the mount: the FUSE device
+ * stays open, and no process answers. So another process watches this one, and aborts the mount after its end.
  */
 export function startUnmountWatchdog(at: string): Disposable {
-  // An exiting process has no executable any more.
+  // /proc/PID/exe disappears when the process begins to exit.
   const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; umount -f -l "$2"';
   const child = spawn('sh', ['-c', script, 'guard', String(process.pid), at], { stdio: 'ignore', detached: true });
   child.unref();
   return { [Symbol.dispose]: () => void child.kill() };
 }
 
-/** Mounts for real, and serves in this process. The main thread must not make blocking calls on the mount. */
+/** Makes a real mount, and serves it in this process. The main thread must not make blocking calls on the mount. */
 export async function mountFuse(
   { folder }: Pick<ScratchFolder, 'folder'>,
   operations: Partial<Operations>,
-  wishes = defaultWishes,
+  wishes = defaultInitOptions,
   { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
@@ -74,7 +74,7 @@ export async function mountFuse(
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
   const kept = new Set<number>();
-  const letGo = (place: number): void => {
+  const freeSlot = (place: number): void => {
     const slot = used.get(place);
     if (slot !== undefined) free.push(slot);
     used.delete(place);
@@ -89,9 +89,9 @@ export async function mountFuse(
     store: {
       reply: (place, bytes) => {
         device.write(bytes);
-        if (!kept.has(place)) letGo(place);
+        if (!kept.has(place)) freeSlot(place);
       },
-      finished: letGo,
+      finished: freeSlot,
     },
     onFault: (operation, cause) => faults.push({ operation, cause }),
   });
@@ -118,10 +118,10 @@ export async function mountFuse(
     ended,
     keep: (place) => void kept.add(place),
     free: (place) => {
-      // Deferred, because the answer may not be written yet.
+      // Deferred, because the device may still have to write the answer.
       setImmediate(() => {
         kept.delete(place);
-        letGo(place);
+        freeSlot(place);
       });
     },
     [Symbol.asyncDispose]: async () => {

@@ -7,12 +7,12 @@ import { scope } from './contracts/store.ts';
 import { quickFolder } from './nfs-contents.ts';
 import type { Export } from './nfs-store.ts';
 
-/** A ganesha for the tests of one describe. */
+/** An nfs-ganesha for the tests of one describe block. */
 export interface GaneshaFolders {
   server: NfsServer;
   /** The exported folder on this machine. */
   parent: string;
-  /** A new folder in it for a store. Never reused, because a server caches the entries of a folder. */
+  /** A new folder in the export, for a store. Folders are never reused, because a server caches their entries. */
   fresh(): Omit<Export, typeof Symbol.asyncDispose>;
 }
 

@@ -11,7 +11,7 @@ import {
 import { decodeFrame, encodeFrame } from '#wire/csi/grpc.ts';
 
 /** The error of a failed call. */
-class Refused extends Error {
+class CallError extends Error {
   override readonly name = 'Refused';
   readonly code: number;
   constructor(code: number, message: string) {
@@ -27,7 +27,7 @@ export interface GrpcClient extends AsyncDisposable {
     request: MessageInitShape<M['input']>,
     headers?: Readonly<Record<string, string>>,
   ): Promise<MessageShape<M['output']>>;
-  /** Sends any bytes. */
+  /** Sends the bytes as the body of a call. */
   callBytes(path: string, body: Buffer, headers?: Readonly<Record<string, string>>): Promise<Buffer>;
 }
 
@@ -50,7 +50,7 @@ export function grpcClient(socket: string): GrpcClient {
       const code = said['grpc-status'];
       if (code === '0') resolve(Buffer.concat(chunks));
       else if (code !== undefined)
-        reject(new Refused(Number(code), decodeURIComponent(String(said['grpc-message'] ?? ''))));
+        reject(new CallError(Number(code), decodeURIComponent(String(said['grpc-message'] ?? ''))));
     };
     stream.on('response', (said) => {
       if (said[':status'] !== 200) reject(new Error(`HTTP ${said[':status']}`));

@@ -1,6 +1,6 @@
 /**
- * A program of its own, since it needs a known number of threads, and may be left with calls that cannot be ended:
- * works with stores on a disk that it freezes, beside one on another disk, and prints what came of it as JSON.
+ * Works with stores on a disk that it freezes, and with a store on another disk. Prints the results as JSON. It is a
+ * separate program, because it needs a known number of threads, and its calls on a frozen disk cannot be cancelled.
  */
 import { execFile } from 'node:child_process';
 import { mkdir, rm, writeFile } from 'node:fs/promises';
@@ -25,9 +25,9 @@ const outcome = (work: Promise<unknown>): Promise<string> =>
     () => 'done',
     (cause: unknown) => (cause instanceof StowageError ? cause.code : String(cause)),
   );
-/** Undefined: it has not ended yet. */
-const watched = (work: Promise<unknown>): { how: string | undefined; readonly ended: Promise<unknown> } => {
-  const watch: ReturnType<typeof watched> = {
+/** `how` is undefined until the work has ended. */
+const watchOutcome = (work: Promise<unknown>): { how: string | undefined; readonly ended: Promise<unknown> } => {
+  const watch: ReturnType<typeof watchOutcome> = {
     how: undefined,
     ended: outcome(work).then((how) => {
       watch.how = how;
@@ -49,30 +49,30 @@ for (let i = 0; i < 20; i++) await writeFile(join(roots.hung, 'full', `${i}`), '
 await hung.delete(full, scope);
 
 await run('fsfreeze', ['--freeze', disk]);
-const reclaim = watched(hung.housekeeping.reclaim(scope));
+const reclaim = watchOutcome(hung.housekeeping.reclaim(scope));
 const namesBesideReclaim = await outcome(hung.names(scope));
 const opening = [roots.known, roots.fresh].map((root) => openLocal(root));
-const opens = opening.map(watched);
-const patience = new AbortController();
-const creates = Array.from({ length: 50 }, (_, i) => watched(create(hung, `v${i}`, patience.signal)));
-const repeated = watched(create(hung, 'v0', patience.signal));
-const besides: string[] = [];
+const opens = opening.map(watchOutcome);
+const abortedLater = new AbortController();
+const creates = Array.from({ length: 50 }, (_, i) => watchOutcome(create(hung, `v${i}`, abortedLater.signal)));
+const repeated = watchOutcome(create(hung, 'v0', abortedLater.signal));
+const deletesElsewhere: string[] = [];
 for (let i = 0; i < 5; i++) {
   const made = await create(fine, `v${i}`);
-  besides.push(await outcome(fine.delete(made, scope)));
+  deletesElsewhere.push(await outcome(fine.delete(made, scope)));
 }
-patience.abort(new StowageError('enough', { code: 'deadline', reason: 'deadline', action: 'None.' }));
+abortedLater.abort(new StowageError('enough', { code: 'deadline', reason: 'deadline', action: 'None.' }));
 await outcome(fine.housekeeping.reclaim(scope));
 using limit = systemClock().deadline(200, scope.signal);
 const whileFrozen = {
   namesBesideReclaim,
-  besides,
+  besides: deletesElsewhere,
   reclaim: reclaim.how,
   opens: opens.map(({ how }) => how),
   stuck: creates.filter(({ how }) => how === undefined).length,
   gaveUp: creates.filter(({ how }) => how === 'deadline').length,
   repeated: repeated.how,
-  // The caller has gone, the call has not: it still has the name.
+  // The caller gave up, but its call still runs on the disk and holds the name.
   sameName: await outcome(create(hung, 'v0', limit.signal)),
   check: await outcome(hung.check({ ...scope, signal: limit.signal })),
 };

@@ -4,22 +4,22 @@ import { dirname, join } from 'node:path';
 import type { SourceKind } from '#core/model.ts';
 
 export interface SourceFile {
-  /** From the repository's root, such as `src/core/names.ts`. */
+  /** The path from the repository's root, such as `src/core/names.ts`. */
   readonly path: string;
   readonly text: string;
 }
 
 interface Import {
   readonly from: string;
-  /** As written. */
+  /** The import specifier as written. */
   readonly to: string;
-  /** Where it points, from the repository's root; empty for an npm package or a part of Node. */
+  /** The imported file, from the repository's root. Empty for an npm package or a part of Node. */
   readonly target: string;
   readonly typeOnly: boolean;
 }
 
-/** Who may import whom, by top folder of src/, as ARCHITECTURE.md lists it. A folder may always import itself. */
-export const may: Readonly<Record<string, readonly string[]>> = {
+/** Which top folders of src/ a folder may import, as in ARCHITECTURE.md. A folder may always import itself. */
+export const allowedImports: Readonly<Record<string, readonly string[]>> = {
   base: [],
   wire: ['base'],
   core: ['base'],
@@ -49,33 +49,33 @@ export const may: Readonly<Record<string, readonly string[]>> = {
 };
 
 /** Single files that a folder may import beyond its table entry. */
-const besides: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
+const extraImports: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
   cli: [
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
     { path: 'src/core/error-codes.ts', typeOnly: false },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
-  // Only the description of a mount that clients send to a data path.
+  // Only the type of the mount description that clients send to a data path.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
-  // The two ports that it implements, and the REST API that it calls on nodes.
+  // The two ports that cluster/ implements, and the REST API that it calls on nodes.
   cluster: [
     { path: 'src/controllers/agents.ts', typeOnly: true },
     { path: 'src/front/rest/cluster-nodes.ts', typeOnly: true },
     { path: 'src/front/rest/schemas.ts', typeOnly: false },
   ],
-  // The version stands in one place.
+  // package.json is the only place that states the version.
   app: [{ path: 'package.json', typeOnly: false }],
 };
 
-/** Of a folder that is in the table, only these children. */
-const onlyOf: Readonly<Record<string, readonly string[]>> = {
+/** If a pair of folders is listed here, only these children of the second one may be imported. */
+const allowedChildren: Readonly<Record<string, readonly string[]>> = {
   'controllers > wire': ['wire/kube'],
   'cluster > wire': ['wire/kube'],
 };
 
-/** Folders whose children may not know each other, and the exceptions. */
-const strangers = ['stores', 'front', 'wire'];
-const acquainted: readonly string[] = [
+/** The children of these folders may not import each other, with these exceptions. */
+const isolatedChildren = ['stores', 'front', 'wire'];
+const allowedSiblings: readonly string[] = [
   'wire/rpc > wire/xdr',
   'wire/nfs3 > wire/xdr',
   'wire/nfs3 > wire/rpc',
@@ -83,15 +83,15 @@ const acquainted: readonly string[] = [
   'stores/nfs > stores/file-store',
 ];
 
-/** Folders that use no npm package: what they need of one is a port. */
-const selfReliant = ['core', 'wire'];
-/** Those of which a part may: Protocol Buffers are what that library is for. */
-const reliant: Readonly<Record<string, string>> = { 'wire/csi': '@bufbuild/protobuf' };
+/** Folders that import no npm package. They define a port instead. */
+const packageFree = ['core', 'wire'];
+/** Exceptions: these children may import that package. Only wire/csi uses Protocol Buffers. */
+const allowedPackages: Readonly<Record<string, string>> = { 'wire/csi': '@bufbuild/protobuf' };
 
 const importPattern =
   /(?:^|\n)\s*(?:import|export)\s+(type\s+)?(?:[^'";]*?\sfrom\s+)?'([^']+)'|\bimport\(\s*'([^']+)'/g;
 
-/** The program's own files. Tests, and what only they import, may know everything. */
+/** The program's own files, without tests and test helpers, which may import everything. */
 export async function programFiles(root: string): Promise<readonly SourceFile[]> {
   const files: SourceFile[] = [];
   for await (const path of glob('src/*/**/*.ts', { cwd: root, exclude: ['src/**/*.test.ts', 'src/testing/**'] })) {
@@ -115,42 +115,46 @@ function targetOf(from: string, to: string): string {
   return to.startsWith('.') ? join(dirname(from), to) : '';
 }
 
-/** `src/core/names.ts` → `core`; outside of src/ the top folder itself. */
-const top = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
-const child = (path: string): string => path.split('/').slice(1, 3).join('/');
-const crossing = (i: Import): boolean => i.target !== '' && top(i.from) !== top(i.target);
-/** `#` stands for a folder of src/ only. */
-const markable = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
+/** `src/core/names.ts` gives `core`; a path outside of src/ gives its first folder. */
+const topFolder = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
+const childFolder = (path: string): string => path.split('/').slice(1, 3).join('/');
+const crossesTopFolder = (i: Import): boolean => i.target !== '' && topFolder(i.from) !== topFolder(i.target);
+/** Aliases with `#` exist for folders of src/ and for e2e/testbed only. */
+const isAliased = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
 
-function allowed(i: Import): boolean {
-  const only = onlyOf[`${top(i.from)} > ${top(i.target)}`];
-  if (only !== undefined && !only.includes(child(i.target))) return false;
-  if (may[top(i.from)]?.includes(top(i.target)) === true) return true;
-  return besides[top(i.from)]?.some((file) => file.path === i.target && (i.typeOnly || !file.typeOnly)) === true;
+function isAllowed(i: Import): boolean {
+  const only = allowedChildren[`${topFolder(i.from)} > ${topFolder(i.target)}`];
+  if (only !== undefined && !only.includes(childFolder(i.target))) return false;
+  if (allowedImports[topFolder(i.from)]?.includes(topFolder(i.target)) === true) return true;
+  return (
+    extraImports[topFolder(i.from)]?.some((file) => file.path === i.target && (i.typeOnly || !file.typeOnly)) === true
+  );
 }
 
-/** Every import that breaks a rule, as a sentence. */
-export function trespasses(files: readonly SourceFile[]): readonly string[] {
+/** Each import that breaks a rule, as a sentence. */
+export function forbiddenImports(files: readonly SourceFile[]): readonly string[] {
   const all = importsOf(files);
-  const unknown = new Set(files.map((file) => top(file.path)).filter((folder) => may[folder] === undefined));
-  const up = all.filter((i) => crossing(i) && !allowed(i));
-  const silent = all.filter((i) => crossing(i) && markable(i) && !i.to.startsWith('#'));
+  const unknown = new Set(
+    files.map((file) => topFolder(file.path)).filter((folder) => allowedImports[folder] === undefined),
+  );
+  const up = all.filter((i) => crossesTopFolder(i) && !isAllowed(i));
+  const silent = all.filter((i) => crossesTopFolder(i) && isAliased(i) && !i.to.startsWith('#'));
   const near = all.filter(
     (i) =>
       i.target !== '' &&
-      !crossing(i) &&
-      strangers.includes(top(i.from)) &&
-      child(i.from) !== child(i.target) &&
-      // A file right in the folder is common ground, not a neighbour.
-      !child(i.target).endsWith('.ts') &&
-      !acquainted.includes(`${child(i.from)} > ${child(i.target)}`),
+      !crossesTopFolder(i) &&
+      isolatedChildren.includes(topFolder(i.from)) &&
+      childFolder(i.from) !== childFolder(i.target) &&
+      // All children may import a file directly in their parent folder.
+      !childFolder(i.target).endsWith('.ts') &&
+      !allowedSiblings.includes(`${childFolder(i.from)} > ${childFolder(i.target)}`),
   );
   const isLent = ({ from, to }: Import): boolean => {
-    const lent = reliant[child(from)];
+    const lent = allowedPackages[childFolder(from)];
     return lent !== undefined && (to === lent || to.startsWith(`${lent}/`));
   };
   const needy = all.filter(
-    (i) => i.target === '' && !i.to.startsWith('node:') && selfReliant.includes(top(i.from)) && !isLent(i),
+    (i) => i.target === '' && !i.to.startsWith('node:') && packageFree.includes(topFolder(i.from)) && !isLent(i),
   );
   return [
     ...[...unknown].map((folder) => `src/${folder} is not in the table of who may import whom`),
@@ -181,11 +185,11 @@ export function importCycles(files: readonly SourceFile[]): readonly string[] {
 }
 
 /** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
-const writesItself: Readonly<Record<string, string>> = {
+const mayWriteRaw: Readonly<Record<string, string>> = {
   'src/base/write-all.ts': 'it is the loop',
   'src/base/linux/watch-readable.ts': 'one byte into a socket pair',
   'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
-  'src/keeper/log-file.ts': 'a line of a log: the keeper goes on without it',
+  'src/keeper/log-file.ts': 'a line of a log, which the keeper can do without',
   'src/wire/fuse/device.ts': 'the kernel takes a whole message or none',
   'src/wire/nfs3/server/data-procedures.ts': 'a WRITE answers how much was written, which may be less',
   'src/wire/rpc/sender.ts': 'the socket gets what the kernel did not take',
@@ -194,46 +198,49 @@ const writesItself: Readonly<Record<string, string>> = {
 const rawWriteImport = /import\s*\{[^}]*\b(?:write|writev|writeSync|writevSync)\b[^}]*\}\s*from\s*'node:fs'/;
 const fileHandleImport = /import\s*\{[^}]*\bopen\b[^}]*\}\s*from\s*'node:fs\/promises'/;
 
-/** Files that call write(2) and could take a short write for a complete one. */
+/** Files that call write(2) and could mistake a short write for a complete one. */
 export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
   files
-    .filter(({ path }) => !(path in writesItself))
+    .filter(({ path }) => !(path in mayWriteRaw))
     .filter(({ text }) => rawWriteImport.test(text) || (fileHandleImport.test(text) && /\.writev?\(/.test(text)))
     .map(({ path }) => path)
     .toSorted();
 
-/** These folders ask the placement of a store, or its kind, instead of testing its scheme. */
-const withoutSchemes = /^src\/(?:core|controllers|cluster|front|app)\//;
+/** These folders query the placement or the kind of a store, and never its scheme. */
+const schemeAgnostic = /^src\/(?:core|controllers|cluster|front|app)\//;
 const schemeTests = [
   /\b(?:scheme|schemeOf\([^;{}]*?\))\s*[!=]==\s*'/,
   /\bkind\s*[!=]==\s*'local'/,
   /\bprotocol\s*[!=]==\s*'(?:local|nfs):'/,
   /startsWith\('(?:local|nfs):/,
 ];
-/** A file that may test a scheme, and why. */
-const testsScheme: Readonly<Record<string, string>> = {
+/** Files that may test a scheme, with the reason. */
+const mayTestScheme: Readonly<Record<string, string>> = {
   'src/app/take-over/directories.ts': 'other drivers have directories on NFS exports, and only those are taken over',
 };
 const placementTest = /\bplacement\s*[!=]==\s*'/;
 
-/** What tests a store's scheme, or compares its placement with a string. */
+/** Files that test a store's scheme, or compare its placement with a string. */
 export const schemesTested = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(({ path, text }) => {
-      if (!withoutSchemes.test(path)) return false;
-      const hasScheme = !(path in testsScheme) && schemeTests.some((found) => found.test(text));
+      if (!schemeAgnostic.test(path)) return false;
+      const hasScheme = !(path in mayTestScheme) && schemeTests.some((found) => found.test(text));
       return hasScheme || (path !== 'src/core/placement.ts' && placementTest.test(text));
     })
     .map(({ path }) => path)
     .toSorted();
 
-/** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
-const asksClients = ['core', 'controllers', 'cluster', 'front', 'app'];
-/** A kind without a row does not compile. */
+/**
+ * These folders call the client of a source and do not test its kind, so that a new kind of source needs no new
+ * condition there.
+ */
+const kindAgnostic = ['core', 'controllers', 'cluster', 'front', 'app'];
+/** The compiler requires a row for each kind. */
 const sourceKinds: Readonly<Record<SourceKind, true>> = { directory: true, loop: true, nfs: true };
 const kindNames = Object.keys(sourceKinds).join('|');
 const sourceKind = `'(?:${kindNames})'`;
-const kindTest = new RegExp(
+const kindTestPattern = new RegExp(
   [
     `\\bkind\\s*[!=]==\\s*${sourceKind}`,
     `${sourceKind}\\s*[!=]==\\s*[\\w.?]*\\bkind\\b`,
@@ -243,14 +250,17 @@ const kindTest = new RegExp(
   ].join('|'),
 );
 
-/** Files that test the kind of a source and are not its client or its store. */
+/** Files that test the kind of a source although they belong to neither clients nor stores. */
 export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
   files
-    .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
+    .filter(({ path, text }) => kindAgnostic.includes(topFolder(path)) && kindTestPattern.test(text))
     .map(({ path }) => path)
     .toSorted();
 
-/** Each lists the kinds of stores: the server, the controller of Kubernetes, and what is generated for the documentation and the CRDs. */
+/**
+ * The files that must list every kind of store: the server, the Kubernetes controller, and the generator of
+ * documentation and CRDs.
+ */
 const storeKindLists = ['src/app/up.ts', 'src/app/controller.ts', 'scripts/store-kinds.ts'];
 
 export async function filesAboutStoreKinds(root: string): Promise<readonly SourceFile[]> {
@@ -258,7 +268,7 @@ export async function filesAboutStoreKinds(root: string): Promise<readonly Sourc
   return paths.map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') }));
 }
 
-/** Each list that lacks a kind, as a sentence. */
+/** Each kind that a list lacks, as a sentence. */
 export function unlistedStoreKinds(files: readonly SourceFile[]): readonly string[] {
   const kinds = files.filter(({ path }) => /^src\/stores\/[\w-]+\/kind\.ts$/.test(path));
   const all = importsOf(files);
@@ -268,8 +278,8 @@ export function unlistedStoreKinds(files: readonly SourceFile[]): readonly strin
   });
 }
 
-const asksCore = ['controllers', 'front'];
-const internalsUse = new RegExp(
+const usesCoreOnly = ['controllers', 'front'];
+const internalsPattern = new RegExp(
   [
     '\\.records\\b',
     '[{,]\\s*records\\s*[,:}]',
@@ -278,11 +288,15 @@ const internalsUse = new RegExp(
   ].join('|'),
 );
 
-/** Front ends and controllers that use the records or the verbs of a store. Core has functions for what they need, such as `catalogue.recorded`. */
+/**
+ * Front ends and controllers that use the records or the verbs of a store. They must use functions of core, such as
+ * `catalogue.recorded`.
+ */
 export const internalsUsed = (files: readonly SourceFile[]): readonly string[] =>
   files
     .filter(
-      ({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && internalsUse.test(text),
+      ({ path, text }) =>
+        (usesCoreOnly.includes(topFolder(path)) || path === 'src/app/status.ts') && internalsPattern.test(text),
     )
     .map(({ path }) => path)
     .toSorted();

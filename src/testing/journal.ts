@@ -2,7 +2,7 @@ import { closeSync } from 'node:fs';
 import { createJournal, type JournalMemory, openJournal } from '#datapath/journal/memory.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 
-/** A journal, and what a successor finds in it: the same memory, reopened. */
+/** A journal. `open` opens the same memory again, as a successor does. */
 export function keepJournal(slots = 4): Disposable & { readonly fd: number; open(): JournalMemory } {
   const fd = createJournal(slots);
   const opened: JournalMemory[] = [];

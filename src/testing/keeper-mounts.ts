@@ -15,7 +15,7 @@ import { type NfsAddress, openExport } from './nfs-export.ts';
 import { createScratchFolder } from './scratch-folder.ts';
 
 const run = promisify(execFile);
-/** How much of the log an error quotes. */
+/** The maximum length of log text in an error. */
 const shownLog = 20_000;
 const sources = join(import.meta.dirname, '..', 'datapath', 'main.ts');
 
@@ -30,19 +30,22 @@ export interface Source {
 export interface KeeperMount {
   readonly at: string;
   on(name: string): string;
-  /** Aborts the mount with all waiting requests, as the agent does when no process serves it. */
+  /** Aborts the mount and fails all waiting requests, as the agent does when no process serves it. */
   abort(): Promise<void>;
-  /** Flushes all written data to the server's disk within the time. Returns how many files are incomplete there. */
+  /** Flushes all dirty data to the server's disk within that time. Returns how many files are incomplete there. */
   flush(ms: number): Promise<number>;
   /** The number of requests in the kernel without an answer. */
   waiting(): Promise<number>;
 }
 
-/** Mounts as in the product: a keeper, a serving data path, and a standby. */
+/** Mounts as in production: a keeper, a serving data path, and a standby. */
 export interface KeeperMounts extends AsyncDisposable {
   readonly folder: string;
   mount(source: Source, options?: Partial<MountSpec>): Promise<KeeperMount>;
-  /** Resolves when one data path serves and one is on standby. A data path that dies often is `failing`, but serves too. */
+  /**
+   * Resolves when one data path serves and one is on standby. If a data path died often, the state is `failing`,
+   * although one serves.
+   */
   ready(): Promise<KeeperState>;
   /** Sends SIGKILL to the serving data path. Resolves when another one serves. */
   killDataPath(): Promise<void>;
@@ -65,7 +68,7 @@ export interface KeeperMountOptions {
   readonly program?: string;
   /** Prefix of the folder's name. The path of a socket has at most 107 characters. */
   readonly prefix?: string;
-  /** The limit for a keeper to start and for a state to be reached. An emulated machine needs more than the default. */
+  /** The limit for starting a keeper and for reaching a state. An emulated machine needs more than the default. */
   readonly limitMs?: number;
 }
 
@@ -76,14 +79,14 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
   const { signal } = keepers;
   const start = (): Promise<StartedKeeper> =>
     keepers.startKeeper({ program, enter, flags: dataPathFlags, clock: clockFor(limitMs) }).catch((cause: unknown) => {
-      // The error quotes the log, because its folder is removed, or is in a virtual machine.
+      // The error quotes the log, because the log's folder is removed, or is inside a virtual machine.
       throw new Error(`no keeper: ${String(cause)}\n${keepers.log().slice(-shownLog)}`, { cause });
     });
   const control = join(scratch.folder, 'fusectl');
   let keeper = await start();
   let client: KeeperClient = keepers.client();
   let count = 0;
-  // A test that times out ends with its process. The guards abort the mounts that others wait for.
+  // If a test times out, its process is killed. The watchdogs then abort the mounts, so that no process waits for them.
   const guards = new DisposableStack();
 
   const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
@@ -148,7 +151,7 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
       client = keepers.client();
     },
     [Symbol.asyncDispose]: async () => {
-      // The keeper's end aborts the mounts, so nothing waits for a server that may be gone.
+      // The end of the keeper aborts the mounts, so no request waits for a server that is down.
       await keepers[Symbol.asyncDispose]();
       scratch[Symbol.dispose]();
       guards.dispose();
@@ -156,7 +159,7 @@ export async function startKeeperMounts(options: KeeperMountOptions = {}): Promi
   };
 }
 
-/** A clock whose deadlines are at least that long. */
+/** A clock whose deadlines are at least `limitMs` long. */
 function clockFor(limitMs = 0): Clock {
   const clock = systemClock();
   return { ...clock, deadline: (ms, parent) => clock.deadline(Math.max(ms, limitMs), parent) };
@@ -188,7 +191,10 @@ async function attach(at: string, fd: number, checks: MountSpec['checks'] = 'ker
   if (status !== 0) throw new Error(`mount ended with ${status}`);
 }
 
-/** The kernel names a FUSE connection by the minor device number. Read from the mount table, because the mount may not answer. */
+/**
+ * The kernel names a FUSE connection by its minor device number. Read from the mount table, because a stat(2) on the
+ * mount may hang.
+ */
 export function connectionOf(at: string): string {
   const lines = readFileSync('/proc/self/mountinfo', 'utf8').split('\n');
   const fields = lines.map((line) => line.split(' ')).findLast((one) => one[4] === at);
@@ -203,7 +209,7 @@ export async function sourceOf(server: NfsAddress, folder: string): Promise<Sour
   return { host: server.host, port: server.nfsPort, root: Buffer.from(opened.root).toString('base64') };
 }
 
-/** Repeats the work and injects faults meanwhile until there were enough; then lets the work finish. */
+/** Repeats the work while `disturb` injects faults, until `often` faults were injected. Then lets the work finish. */
 export async function runWithFaults(
   often: number,
   disturb: () => Promise<unknown>,

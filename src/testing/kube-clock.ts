@@ -1,9 +1,9 @@
 import { expect } from 'vitest';
 import { createFakeClock, type FakeClock } from './fakes/clock.ts';
 
-/** A fake clock that knows its sleepers. */
+/** A fake clock that records its sleepers. */
 export interface WaitedClock extends FakeClock {
-  /** The durations of the present sleepers, in order. */
+  /** The durations of the current sleeps, in order. */
   readonly sleeping: readonly number[];
   /** The durations of all sleeps so far, in order. */
   readonly slept: readonly number[];

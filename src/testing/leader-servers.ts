@@ -29,11 +29,11 @@ export interface OpenedServer {
   readonly credential: Credential;
 }
 
-/** For each test: an API server in memory, TLS servers of leaders, and agents that connect to them. */
+/** For each test: an API server in memory, TLS servers of leaders, and agents that connect to the leader. */
 export interface LeaderServers {
   api: FakeKubeApi;
   client: KubeClient;
-  /** The nodes of the reviewed tokens. A token of an agent has a node; one of an outsider has none. */
+  /** The node of each token that the API server reviewed. The token of an agent has a node; other tokens have none. */
   reviewed: string[];
   open(how?: {
     readonly clock?: Clock;
@@ -110,7 +110,7 @@ export function leaderServers(): LeaderServers {
       namespace: testNamespace,
       tokenFile,
       api,
-      // The shortest possible backoff.
+      // Gives the shortest possible backoff.
       random: () => 0,
     });
     onTestFinished(() => link[Symbol.asyncDispose]());
@@ -119,7 +119,7 @@ export function leaderServers(): LeaderServers {
   return it;
 }
 
-/** A token as Kubernetes projects it into an agent's pod. Without a node: as an attacker would forge it. */
+/** A token as Kubernetes projects it into an agent's pod. Without a node, it is a token that an attacker forged. */
 export function agentToken(node: string, claims: object = {}): string {
   const all = { aud: [audiences.agents], exp: Math.floor(Date.now() / 1_000) + 3_600, node, ...claims };
   return ['{}', JSON.stringify(all), 'signature'].map((part) => Buffer.from(part).toString('base64url')).join('.');
@@ -147,7 +147,7 @@ function reviewOf(token: string): TokenReview['status'] {
 
 export interface CuttableProxy {
   readonly port: number;
-  /** Forwards no more data, and closes no connection. */
+  /** Stops forwarding data, and keeps connections open. */
   freeze(): void;
   cut(): void;
 }

@@ -7,7 +7,10 @@ import { startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 
-/** The agent's connection to the controller, and nothing else: `KUBECONFIG NAMESPACE TOKEN-FILE`. Prints the connection's log. */
+/**
+ * Runs the agent's connection to the controller and nothing else. Arguments: `KUBECONFIG NAMESPACE TOKEN-FILE`. Prints
+ * the connection's log.
+ */
 const [kubeconfig = '', namespace = '', tokenFile = ''] = process.argv.slice(2);
 const clock = systemClock();
 const config: unknown = JSON.parse(readFileSync(kubeconfig, 'utf8'));

@@ -17,27 +17,27 @@ import type { AnyObject } from './fakes/kube-objects.ts';
 
 /** Claims of the store `disks`, which exists on two nodes. */
 export interface LocalClaims {
-  /** `node-1` and `node-2`, each with these options of its store. */
+  /** The nodes `node-1` and `node-2`. Each argument has the options of one node's store. */
   twoNodes(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]>;
-  /** A controller that has just become the leader and has no state of its predecessors. */
-  lead(): { readonly local: Provisioner; readonly provisioning: Controller };
+  /** Starts a controller that has just become the leader, without any state of an earlier one. */
+  startLeader(): { readonly local: Provisioner; readonly provisioning: Controller };
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of claims that have a complete volume. */
-  wellMade(): Promise<readonly string[]>;
-  /** Makes a volume for the claim of that name. */
-  makeFor(name: string, node: AgentNode): Promise<void>;
+  claimsWithVolumes(): Promise<readonly string[]>;
+  /** Creates the volume for the claim of that name on the node. */
+  provision(name: string, node: AgentNode): Promise<void>;
 }
 
 export function localClaims(it: ControllerFixture): LocalClaims {
   const volumes = () => it.list(persistentVolumes);
   return {
     volumes,
-    wellMade: async () => (await volumes()).map(({ metadata }) => metadata.name ?? '').toSorted(),
+    claimsWithVolumes: async () => (await volumes()).map(({ metadata }) => metadata.name ?? '').toSorted(),
     twoNodes: async (...options) => {
       it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
       return [await anAgentNode(it, 'node-1', options[0]), await anAgentNode(it, 'node-2', options[1])];
     },
-    lead: () => {
+    startLeader: () => {
       it.start(() => it.parts.nodeStores);
       const found = it.start(createNodeVolumes);
       const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: found });
@@ -47,7 +47,7 @@ export function localClaims(it: ControllerFixture): LocalClaims {
       it.start(createResizing, { provisioners });
       return { local, provisioning };
     },
-    makeFor: async (name, node) => {
+    provision: async (name, node) => {
       const ownLabels = {
         'stowage.dev/claim-uid': `uid-of-${name}`,
         'stowage.dev/cluster': it.parts.cluster,
@@ -59,15 +59,15 @@ export function localClaims(it: ControllerFixture): LocalClaims {
   };
 }
 
-/** Waits for a pod, unless options say otherwise. */
+/** A class with WaitForFirstConsumer, unless the options replace that. */
 export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): AnyObject =>
   aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' }, ...more });
 
-/** A claim, with the node that the scheduler chose, if there is one. */
+/** A claim, with the node that the scheduler has chosen, if any. */
 export const aLocalClaim = (name: string, node?: string): AnyObject =>
   aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
 
-/** Moves the store of that name to another folder. */
+/** Moves the store `disks` of that node to another folder. */
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
   const place = join(server.folder, folder);
   mkdirSync(place, { recursive: true });

@@ -15,7 +15,7 @@ const run = promisify(execFile);
 
 export interface LocalStoreUnderTest extends StoreUnderTest<FileStore> {
   readonly root: string;
-  /** A path below the root. */
+  /** An absolute path in the store. */
   at(...parts: readonly string[]): string;
   close(): Promise<void>;
 }
@@ -40,7 +40,7 @@ export function openLocal(
   return createLocalStoreKind().open(localConfig(root, options), { ...policy, readOnly }, context, scope);
 }
 
-/** In a new folder, or in `root` if the test provides one (a mount). */
+/** Opens a store in a new folder, or in `root` if the test provides one (a mount). */
 export async function localStore(
   options: Readonly<Record<string, string>> = {},
   given?: string,
@@ -71,7 +71,7 @@ export async function localStore(
     reopen: () => again(false),
     reopenReadOnly: () => again(true),
     plant: (name) => (image ? plantImage(dataOf(name)) : mkdir(dataOf(name)).then(() => undefined)),
-    // Renames it out of the store, which is immediate whatever its size.
+    // Renames the data out of the store, which takes no time whatever their size.
     lose: async (volume) => {
       await rename(dataOf(volume.name), `${root}.lost`);
       await rm(`${root}.lost`, { recursive: true });
@@ -80,7 +80,7 @@ export async function localStore(
       image ? markImage(dataOf(volume.name), text) : writeFile(join(dataOf(volume.name), 'mark'), text),
     readMark: (volume: Volume) =>
       image ? readImageMark(dataOf(volume.name)) : readIfThere(join(dataOf(volume.name), 'mark')),
-    // The first `reclaim` creates the reserve.
+    // The first `reclaim` creates the reserve, so it comes before the count.
     count: async () =>
       (await readdir(root, { recursive: true })).filter((entry) => !entry.startsWith('.stowage/reserve')).length,
     [Symbol.asyncDispose]: async () => {
@@ -98,7 +98,7 @@ async function plantImage(path: string): Promise<void> {
   });
 }
 
-// An offset in free blocks of the test images. The mark there identifies the image without mounting it.
+// The offset of a mark in free blocks of the test images. A test recognizes the image by the mark, without mounting it.
 const markAt = 30 * 1024 * 1024;
 
 async function markImage(path: string, text: string): Promise<void> {

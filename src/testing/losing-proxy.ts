@@ -4,13 +4,13 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { joinSockets, onRecords, procedureOf, type RpcRecord, statusOf } from './rpc-records.ts';
 
 /**
- * A proxy between our client and a server. It tracks which data the server has committed. When the server is down, it can remove all other
- * data from the server's disk, as if they had been in memory only.
+ * A proxy between the NFS client and a server. It tracks which data the server has committed. While the server is down,
+ * a test can remove all uncommitted data from the server's disk, as if they had been in the server's memory only.
  */
 export interface LosingProxy extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
-  /** The number of writes that the server has answered but may still lose. */
+  /** The number of answered writes that the server may still lose. */
   readonly atRisk: number;
   /** Drops all answers from now on, and refuses new connections. */
   down(): Promise<void>;
@@ -22,7 +22,7 @@ export interface LosingProxy extends AsyncDisposable {
 interface Write {
   readonly offset: number;
   readonly length: number;
-  /** 0: not answered yet. Otherwise the number of the answer among all answers. */
+  /** The number of the reply among all replies. 0: the server has not replied yet. */
   answered: number;
   isSafe: boolean;
 }
@@ -30,7 +30,7 @@ type Call = { readonly write: Write } | { readonly commitSince: number };
 
 const [writeProcedure, commitProcedure] = [7, 21];
 const unstable = 0;
-/** Clients here write whole pages. */
+/** Clients in these tests write whole pages. */
 const pageSize = 4096;
 
 export async function startLosingProxy(to: { readonly host: string; readonly port: number }): Promise<LosingProxy> {
@@ -41,36 +41,36 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
   let listener: Server;
   let port = 0;
 
-  function seen(call: RpcRecord): Call | undefined {
+  function trackCall(call: RpcRecord): Call | undefined {
     if (procedureOf(call) === commitProcedure) return { commitSince: answers };
     if (procedureOf(call) !== writeProcedure) return undefined;
-    const write: Write = { ...rangeOf(call), answered: 0, isSafe: false };
+    const write: Write = { ...writtenRange(call), answered: 0, isSafe: false };
     writes.push(write);
     return { write };
   }
 
-  /** A COMMIT covers the writes that were answered before it was sent. */
-  function answered(call: Call | undefined, reply: RpcRecord): void {
+  /** A COMMIT covers the writes whose replies came before the COMMIT was sent. */
+  function trackReply(call: Call | undefined, reply: RpcRecord): void {
     answers++;
     if (call === undefined || statusOf(reply) !== 0) return;
     if ('write' in call) {
       call.write.answered = answers;
-      call.write.isSafe = stabilityOf(reply) !== unstable;
+      call.write.isSafe = repliedStability(reply) !== unstable;
     } else for (const one of writes) if (one.answered > 0 && one.answered <= call.commitSince) one.isSafe = true;
   }
 
-  function carry(client: Socket): void {
+  function onClient(client: Socket): void {
     const server = connect(to);
     const calls = new Map<number, Call | undefined>();
     joinSockets(sockets, client, server);
     onRecords(client, (call) => {
       if (isDown) return;
-      calls.set(call.xid, seen(call));
+      calls.set(call.xid, trackCall(call));
       server.write(call.bytes);
     });
     onRecords(server, (reply) => {
       if (isDown) return;
-      answered(calls.get(reply.xid), reply);
+      trackReply(calls.get(reply.xid), reply);
       calls.delete(reply.xid);
       client.write(reply.bytes);
     });
@@ -78,7 +78,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
 
   async function up(): Promise<void> {
     isDown = false;
-    listener = createServer(carry).listen(port, '127.0.0.1');
+    listener = createServer(onClient).listen(port, '127.0.0.1');
     await once(listener, 'listening');
     ({ port } = listener.address() as AddressInfo);
   }
@@ -104,7 +104,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
       return writes.filter(({ answered: when, isSafe }) => when > 0 && !isSafe).length;
     },
     lose: (file) => {
-      // Committed data stay, even if they were written again since: the bytes are the same.
+      // Committed data stay even if they were written again since, because the bytes are the same.
       const safe = new Set(writes.filter(({ isSafe }) => isSafe).flatMap(pagesOf));
       const fd = openSync(file, 'r+');
       for (const page of writes.flatMap(pagesOf))
@@ -119,8 +119,8 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
 const pagesOf = ({ offset, length }: Write): number[] =>
   Array.from({ length: length / pageSize }, (_, i) => offset / pageSize + i);
 
-/** Of a WRITE, after the RPC header, credential and verifier, and the file handle. */
-function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
+/** The range of a WRITE call. It follows the RPC header, credential, verifier and file handle. */
+function writtenRange({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
   let at = 28;
   const skip = (): void => {
     at += 4 + 4 * Math.ceil(bytes.readUInt32BE(at) / 4);
@@ -133,8 +133,8 @@ function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly leng
   return { offset: Number(bytes.readBigUInt64BE(at)), length: bytes.readUInt32BE(at + 8) };
 }
 
-/** Of the answer to a WRITE, after the status, the attributes before and after, and the count. */
-function stabilityOf({ bytes }: RpcRecord): number {
+/** The stability in a WRITE reply. It follows the status, the attributes before and after, and the count. */
+function repliedStability({ bytes }: RpcRecord): number {
   let at = 32;
   for (const size of [24, 84]) at += 4 + (bytes.readUInt32BE(at) === 0 ? 0 : size);
   return bytes.readUInt32BE(at + 4);

@@ -14,50 +14,53 @@ interface File {
   names: number;
   mode: number;
 }
-type Thing = File | { readonly to: string } | Map<string, Thing>;
-type Directory = Map<string, Thing>;
+type Entry = File | { readonly to: string } | Map<string, Entry>;
+type Directory = Map<string, Entry>;
 interface Place {
   readonly parent: Directory;
   readonly name: string;
   readonly path: string;
-  readonly thing: Thing | undefined;
+  readonly thing: Entry | undefined;
 }
 
 const [, , at = '', seed = '1', count = '100'] = process.argv;
 const root: Directory = new Map();
 const namesPerDirectory = 6;
-const deepest = 3;
-/** Open files without a name. All were at the top, because a directory with such a file cannot be removed. */
-const removed: { readonly fd: number; readonly file: File }[] = [];
-const mostRemoved = 5;
+const maxDepth = 3;
+/** Open files without a name. All of them were in the root, because a directory with such a file cannot be removed. */
+const unlinkedFiles: { readonly fd: number; readonly file: File }[] = [];
+const maxUnlinked = 5;
 let state = Number(seed) >>> 0;
 
 /** Mulberry32: the same seed gives the same run. */
-function below(limit: number): number {
+function randomBelow(limit: number): number {
   state = (state + 0x6d2b_79f5) >>> 0;
   let t = Math.imul(state ^ (state >>> 15), state | 1);
   t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
   return ((t ^ (t >>> 14)) >>> 0) % limit;
 }
 
-const isDirectory = (thing: Thing | undefined): thing is Directory => thing instanceof Map;
-const isFile = (thing: Thing | undefined): thing is File => thing !== undefined && 'content' in thing;
+const isDirectory = (thing: Entry | undefined): thing is Directory => thing instanceof Map;
+const isFile = (thing: Entry | undefined): thing is File => thing !== undefined && 'content' in thing;
 
-/** A random name in some directory, used or not. */
-function anyPlace(): Place {
+/** A random path in some directory. It may not exist. */
+function randomPlace(): Place {
   let parent = root;
   let path = at;
   for (let depth = 0; ; depth++) {
-    const name = `n${below(namesPerDirectory)}`;
+    const name = `n${randomBelow(namesPerDirectory)}`;
     const thing = parent.get(name);
     path = join(path, name);
-    if (!isDirectory(thing) || depth >= deepest || below(3) === 0) return { parent, name, path, thing };
+    if (!isDirectory(thing) || depth >= maxDepth || randomBelow(3) === 0) return { parent, name, path, thing };
     parent = thing;
   }
 }
 
-/** If the model allows the change, it must succeed; otherwise the file system must fail with this error. */
-function does(change: () => void, error: string | undefined): boolean {
+/**
+ * If `error` is undefined, the change must succeed; otherwise it must fail with that error. Returns whether it
+ * succeeded.
+ */
+function expectResult(change: () => void, error: string | undefined): boolean {
   if (error === undefined) {
     change();
     return true;
@@ -66,16 +69,16 @@ function does(change: () => void, error: string | undefined): boolean {
   return false;
 }
 
-function make({ parent, name, path, thing }: Place, made: Thing, change: () => void): void {
-  if (does(change, thing === undefined ? undefined : 'EEXIST')) parent.set(name, made);
+function make({ parent, name, path, thing }: Place, made: Entry, change: () => void): void {
+  if (expectResult(change, thing === undefined ? undefined : 'EEXIST')) parent.set(name, made);
   assert.ok(fs.lstatSync(path));
 }
 
 function write({ parent, name, path, thing }: Place): void {
   if (thing !== undefined && !isFile(thing)) return;
-  const content = `${name} ${below(1e9)} `.repeat(1 + below(400));
+  const content = `${name} ${randomBelow(1e9)} `.repeat(1 + randomBelow(400));
   const before = thing ?? { content: '', names: 1, mode: 0o644 };
-  const isAppended = below(2) === 0;
+  const isAppended = randomBelow(2) === 0;
   (isAppended ? fs.appendFileSync : fs.writeFileSync)(path, content);
   before.content = isAppended ? before.content + content : content;
   parent.set(name, before);
@@ -97,43 +100,43 @@ function read({ path, thing }: Place): void {
 
 const namesIn = (path: string): string[] => fs.readdirSync(path).toSorted();
 
-function cut({ path, thing }: Place): void {
+function truncate({ path, thing }: Place): void {
   if (!isFile(thing)) return;
-  const length = below(thing.content.length + 1);
+  const length = randomBelow(thing.content.length + 1);
   fs.truncateSync(path, length);
   thing.content = thing.content.slice(0, length);
 }
 
 function chmod({ path, thing }: Place): void {
   if (!isFile(thing)) return;
-  thing.mode = 0o400 + below(0o400);
+  thing.mode = 0o400 + randomBelow(0o400);
   fs.chmodSync(path, thing.mode);
 }
 
 function link(from: Place, to: Place): void {
   if (!isFile(from.thing)) return;
-  if (!does(() => fs.linkSync(from.path, to.path), to.thing === undefined ? undefined : 'EEXIST')) return;
+  if (!expectResult(() => fs.linkSync(from.path, to.path), to.thing === undefined ? undefined : 'EEXIST')) return;
   from.thing.names++;
   to.parent.set(to.name, from.thing);
 }
 
-/** Some files stay open when they lose a name. They must keep their contents until they are closed. */
+/** Keeps some files open when they lose a name. Their contents must stay until they are closed. */
 function keepOpen({ parent, path, thing }: Place): void {
-  if (isFile(thing) && parent === root && removed.length < mostRemoved)
-    removed.push({ fd: fs.openSync(path, 'r+'), file: thing });
+  if (isFile(thing) && parent === root && unlinkedFiles.length < maxUnlinked)
+    unlinkedFiles.push({ fd: fs.openSync(path, 'r+'), file: thing });
 }
 
 function unlink(place: Place): void {
   const { parent, name, path, thing } = place;
   if (isDirectory(thing)) return;
   keepOpen(place);
-  if (!does(() => fs.unlinkSync(path), thing === undefined ? 'ENOENT' : undefined)) return;
+  if (!expectResult(() => fs.unlinkSync(path), thing === undefined ? 'ENOENT' : undefined)) return;
   if (isFile(thing)) thing.names--;
   parent.delete(name);
 }
 
-function closeRemoved(): void {
-  for (const { fd, file } of removed.splice(0)) {
+function closeUnlinked(): void {
+  for (const { fd, file } of unlinkedFiles.splice(0)) {
     assert.equal(fs.readFileSync(fd, 'utf8'), file.content);
     assert.equal(fs.fstatSync(fd).nlink, file.names);
     const more = 'written to what has lost a name ';
@@ -147,7 +150,7 @@ function closeRemoved(): void {
 function rmdir({ parent, name, path, thing }: Place): void {
   const other = thing === undefined ? 'ENOENT' : 'ENOTDIR';
   const error = isDirectory(thing) ? (thing.size > 0 ? 'ENOTEMPTY' : undefined) : other;
-  if (does(() => fs.rmdirSync(path), error)) parent.delete(name);
+  if (expectResult(() => fs.rmdirSync(path), error)) parent.delete(name);
 }
 
 /** Replaces the target if both are files. */
@@ -156,7 +159,7 @@ function rename(from: Place, to: Place): void {
   if (isDirectory(from.thing) && to.thing !== undefined) return;
   if (from.thing !== to.thing) keepOpen(to);
   fs.renameSync(from.path, to.path);
-  // Two names of the same file: rename(2) does nothing.
+  // rename(2) between two names of the same file does nothing.
   if (from.thing === to.thing) return;
   if (isFile(to.thing)) to.thing.names--;
   from.parent.delete(from.name);
@@ -165,29 +168,29 @@ function rename(from: Place, to: Place): void {
 
 const changes: readonly (() => void)[] = [
   () => {
-    const place = anyPlace();
+    const place = randomPlace();
     make(place, new Map(), () => fs.mkdirSync(place.path));
   },
   () => {
-    const place = anyPlace();
+    const place = randomPlace();
     make(place, { content: 'new', names: 1, mode: 0o644 }, () => fs.writeFileSync(place.path, 'new', { flag: 'wx' }));
   },
   () => {
-    const place = anyPlace();
+    const place = randomPlace();
     make(place, { to: place.name }, () => fs.symlinkSync(place.name, place.path));
   },
-  () => write(anyPlace()),
-  () => write(anyPlace()),
-  () => cut(anyPlace()),
-  () => chmod(anyPlace()),
-  () => link(anyPlace(), anyPlace()),
-  () => unlink(anyPlace()),
-  () => unlink(anyPlace()),
-  () => (removed.length === mostRemoved ? closeRemoved() : undefined),
-  () => rmdir(anyPlace()),
-  () => rename(anyPlace(), anyPlace()),
-  () => rename(anyPlace(), anyPlace()),
-  () => read(anyPlace()),
+  () => write(randomPlace()),
+  () => write(randomPlace()),
+  () => truncate(randomPlace()),
+  () => chmod(randomPlace()),
+  () => link(randomPlace(), randomPlace()),
+  () => unlink(randomPlace()),
+  () => unlink(randomPlace()),
+  () => (unlinkedFiles.length === maxUnlinked ? closeUnlinked() : undefined),
+  () => rmdir(randomPlace()),
+  () => rename(randomPlace(), randomPlace()),
+  () => rename(randomPlace(), randomPlace()),
+  () => read(randomPlace()),
 ];
 
 function compareAll(directory: Directory, path: string): void {
@@ -201,10 +204,10 @@ function compareAll(directory: Directory, path: string): void {
 process.umask(0o022);
 for (let i = 0; i < Number(count); i++) {
   try {
-    changes[below(changes.length)]?.();
+    changes[randomBelow(changes.length)]?.();
   } catch (cause) {
     throw new Error(`seed ${seed}, change ${i}`, { cause });
   }
 }
-closeRemoved();
+closeUnlinked();
 compareAll(root, at);

@@ -28,11 +28,11 @@ export function fillUpToOneBlock(disk: string): void {
   sync(disk);
   truncateSync(filler(disk), Math.floor(size / block) * block - block);
   sync(disk);
-  expect(writtenAtOnce(disk, Buffer.alloc(8 * block))).toBe(block);
+  expect(bytesOfOneWrite(disk, Buffer.alloc(8 * block))).toBe(block);
 }
 
-/** How much of it one write(2) writes. Leaves the disk unchanged. */
-function writtenAtOnce(disk: string, bytes: Buffer): number {
+/** How many of the bytes a single write(2) writes. Leaves the disk unchanged. */
+function bytesOfOneWrite(disk: string, bytes: Buffer): number {
   const path = join(disk, 'probe');
   const fd = openSync(path, 'wx');
   try {

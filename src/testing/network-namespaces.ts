@@ -13,25 +13,28 @@ const run = promisify(execFile);
 const ip = async (...args: readonly string[]): Promise<string> =>
   (await run(onPath('ip') ?? 'ip', args, { timeout: 10_000 })).stdout;
 
-/** A separate network with our end in a namespace, and a machine with our own NFS server at the other end. */
+/**
+ * A separate network: the client's end in a network namespace, and a machine with Stowage's NFS server at the other
+ * end.
+ */
 export interface FarNetwork extends AsyncDisposable {
-  /** The name of our end's namespace for `ip netns`. */
+  /** The name of the client's namespace for `ip netns`. */
   readonly name: string;
   readonly host: string;
   readonly port: number;
-  /** An address there that receives packets and never answers. */
+  /** An address in that network that receives packets and never answers. */
   readonly silent: string;
   /** The folder that the server exports as `/export`. */
   readonly exported: string;
-  /** The processes in our end's namespace. */
+  /** The processes in the client's namespace. */
   pids(): Promise<readonly number[]>;
-  /** Waits for that many processes. */
+  /** Waits until that many processes are in the client's namespace. */
   hasPids(count: number): Promise<readonly number[]>;
   /** Restarts the server, with other options if given. */
   restart(options?: ServerOptions): Promise<void>;
-  /** Removes our end with all its connections. */
+  /** Removes the client's end with all its connections. */
   removeEnd(): Promise<void>;
-  /** Creates a new end with the same name. */
+  /** Creates a new client's end with the same name. */
   makeEnd(): Promise<void>;
 }
 
@@ -39,7 +42,7 @@ type ServerOptions = Pick<NfsServerOptions, 'privilegedPorts' | 'squash'> & {
   readonly tls?: { readonly key: string; readonly cert: string };
 };
 
-const patienceMs = 20_000;
+const processLimitMs = 20_000;
 
 export async function makeFarNetwork(): Promise<FarNetwork> {
   const id = randomBytes(4).toString('hex');
@@ -78,7 +81,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
 
   const removeEnd = async (): Promise<void> => {
     await ip('netns', 'delete', name);
-    // The namespace removes the cable when its last process has ended; a process that is left keeps it.
+    // The network interface disappears with the last process of the namespace, so a leftover process would keep it.
     await ip('-n', far, 'link', 'delete', 'eth0').catch(() => undefined);
   };
   const dispose = async (): Promise<void> => {
@@ -106,7 +109,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
     removeEnd,
     makeEnd,
     hasPids: async (count) => {
-      for (const until = performance.now() + patienceMs; ; await delay(20)) {
+      for (const until = performance.now() + processLimitMs; ; await delay(20)) {
         const found = await pids();
         if (found.length === count) return found;
         if (performance.now() > until) throw new Error(`${found.length} processes in ${name}, not ${count}`);
@@ -116,7 +119,7 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
   };
 }
 
-/** Not the NFS port, so a client must use the configured port. */
+/** Not the standard NFS port, so a client must use the configured port. */
 const port = 20_490;
 const silent = '198.19.255.1';
 
@@ -132,7 +135,7 @@ function serving(options: Record<string, unknown>): readonly string[] {
   return ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', program];
 }
 
-/** Files that replace some of /etc in that namespace. */
+/** Replaces files of /etc in that namespace. */
 export async function ownFiles(name: string, files: Readonly<Record<string, string>>): Promise<AsyncDisposable> {
   const folder = join('/etc/netns', name);
   await mkdir(folder, { recursive: true });

@@ -5,15 +5,15 @@ import { dirname, join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import {
   filesAboutStoreKinds,
+  forbiddenImports,
   kindTests,
   programFiles,
   schemesTested,
-  trespasses,
   unlistedStoreKinds,
 } from './imports.ts';
 
 const repository = dirname(dirname(import.meta.dirname));
-/** A busy machine is slow: the compiler needs about ten seconds alone. */
+/** The compiler needs about ten seconds alone, and much longer on a busy machine. */
 const compilerMs = 300_000;
 
 let scratch: string;
@@ -90,10 +90,10 @@ const storeImport = `import { createDummyStoreKind } from '#stores/dummy/kind.ts
 const clientImport = `import { createDummyClient } from '#clients/kinds/dummy.ts';\n`;
 const atTop = /^/;
 
-/** The text of a new file, or replacements in one that exists. */
+/** The text of a new file, or replacements in an existing one. */
 type Change = string | readonly (readonly [RegExp, string])[];
 
-/** What a developer begins with. */
+/** The files that a developer writes first. */
 const declared: Readonly<Record<string, Change>> = {
   'src/stores/dummy/kind.ts': storeFile,
   'src/clients/kinds/dummy.ts': clientFile,
@@ -103,7 +103,7 @@ const declared: Readonly<Record<string, Change>> = {
   'src/core/error-codes.ts': [[/\{ http: number;/, '$& dummy: number;']],
 };
 
-/** What the compiler and the architecture test ask for then, and what only starts the front end. */
+/** The changes that the compiler and the architecture test then ask for, and the one that starts the front end. */
 const filledIn: Readonly<Record<string, Change>> = {
   'src/core/placement.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: { isShared: true, opensInController: true },\n']],
   'src/core/csi-drivers.ts': [[/Record<Placement, .*\{\n/, '$&  dummy: fileDriver,\n']],
@@ -178,7 +178,7 @@ async function rejected(): Promise<readonly string[]> {
   );
   const output = await promise;
   const files = [...output.matchAll(/^(\S+)\(\d+,\d+\): error/gm)].map(([, file = '']) => file);
-  // Anything else, such as a compiler that was killed, must not look like success.
+  // Any other output, for example of a compiler that was killed, must not look like success.
   if (output !== '' && files.length === 0) throw new Error(output);
   return [...new Set(files)].toSorted();
 }
@@ -236,10 +236,11 @@ test('the recipes in ARCHITECTURE.md name the files that a new store, client, fr
 });
 
 test(
-  'of a dummy store, client, front end and error the compiler and the architecture test name the places that the recipes list, and no others',
+  'for a dummy store, client, front end and error, the compiler and the architecture test name exactly the files that the recipes list',
   async () => {
     apply(declared);
-    // The store throws an error whose reason has no row yet, and the front end uses a column of codes that has no values.
+    // The store throws an error whose reason has no row yet, and the front end uses a column of codes that has no
+    // values.
     const own = ['src/stores/dummy/kind.ts', 'src/front/dummy/server.ts'];
     expect(await rejected()).toEqual([...foundBy('compiler'), ...own].toSorted());
     expect(unlistedStoreKinds(await filesAboutStoreKinds(scratch))).toEqual([
@@ -253,7 +254,7 @@ test(
     expect(await rejected()).toEqual([]);
     const files = await programFiles(scratch);
     expect(files.map(({ path }) => path)).toContain('src/front/dummy/server.ts');
-    expect([...trespasses(files), ...kindTests(files), ...schemesTested(files)]).toEqual([]);
+    expect([...forbiddenImports(files), ...kindTests(files), ...schemesTested(files)]).toEqual([]);
     expect(unlistedStoreKinds(await filesAboutStoreKinds(scratch))).toEqual([]);
   },
   2 * compilerMs,

@@ -12,10 +12,10 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-// Reads the folder of an NFS store on the disk, for tests that put a file `file` with the volume's id into each volume's
-// data.
+// Reads the folder of an NFS store on the disk, for tests that write the volume's id into a file `file` in each
+// volume's data.
 
-/** On a tmpfs if there is one, so tests with thousands of small files don't wait for a disk. */
+/** A folder on a tmpfs, if there is one, so that tests with thousands of small files don't wait for a disk. */
 export const quickFolder = (what: string): string =>
   mkdtempSync(join(existsSync('/dev/shm') ? '/dev/shm' : tmpdir(), `stowage-${what}-`));
 
@@ -26,7 +26,7 @@ export function snapshotOf(folder: string): () => void {
   const texts = pathsIn(folder).map((path) => {
     const at = join(folder, path);
     const about = lstatSync(at);
-    // Never rounded up: the seconds identify the owner.
+    // Rounded down, never up: the seconds identify the owner.
     const changed = Math.floor(about.mtimeMs) / 1000;
     return [at, about.isDirectory() ? undefined : readFileSync(at, 'utf8'), changed] as const;
   });
@@ -37,7 +37,7 @@ export function snapshotOf(folder: string): () => void {
     for (const [at, text, changed] of texts) {
       if (text === undefined) mkdirSync(at, { recursive: true });
       else writeFileSync(at, text);
-      // The creator's process mark.
+      // An empty file is a process mark, and its time of change identifies the creator.
       if (text === '') utimesSync(at, changed, changed);
     }
   };
@@ -48,7 +48,7 @@ export interface Recorded {
   readonly at: string;
   /** 'torn': the record cannot be read. */
   readonly id: string;
-  /** The contents of `file` in its data; undefined: there are no data. */
+  /** The contents of `file` in the volume's data. Undefined: the data do not exist. */
   readonly data: string | undefined;
 }
 
@@ -98,7 +98,7 @@ export function contentsOf(folder: string) {
     records,
     own,
     heldLocks,
-    /** Directories in the root without a record, with the contents of their `file`. */
+    /** Directories in the root that no record refers to, with the contents of their `file`. */
     unrecorded: (): string[] =>
       readdirSync(folder)
         .filter((entry) => !entry.startsWith('.') && !entry.endsWith('.meta') && !existsSync(at(`${entry}.meta`)))

@@ -5,7 +5,7 @@ import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from '#wire/rpc/client.ts';
 import type { Identity } from '#wire/rpc/message.ts';
 
-/** An export of an NFS server, mounted by our own client. */
+/** An export of an NFS server that Stowage's own client has mounted. */
 export interface OpenExport extends Disposable {
   readonly nfs: NfsClient;
   readonly rpc: RpcClient;

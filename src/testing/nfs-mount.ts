@@ -17,7 +17,10 @@ export interface NfsMount extends FuseMount {
 
 export const asCaller = { squash: 'none', uid: 65534, gid: 65534, machine: 'stowage-test' } as const;
 
-/** Mounts a directory of an NFS server for real, in `folder`. State that outlives a process in the product is in memory here. */
+/**
+ * Makes a real mount of a directory of an NFS server, in `folder`. State that outlives the process in production is in
+ * memory here.
+ */
 export async function mountNfs(
   folder: string,
   { nfs, root }: Pick<OpenExport, 'nfs' | 'root'>,

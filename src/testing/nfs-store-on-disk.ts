@@ -3,7 +3,7 @@ import { onTestFinished } from 'vitest';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { exportFolder, type NfsStoreUnderTest, nfsStore } from './nfs-store.ts';
 
-/** An NFS store without a server, in a temporary folder. Both end with the test. */
+/** An NFS store without a server, in a temporary folder. The test removes both at its end. */
 export async function nfsStoreOnDisk(options: Readonly<Record<string, string>> = {}): Promise<NfsStoreUnderTest> {
   const folder = await exportFolder();
   const end = (): Promise<void> => rm(folder, { recursive: true, force: true });

@@ -17,12 +17,12 @@ import { defaultPolicy as policy } from './default-policy.ts';
 export interface NfsStoreUnderTest extends StoreUnderTest<FileStore> {
   /** The folder that the server exports, where the store's files can be inspected. */
   readonly folder: string;
-  /** Opens the same export as another host. Closed with the first one. */
+  /** Opens the same export as another host. It is closed with the first store. */
   another(instance: string, options?: Readonly<Record<string, string>>): Promise<FileStore>;
 }
 
 export interface Export extends AsyncDisposable {
-  /** On this machine, so a test can look and change things behind the server's back. */
+  /** The export's folder on this machine, so that a test can inspect and change files without the server. */
   readonly folder: string;
   readonly uri: string;
   readonly options: Readonly<Record<string, string>>;
@@ -95,7 +95,7 @@ export async function nfsStore(
     reopen: () => again(false),
     reopenReadOnly: () => again(true),
     plant: (name) => mkdir(join(folder, name)),
-    // Through the server, whose cache may be stale otherwise.
+    // Through the server, because its cache would be stale otherwise.
     lose: async (volume) => {
       const session = await reach(parseOptions(uri, options), () => undefined, scope.signal);
       await removeTree(session.nfs, await session.mount(scope.signal), volume.name);
@@ -116,7 +116,7 @@ export const isOfVolumes = (path: string): boolean => !/^\.stowage\/(reserve|obs
 
 export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));
 
-/** Successive processes on one machine with the same state folder, by instance. */
+/** Process marks of successive processes on one machine with the same state folder, by instance. */
 export function createProcesses(): (instance: string) => ProcessMarks {
   const known = new Map<string, readonly number[]>();
   return (instance) => {

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
 
-/** Intercepts each call: it decides whether to make the call, and what to return. */
+/** Called instead of each NFS call. It may make the call, and returns the result. */
 export type CallInterceptor = (call: {
   readonly procedure: string;
   readonly args: readonly unknown[];
@@ -33,11 +33,17 @@ export function interceptCalls(connect: Connect, hook: CallInterceptor): Connect
   };
 }
 
-/** A process that can be killed at one of its calls, before the server receives the call or after it has completed it. */
+/**
+ * A process that a test can kill at one of its NFS calls, before the server receives the call or after the server has
+ * completed it.
+ */
 export interface CrashableProcess {
   readonly connect: Connect;
   dieAt(call: number, when: 'before' | 'after'): void;
-  /** Dies after the first call that makes the condition true. Unlike `dieAt`, it is not affected by calls from timers. */
+  /**
+   * The process dies after the first call after which the condition is true. Calls from timers don't matter, unlike in
+   * `dieAt`.
+   */
   dieOnce(condition: () => boolean): void;
   readonly isDead: boolean;
   /** The number of calls since `dieAt`, or since the start. */
@@ -47,22 +53,22 @@ export interface CrashableProcess {
 export function crashableProcess(connect: Connect): CrashableProcess {
   let calls = 0;
   let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
-  let isTimeToDie = (): boolean => false;
+  let shouldDie = (): boolean => false;
   let isDead = false;
-  const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+  const killedError = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   return {
     connect: interceptCalls(connect, async ({ make }) => {
-      if (isDead) throw gone();
+      if (isDead) throw killedError();
       const isLast = ++calls === death?.at;
       if (isLast && death?.when === 'before') {
         isDead = true;
-        throw gone();
+        throw killedError();
       }
-      // Later calls in the same tick are not sent.
+      // Set before the call, so that later calls in the same tick are not sent.
       if (isLast) isDead = true;
       const answer = await make();
-      if (isTimeToDie()) isDead = true;
-      if (isLast || isDead) throw gone();
+      if (shouldDie()) isDead = true;
+      if (isLast || isDead) throw killedError();
       return answer;
     }),
     dieAt: (at, when) => {
@@ -70,7 +76,7 @@ export function crashableProcess(connect: Connect): CrashableProcess {
       calls = 0;
     },
     dieOnce: (condition) => {
-      isTimeToDie = condition;
+      shouldDie = condition;
     },
     get isDead() {
       return isDead;
@@ -84,13 +90,13 @@ export function crashableProcess(connect: Connect): CrashableProcess {
 const timeFactor = 5;
 
 /**
- * A clock for a host that waits for another one: a sleep returns almost at once, and advances the clock by more than its duration. Only
- * sleeping advances the clock, so on a busy machine no lock expires and no deadline is missed.
+ * A clock for a host that waits for another host. A sleep returns almost at once, and advances the clock by more than
+ * its duration. Only sleeps advance the clock, so on a busy machine no lock expires and no deadline passes.
  */
 export function shortWaitClock(
   clock: Clock,
   onSleep: () => void = () => undefined,
-): Clock & { /** Without anybody's doing anything. */ pass(ms: number): void } {
+): Clock & { /** Advances the clock without a sleep. */ pass(ms: number): void } {
   let now = clock.elapsed();
   return {
     ...clock,

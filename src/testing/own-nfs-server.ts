@@ -23,7 +23,7 @@ export interface OwnServer {
   readonly errors: string[];
   rpc(options?: Partial<RpcClientOptions>): RpcClient;
   mount(options?: Partial<RpcClientOptions>): Promise<Mounted>;
-  /** A new server for the same export on the same port, as after a crash. */
+  /** Starts a new server for the same export on the same port, as after a crash. */
   restart(options?: Partial<NfsServerOptions>): Promise<void>;
 }
 
@@ -32,7 +32,7 @@ export const runAs = (uid: number, ...groups: readonly number[]) => ({
   identity: { uid, gid: uid, groups, machine: 'test' },
 });
 
-/** Our server on a new folder. It ends with the test. */
+/** Stowage's NFS server on a new folder. It ends with the test. */
 export async function startOwnServer(options: Partial<NfsServerOptions> = {}): Promise<OwnServer> {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-server-'));
   const [directory, outside] = [join(folder, 'exported'), join(folder, 'outside')];
@@ -53,7 +53,7 @@ export async function startOwnServer(options: Partial<NfsServerOptions> = {}): P
     });
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const own = { server: await start({}) };
-  // Callbacks run in reverse order of their registration.
+  // Vitest runs these callbacks in reverse order of their registration.
   onTestFinished(() => own.server.close());
   const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
     const { host, port } = own.server;

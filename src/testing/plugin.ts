@@ -16,11 +16,11 @@ import { type Answer, createApi, startServer, type TestServer } from './server.t
 /** The content type of Stowage's answers to engines. */
 export const pluginType = 'application/vnd.docker.plugins.v1.2+json';
 
-/** The answer of a call without a result. */
-export const done = { Err: '' };
+/** The answer to a call that returns nothing. */
+export const emptyResult = { Err: '' };
 
 export interface Plugin {
-  /** The answer, with the status if it is not 200. */
+  /** Makes a call and returns the answer. The answer includes the HTTP status if it is not 200. */
   (method: string, message?: object): Promise<Record<string, unknown>>;
   raw(method: string, path: string, raw?: string | Buffer, headers?: Record<string, string>): Promise<Answer>;
   readonly at: string;

@@ -10,13 +10,19 @@ import type { GrpcClient } from './grpc-client.ts';
 const run = promisify(execFile);
 const { method } = Node;
 
-/** The kubelet's calls to a driver that applies fsGroup itself, for pods with an fsGroup, and the actions of their processes. */
+/**
+ * Makes the kubelet's calls for pods with an fsGroup, to a driver that applies fsGroup itself, and runs scripts as
+ * those pods.
+ */
 export interface PodsOfGroups {
   readonly at: (name: string) => string;
   stage(group: number): Promise<unknown>;
   publish(name: string, group: number, mode?: Mode): Promise<unknown>;
   unpublish(name: string): Promise<unknown>;
-  /** The groups of the root, of a folder `d` in it and of a file in that folder, one per line, as a pod sees them. */
+  /**
+   * The groups of the volume's root, of a folder `d` in it and of a file in that folder, one per line, as a pod sees
+   * them.
+   */
   groupsIn(name: string, group: number): Promise<string>;
 }
 
@@ -26,7 +32,7 @@ export const asGroup = async (uid: number, group: number, script: string, at: st
   return (await run('setpriv', [...user, 'sh', '-ec', `cd "$1"; ${script}`, 'sh', at])).stdout.trim();
 };
 
-/** The result of `groupsIn` when everything has that group. */
+/** The result of `groupsIn` when everything belongs to that group. */
 export const everythingOwnedBy = (group: number): string => `${group}\n${group}\n${group}`;
 
 /** Creates the volume `pvc-1` and publishes it for pods `pod` and `other` below a folder, until the end of the test. */

@@ -15,7 +15,7 @@ export interface QuotaNode {
   readonly quota: Quota;
   readonly recount: Recount;
   readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
-  /** Stops at once, without returning its share of the quota. */
+  /** Stops the node at once, without returning its share of the quota. */
   die(): void;
 }
 
@@ -30,7 +30,7 @@ export function storedGrowth(value = { epoch: 0, growth: 0 }): QuotaNode['kept']
   return kept;
 }
 
-export function node(
+export function startQuotaNode(
   folder: SharedFolder,
   tree: FileSizes,
   member: string,

@@ -4,34 +4,40 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { onRecords, procedureOf, type RpcRecord } from './rpc-records.ts';
 
 /**
- * A proxy between an NFS client and a server on loopback. It keeps the client's port, as a network does: the server sees each
- * connection come from that port of another loopback address. It decides when the server gets a call, and whether the client gets
- * the reply. It needs no test runner, so that a virtual machine can run it.
+ * A proxy between an NFS client and a server on loopback. It keeps the client's port, as a router does: the server sees
+ * each connection come from the same port of another loopback address. It decides when the server receives a call, and
+ * whether the client receives the reply. It needs no test runner, so a virtual machine can run it.
  */
 export interface ReplayingProxy extends Disposable {
   readonly host: string;
   readonly port: number;
-  /** Ports of the client, one for each connection, in order. */
+  /** The client's ports, one for each connection, in order. */
   readonly ports: readonly number[];
-  /** How often the server got a call of this procedure. */
-  passed(procedure: number): number;
-  /** The next call of this procedure does not reach the server yet; the client's connection is cut instead. */
+  /** How often the proxy has sent a call of this procedure to the server. */
+  deliveries(procedure: number): number;
+  /** Keeps the next call of this procedure from the server, and cuts the client's connection. */
   holdCall(procedure: number): HeldCall;
-  /** The server does the next call of these procedures; the client's connection is cut instead of the reply. */
+  /**
+   * Lets the server execute the next call of these procedures, and cuts the client's connection instead of forwarding
+   * the reply.
+   */
   loseReply(...procedures: readonly number[]): Promise<void>;
-  /** The server does the next call of these procedures; from then on, nothing more reaches the client or the server. */
+  /**
+   * Lets the server execute the next call of these procedures. After that, the proxy forwards nothing in either
+   * direction.
+   */
   stallReply(...procedures: readonly number[]): Promise<void>;
-  /** New connections are refused, until `up`. */
+  /** Refuses new connections, until `up`. */
   down(): Promise<void>;
   up(): Promise<void>;
 }
 
 export interface HeldCall {
-  /** The proxy has it. */
+  /** Resolves when the proxy has the call. */
   readonly held: Promise<void>;
   /**
-   * The server gets it now, on the client's present connection, and again until it has answered: it drops a copy while it works on another
-   * one, and nfs-ganesha does so for a moment after it has sent the reply.
+   * Sends the call to the server on the client's current connection, and repeats it until the server replies: a server
+   * drops a copy while it executes another one, and nfs-ganesha also drops it for a moment after its reply.
    */
   release(): Promise<void>;
 }
@@ -39,19 +45,19 @@ export interface HeldCall {
 export type Disturbance = 'none' | 'cut before the call' | 'lose the reply' | 'run the first copy late';
 
 export interface ReplayingProxyOptions {
-  /** Where the client connects to. */
+  /** The address that the client connects to. */
   readonly host?: string;
-  /** Undefined: any free one. */
+  /** Undefined: any free port. */
   readonly port?: number;
-  /** Where the server sees connections come from. */
+  /** The source address of the proxy's connections to the server. */
   readonly source?: string;
   /** Decides what happens to each call. */
   readonly disturb?: (call: RpcRecord) => Disturbance;
-  /** How long after the reply to its second copy a late first copy runs. */
+  /** How long after the reply to the second copy the proxy sends the late first copy. */
   readonly lateMs?: () => number;
 }
 
-interface Line {
+interface ConnectionPair {
   readonly client: Socket;
   readonly server: Socket;
 }
@@ -61,62 +67,62 @@ interface Target {
   readonly port: number;
 }
 
-const bindPatienceMs = 20_000;
+const bindLimitMs = 20_000;
 const deliverAgainMs = 500;
 
 export async function startReplayingProxy(to: Target, options: ReplayingProxyOptions = {}): Promise<ReplayingProxy> {
   const { host = '127.0.0.1', source = '127.0.0.2', disturb = () => 'none', lateMs = () => 0 } = options;
-  const lines = new Set<Line>();
+  const pairs = new Set<ConnectionPair>();
   const stalled = new Set<Socket>();
   const timers = new Set<NodeJS.Timeout>();
   const ports: number[] = [];
   const counts = new Map<number, number>();
-  const listener = createServer((client) => void carry(client));
+  const listener = createServer((client) => void onClient(client));
   let port = options.port ?? 0;
   let isStalled = false;
-  let holding: { readonly procedure: number; readonly take: (call: RpcRecord) => void } | undefined;
+  let holding: { readonly procedure: number; readonly onHeld: (call: RpcRecord) => void } | undefined;
   let losing:
     | { readonly procedures: readonly number[]; readonly stalls: boolean; readonly lost: () => void }
     | undefined;
-  /** Called once, when the reply has come; `true`: the client gets it. */
-  const awaited = new Map<number, (line: Line) => boolean>();
+  /** By xid. Called once, with the reply. If it returns true, the client receives the reply. */
+  const replyHandlers = new Map<number, (line: ConnectionPair) => boolean>();
 
-  function fromClient(line: Line, call: RpcRecord): void {
+  function fromClient(line: ConnectionPair, call: RpcRecord): void {
     if (isStalled) return;
     const procedure = procedureOf(call);
     if (holding?.procedure === procedure) {
-      const { take } = holding;
+      const { onHeld } = holding;
       holding = undefined;
       cut(line);
-      take(call);
+      onHeld(call);
       return;
     }
     if (losing?.procedures.includes(procedure)) {
       const { stalls, lost } = losing;
       losing = undefined;
-      awaited.set(call.xid, (current) => {
+      replyHandlers.set(call.xid, (current) => {
         if (stalls) isStalled = true;
         else cut(current);
         lost();
         return false;
       });
-    } else if (disturbed(line, call)) return;
+    } else if (applyDisturbance(line, call)) return;
     pass(line, call);
   }
 
-  /** True: the server does not get it now. */
-  function disturbed(line: Line, call: RpcRecord): boolean {
-    // The second copy of one that comes late: its reply is awaited.
-    const kind = awaited.has(call.xid) ? 'none' : disturb(call);
+  /** Returns true if the server does not receive the call now. */
+  function applyDisturbance(line: ConnectionPair, call: RpcRecord): boolean {
+    // The second copy of a call whose first copy runs late passes undisturbed: its reply has a handler.
+    const kind = replyHandlers.has(call.xid) ? 'none' : disturb(call);
     if (kind === 'none') return false;
     if (kind === 'lose the reply') {
-      awaited.set(call.xid, (current) => {
+      replyHandlers.set(call.xid, (current) => {
         cut(current);
         return false;
       });
       return false;
     }
-    if (kind === 'run the first copy late') awaited.set(call.xid, () => replayLater(call));
+    if (kind === 'run the first copy late') replyHandlers.set(call.xid, () => replayLater(call));
     cut(line);
     return true;
   }
@@ -124,28 +130,28 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   function replayLater(call: RpcRecord): true {
     const timer = setTimeout(() => {
       timers.delete(timer);
-      const [line] = lines;
+      const [line] = pairs;
       if (line !== undefined) pass(line, call);
     }, lateMs());
     timers.add(timer);
     return true;
   }
 
-  function pass({ server }: Line, call: RpcRecord): void {
+  function pass({ server }: ConnectionPair, call: RpcRecord): void {
     const procedure = procedureOf(call);
     counts.set(procedure, (counts.get(procedure) ?? 0) + 1);
     server.write(call.bytes);
   }
 
-  function fromServer(line: Line, reply: RpcRecord): void {
+  function fromServer(line: ConnectionPair, reply: RpcRecord): void {
     if (isStalled) return;
-    const onReply = awaited.get(reply.xid);
-    awaited.delete(reply.xid);
+    const onReply = replyHandlers.get(reply.xid);
+    replyHandlers.delete(reply.xid);
     if (onReply?.(line) !== false) line.client.write(reply.bytes);
   }
 
-  /** The port must be free at once for the next connection from it. */
-  function cut({ client, server }: Line): void {
+  /** With a reset, so that the port is free at once for the next connection from it. */
+  function cut({ client, server }: ConnectionPair): void {
     client.destroy();
     server.resetAndDestroy();
   }
@@ -153,10 +159,10 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   function cutAll(): void {
     listener.close();
     for (const socket of stalled) socket.destroy();
-    for (const line of lines) cut(line);
+    for (const line of pairs) cut(line);
   }
 
-  async function carry(client: Socket): Promise<void> {
+  async function onClient(client: Socket): Promise<void> {
     client.on('error', () => undefined).pause();
     const from = client.remotePort ?? 0;
     ports.push(from);
@@ -168,9 +174,9 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
       return;
     }
     const line = { client, server };
-    lines.add(line);
+    pairs.add(line);
     client.setNoDelay(true);
-    for (const socket of [client, server]) socket.on('close', () => cut(line)).on('close', () => lines.delete(line));
+    for (const socket of [client, server]) socket.on('close', () => cut(line)).on('close', () => pairs.delete(line));
     onRecords(client, (call) => fromClient(line, call));
     onRecords(server, (reply) => fromServer(line, reply));
     client.resume();
@@ -195,21 +201,21 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
     get port() {
       return port;
     },
-    passed: (procedure) => counts.get(procedure) ?? 0,
+    deliveries: (procedure) => counts.get(procedure) ?? 0,
     holdCall: (procedure) => {
       const { promise, resolve } = Promise.withResolvers<RpcRecord>();
-      holding = { procedure, take: resolve };
+      holding = { procedure, onHeld: resolve };
       return {
         held: promise.then(() => undefined),
         release: async () => {
           const call = await promise;
           const { promise: answered, resolve: onAnswer } = Promise.withResolvers<void>();
-          awaited.set(call.xid, () => {
+          replyHandlers.set(call.xid, () => {
             onAnswer();
             return true;
           });
           const deliver = (): void => {
-            const [line] = lines;
+            const [line] = pairs;
             if (line !== undefined) pass(line, call);
           };
           deliver();
@@ -235,9 +241,12 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   };
 }
 
-/** The port of a connection that was just reset is free in a moment. */
+/**
+ * Connects from that address and port. Retries, because the port of a connection that was just reset is free only after
+ * a moment.
+ */
 async function connectFrom(from: { readonly address: string; readonly port: number }, to: Target): Promise<Socket> {
-  const until = Date.now() + bindPatienceMs;
+  const until = Date.now() + bindLimitMs;
   for (;;) {
     const socket = connect({ ...to, localAddress: from.address, localPort: from.port, noDelay: true });
     try {

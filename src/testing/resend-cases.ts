@@ -7,11 +7,14 @@ import type { ReplayingProxy } from './replaying-proxy.ts';
 import { hardMount, type Mutation, namesIn, type ResendNodes } from './resend-mutations.ts';
 
 /**
- * The sequences of docs/designs/nfs-resends.md. The tests run them on our own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
+ * The sequences of docs/designs/nfs-resends.md. The tests run them on Stowage's own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
  * on a Linux nfsd. They throw if the result on the server's disk is wrong.
  */
 
-/** The reply is lost, and node B goes on before the call is resent. Node A knows that the server has not restarted. */
+/**
+ * The reply is lost, and node B changes the result before node A resends the call. Node A knows that the server has not
+ * restarted.
+ */
 export async function loseReply(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
@@ -24,14 +27,14 @@ export async function loseReply(nodes: ResendNodes, { procedure, prepare }: Muta
   await proxy.up();
   await done;
   check();
-  // More, if the server took longer than the client waits before it repeats a copy.
-  ok(proxy.passed(procedure) >= resentAtLeast(procedure) + learning(procedure));
+  // The server receives more copies if it takes longer than the client waits before it resends.
+  ok(proxy.deliveries(procedure) >= minDeliveries(procedure) + deliveriesForVerifier(procedure));
   equal(new Set(proxy.ports).size, 1);
 }
 
 /**
- * The probe for a server restart does not change the file. It also does not take a write error away from the application: the server
- * reports such an error to a single COMMIT only.
+ * When node A finds out whether the server has restarted, it neither changes the file nor consumes a write error: the
+ * server reports such an error to a single COMMIT only.
  */
 export async function restartProbeHasNoEffect(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy, b, witnesses } = nodes;
@@ -40,18 +43,21 @@ export async function restartProbeHasNoEffect(nodes: ResendNodes, { procedure, p
   const { handle } = await b.lookup(witnesses, 'witness');
   await b.setattr(handle, { mode: 0o4755, mtime: { seconds: 1_234_567, nanoseconds: 0 } });
   const before = await b.getattr(handle);
-  const [written, committed] = [proxy.passed(write.number), proxy.passed(commit.number)];
+  const [written, committed] = [proxy.deliveries(write.number), proxy.deliveries(commit.number)];
   const lost = proxy.loseReply(procedure);
   const done = byA();
   await lost;
   await done;
-  ok(proxy.passed(write.number) > written, 'it was not asked');
-  equal(proxy.passed(commit.number), committed);
+  ok(proxy.deliveries(write.number) > written, 'it was not asked');
+  equal(proxy.deliveries(commit.number), committed);
   deepEqual(await b.getattr(handle), before);
 }
 
-/** The reply is lost, as in `loseReply`, but node A has written nothing, so it cannot know whether the server restarted. `meanwhile`: while it cannot connect. */
-export async function loseReplyOfUnknown(
+/**
+ * The reply is lost, as in `loseReply`. Node A has written nothing before, so it has no write verifier and cannot know
+ * whether the server restarted. `meanwhile` runs while node A cannot connect.
+ */
+export async function loseReplyWithoutVerifier(
   nodes: ResendNodes,
   { procedure, prepare }: Mutation,
   meanwhile: () => Promise<void> = async () => undefined,
@@ -69,22 +75,22 @@ export async function loseReplyOfUnknown(
   check();
 }
 
-/** Two connections: node A has written on one of them, and the reply is lost on the other. */
-export async function loseReplyOfSecondLane(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
+/** Node A has two connections. It has written on one of them, and the reply is lost on the other. */
+export async function loseReplyOnSecondConnection(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   await learnVerifier(nodes);
-  // The connections take turns: CREATE on the first, WRITE on the second, the call on the first.
+  // The connections take turns: CREATE goes over the first, WRITE over the second, and the call over the first.
   const lost = proxy.loseReply(procedure);
   const done = byA();
   await lost;
   await byB();
   await done;
   check();
-  ok(proxy.passed(procedure) >= resentAtLeast(procedure));
+  ok(proxy.deliveries(procedure) >= minDeliveries(procedure));
 }
 
-/** The first copy runs after the second was answered. */
+/** The server executes the first copy after it has answered the second. */
 export async function delayFirstCopy(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
@@ -93,24 +99,28 @@ export async function delayFirstCopy(nodes: ResendNodes, { procedure, prepare }:
   await byB();
   await first.release();
   check();
-  // More, if the server took longer than the client waits before it repeats a copy.
-  ok(proxy.passed(procedure) >= 2);
+  // The server receives more copies if it takes longer than the client waits before it resends.
+  ok(proxy.deliveries(procedure) >= 2);
 }
 
-/** A call that takes a name away is decided instead of resent, if a busy server did not tell its verifier in time. */
-const resentAtLeast = (procedure: number): number =>
+/**
+ * The minimum number of copies that the server receives. If a busy server does not return its verifier in time, the client does not resend a
+ * call that removes a name, and decides from the directory instead.
+ */
+const minDeliveries = (procedure: number): number =>
   [remove, rmdir, rename].some(({ number }) => number === procedure) ? 1 : 2;
 
-/** WRITE is also what the verifier is learned and asked for with, and CREATE makes the file for it. */
-const learning = (procedure: number): number => (procedure === write.number ? 2 : procedure === create.number ? 1 : 0);
+/** The calls that learning and checking the verifier needs: two WRITEs, and a CREATE of the file. */
+const deliveriesForVerifier = (procedure: number): number =>
+  procedure === write.number ? 2 : procedure === create.number ? 1 : 0;
 
-/** Node A tells one run of the server from the next by the verifier that it was given for a write. */
+/** Node A gets a write verifier, which changes when the server restarts. */
 async function learnVerifier({ a, witnesses }: ResendNodes): Promise<void> {
   const { handle } = await a.create(witnesses, 'witness', { mode: 'unchecked', set: { mode: 0o644 } });
   await a.write(handle, 0, Buffer.from('x'), stability.fileSync);
 }
 
-/** The server restarts after it has done the call, and node B goes on before node A asks. */
+/** The server restarts after it has executed the call, and node B changes the result before node A asks. */
 export async function restartAfter(
   nodes: ResendNodes,
   mutation: Mutation,
@@ -129,10 +139,10 @@ export async function restartAfter(
   await proxy.up();
   await done;
   check();
-  equal(proxy.passed(procedure), 1);
+  equal(proxy.deliveries(procedure), 1);
 }
 
-/** The server restarts before it has done the call: the client does it again. */
+/** The server restarts before it has executed the call. The client sends the call again. */
 export async function restartBefore(
   nodes: ResendNodes,
   mutation: Mutation,
@@ -151,7 +161,10 @@ export async function restartBefore(
   deepEqual(namesIn(nodes.folder), mutation.procedure === rename.number ? ['to'] : []);
 }
 
-/** Another process takes the port while the connection is lost: the client decides instead of resending. */
+/**
+ * Another process takes the client's port while the connection is down. The client decides from the directory instead
+ * of resending.
+ */
 export async function takePort(nodes: ResendNodes, { procedure, prepare }: Mutation): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
@@ -169,11 +182,14 @@ export async function takePort(nodes: ResendNodes, { procedure, prepare }: Mutat
     occupant.close();
   }
   check();
-  equal(proxy.passed(procedure), 1);
+  equal(proxy.deliveries(procedure), 1);
   equal(new Set(proxy.ports).size, 2);
 }
 
-/** The first address does the call and falls silent; node B goes on before node A has failed over to the second. */
+/**
+ * The server executes the call on its first address, which then stops answering. Node B changes the result before node
+ * A has failed over to the second address.
+ */
 export async function failOver(
   nodes: ResendNodes,
   { procedure, prepare }: Mutation,
@@ -189,7 +205,10 @@ export async function failOver(
   ok(second.ports.length > 0, 'node A did not fail over');
 }
 
-/** Node B's file has the name, and node B removes it before node A's call is resent: the call is refused, as it was at first. */
+/**
+ * Node B's file has the name, so the server refuses node A's call. Node B removes the file before node A resends the
+ * call. The caller still gets the first answer.
+ */
 export async function refuseExisting(nodes: ResendNodes, { name, procedure }: Mutation): Promise<void> {
   const { proxy, a, b, directory } = nodes;
   const guarded = { mode: 'guarded', set: { mode: 0o600 } } as const;

@@ -6,7 +6,7 @@ import { create, link, mkdir, remove, rename, rmdir, setattr, symlink, write } f
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
 
-/** A folder on a server, node A that reaches it through a proxy, and node B that reaches it directly. */
+/** A folder on a server, node A, which reaches the server through a proxy, and node B, which reaches it directly. */
 export interface ResendNodes {
   readonly proxy: ReplayingProxy;
   readonly a: NfsClient;
@@ -19,7 +19,7 @@ export interface ResendNodes {
 }
 
 interface Prepared {
-  /** Node A makes the change, once. */
+  /** Node A makes the change once. */
   byA(): Promise<unknown>;
   /** Node B changes the result afterwards. */
   byB(): Promise<unknown>;
@@ -41,8 +41,8 @@ export const namesIn = (folder: string): string[] => readdirSync(folder).toSorte
 const textOf = ({ folder }: ResendNodes): string =>
   namesIn(folder).includes('file') ? readFileSync(join(folder, 'file'), 'utf8') : 'no such file';
 
-/** Node B creates a file, with its data on the disk. */
-async function makeByB({ b, directory }: ResendNodes, name: string): Promise<FileHandle> {
+/** Node B creates a file and writes its data to the server's disk. */
+async function createByB({ b, directory }: ResendNodes, name: string): Promise<FileHandle> {
   const { handle } = await b.create(directory, name, guarded);
   await b.write(handle, 0, Buffer.from('of node B'), stability.fileSync);
   return handle;
@@ -54,10 +54,10 @@ export const removingMutations: readonly Mutation[] = [
     name: 'REMOVE',
     procedure: remove.number,
     prepare: async (nodes) => {
-      const meant = await makeByB(nodes, 'file');
+      const meant = await createByB(nodes, 'file');
       return {
         byA: () => nodes.a.remove(nodes.directory, 'file', { ...hardMount, expected: meant }),
-        byB: () => makeByB(nodes, 'file'),
+        byB: () => createByB(nodes, 'file'),
         check: () => equal(textOf(nodes), 'of node B'),
       };
     },
@@ -79,12 +79,12 @@ export const removingMutations: readonly Mutation[] = [
     procedure: rename.number,
     prepare: async (nodes) => {
       const { a, b, directory } = nodes;
-      const meant = await makeByB(nodes, 'from');
+      const meant = await createByB(nodes, 'from');
       return {
         byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hardMount, expected: meant }),
         byB: async () => {
           await b.rename({ directory, name: 'to' }, { directory, name: 'kept' });
-          await makeByB(nodes, 'from');
+          await createByB(nodes, 'from');
         },
         check: () => deepEqual(namesIn(nodes.folder), ['from', 'kept']),
       };
@@ -98,7 +98,7 @@ export const dataMutations: readonly Mutation[] = [
     name: 'WRITE',
     procedure: write.number,
     prepare: async (nodes) => {
-      const file = await makeByB(nodes, 'file');
+      const file = await createByB(nodes, 'file');
       return {
         byA: () => nodes.a.write(file, 0, Buffer.from('of node A'), stability.fileSync, hardMount),
         byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
@@ -110,7 +110,7 @@ export const dataMutations: readonly Mutation[] = [
     name: 'SETATTR of the size',
     procedure: setattr.number,
     prepare: async (nodes) => {
-      const file = await makeByB(nodes, 'file');
+      const file = await createByB(nodes, 'file');
       return {
         byA: () => nodes.a.setattr(file, { size: 0 }, hardMount),
         byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
@@ -122,7 +122,7 @@ export const dataMutations: readonly Mutation[] = [
     name: 'unchecked CREATE',
     procedure: create.number,
     prepare: async (nodes) => {
-      const file = await makeByB(nodes, 'file');
+      const file = await createByB(nodes, 'file');
       const emptied = { mode: 'unchecked', set: { mode: 0o644, size: 0 } } as const;
       return {
         byA: () => nodes.a.create(nodes.directory, 'file', emptied, hardMount),
@@ -139,7 +139,7 @@ export const creatingMutations: readonly Mutation[] = [
     name: 'LINK',
     procedure: link.number,
     prepare: async (nodes) => {
-      const file = await makeByB(nodes, 'one');
+      const file = await createByB(nodes, 'one');
       return {
         byA: () => nodes.a.link(file, { directory: nodes.directory, name: 'two' }, hardMount),
         byB: () => nodes.b.remove(nodes.directory, 'two'),

@@ -1,12 +1,12 @@
 import type { Socket } from 'node:net';
 
-/** One RPC record, including its mark. */
+/** One RPC record, including its record mark. */
 export interface RpcRecord {
   readonly bytes: Buffer;
   readonly xid: number;
 }
 
-/** Splits a stream into records. Senders here use one fragment per record. */
+/** Splits a stream into records. The clients and servers of these tests use one fragment per record. */
 export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void): void {
   let have = Buffer.alloc(0);
   socket.on('data', (chunk: Buffer) => {
@@ -21,10 +21,10 @@ export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void)
   });
 }
 
-/** Of a call: mark, xid, type, RPC version, program, version, procedure. */
+/** The procedure of a call. It follows the mark, xid, type, RPC version, program and version. */
 export const procedureOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(24);
 
-/** Of a reply: mark, xid, type, accepted, empty verifier, success, and what NFS says. */
+/** The NFS status of a reply. It follows the mark, xid, type, reply status, empty verifier and accept status. */
 export const statusOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(28);
 
 export const uint32s = (...all: readonly number[]): Buffer => {
@@ -40,7 +40,7 @@ export const asRecord = (message: Buffer): Buffer => Buffer.concat([uint32s(0x80
 export const reply = (xid: number, ...result: readonly number[]): Buffer =>
   asRecord(uint32s(xid, 1, 0, 0, 0, 0, ...result));
 
-/** The two sides of a proxy: when one is closed, so is the other. */
+/** Connects the two sides of a proxy: when one socket closes, the other one is closed. */
 export function joinSockets(open: Set<Socket>, client: Socket, server: Socket): void {
   for (const [one, other] of [
     [client, server],

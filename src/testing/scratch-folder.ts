@@ -11,9 +11,9 @@ export interface ScratchFolder extends Disposable {
   readonly scope: Scope;
   /** Creates a sparse file, with a file system if `kind` is given. */
   image(name: string, mib: number, kind?: 'xfs' | 'ext4'): string;
-  /** The mount points in the folder, as in `findmnt`. */
+  /** The mount points in the folder, in the order of `findmnt`. */
   mounts(): readonly string[];
-  /** Loop devices on files of the folder, or on that file only. */
+  /** The loop devices on files of the folder, or on that file only. */
   loops(file?: string): readonly string[];
 }
 
@@ -47,7 +47,7 @@ export function createScratchFolder(prefix = 'stowage-test-'): ScratchFolder {
     [Symbol.dispose]: () => {
       for (const at of mounts().toReversed()) quietly('umount', '--lazy', '--', at);
       for (const loop of loops()) quietly('losetup', '--detach', loop);
-      // Never through a mount: that would delete the files behind it.
+      // If a mount is left, removing the folder would delete the files behind the mount.
       const left = mounts();
       if (left.length > 0) throw new Error(`still mounted: ${left.join(', ')}`);
       rmSync(folder, { recursive: true, force: true });
@@ -69,6 +69,6 @@ function quietly(program: string, ...args: readonly string[]): void {
   try {
     execFileSync(program, args, { stdio: 'ignore', timeout: 10_000, env: { PATH: searchPath } });
   } catch {
-    // Already gone. The next pass finds what remains.
+    // The mount or device is already gone, or the next pass finds it.
   }
 }

@@ -15,11 +15,11 @@ export interface TestServer extends AsyncDisposable {
   readonly storeFolder: string;
   readonly core: WholeCore;
   readonly running: Running;
-  /** Over the Unix socket, as admin. */
+  /** Calls the API over the Unix socket, as admin. */
   readonly admin: Api;
-  /** Over TCP, with that token or without one. */
+  /** Calls the API over TCP, with that token or without one. */
   remote(token?: string): Api;
-  /** Over TCP, with a new token. */
+  /** Calls the API over TCP, with a new token. */
   as(role: 'viewer' | 'user' | 'admin', ...stores: string[]): Promise<Api>;
   readonly port: number;
   stop(): Promise<readonly string[]>;
@@ -29,7 +29,7 @@ export interface Answer {
   readonly status: number;
   readonly headers: IncomingHttpHeaders;
   readonly text: string;
-  /** Parsed if it is JSON. */
+  /** The parsed JSON, or the text. */
   // biome-ignore lint/suspicious/noExplicitAny: an answer of any route
   readonly body: any;
 }
@@ -62,7 +62,7 @@ export interface Stream extends Disposable {
 }
 
 export type ServerOptions = Partial<Pick<UpSettings, 'config' | 'listen' | 'clock' | 'kinds' | 'engines' | 'log'>> & {
-  /** An existing folder: a restart on the same state. */
+  /** An existing state folder, for a restart. */
   readonly folder?: string;
 };
 
@@ -118,7 +118,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   };
 }
 
-/** The token for the TCP port, read from the file that users read. */
+/** The token for the TCP port, from the file that users read. */
 export const firstToken = async (folder: string): Promise<string> =>
   (await readFile(join(folder, 'token'), 'utf8')).trim();
 

@@ -1,21 +1,22 @@
 import { vi } from 'vitest';
 
-// For every test, and for the programs that it starts.
+// Applies to every test and to the programs that it starts.
 
-/** The usual second is too short on a busy machine. */
+/** The default of one second is too short on a busy machine. */
 const timeoutMs = 30_000;
 const { waitFor } = vi;
 
-/** The configuration has a setting only for `expect.poll`. */
+/** The configuration of vitest can change only the default of `expect.poll`. */
 vi.waitFor = (look, options = {}) =>
   waitFor(look, { timeout: timeoutMs, ...(typeof options === 'number' ? { timeout: options } : options) });
 
-/** Files and folders of tests are readable for everybody, whatever umask the user has. */
+/** Everybody can read the files and folders of tests, whatever umask the user has. */
 process.umask(0o022);
 
 /**
- * Variables that name a server or cluster: with them, a test would change the one of the user who runs the tests. HOME and XDG_RUNTIME_DIR
- * stay as they are, so a program that is started without folders of its own still finds the user's server.
+ * Variables that name a server or cluster. With them, a test would change the server or cluster of the user who runs
+ * the tests. HOME and XDG_RUNTIME_DIR stay, so a program that a test starts without folders of its own still finds the
+ * user's server.
  */
 const ofTheUser = [
   'STOWAGE_SOCKET',

@@ -1,6 +1,6 @@
 /**
- * Writes to a database that other processes write to as well. Each transaction reads the rows of the earlier ones. Arguments:
- * the database, the writer's name, the number of transactions, the journal mode, the lock timeout.
+ * Writes to a database that other processes write to as well. Each transaction reads the rows of the earlier ones.
+ * Arguments: the database, the writer's name, the number of transactions, the journal mode, the lock timeout.
  */
 
 import process from 'node:process';

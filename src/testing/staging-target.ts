@@ -2,5 +2,5 @@ import { basename } from 'node:path';
 import type { VolumeId } from '#core/model.ts';
 import type { StagingTarget } from '#core/ports.ts';
 
-/** The target of a stage whose folder is named after its volume. */
+/** The staging target at a path whose last part is the volume's id. */
 export const targetAt = (path: string): StagingTarget => ({ volumeId: basename(path) as VolumeId, path });

@@ -54,16 +54,16 @@ export interface CoreOptions {
   readonly kinds?: readonly StoreKind[];
   readonly engines?: readonly ContainerEngine[];
   readonly log?: Log;
-  /** An existing folder with a file of records. The caller removes it. */
+  /** An existing folder with a file of records. The caller removes the folder. */
   readonly folder?: string;
-  /** Records that are not in a file of that folder. The caller disposes of them. */
+  /** Records outside that folder. The caller disposes of them. */
   readonly records?: KeptRecords;
 }
 
 /** The limit for operations in progress during a stop. */
 const drainMs = 10_000;
 
-/** Returns when every store is open or cannot be opened. */
+/** Resolves when every store is open or has failed to open. */
 export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   const { after, clock = systemClock(), log = silentLog(), kinds: given = [createLocalStoreKind()] } = options;
   await using undo = new AsyncDisposableStack();
@@ -115,7 +115,7 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
     }
   };
   await openCore({ core, clock, configure, onRepairLoop: repairable }, scope);
-  // A start waits half a second for stores. On a busy machine they may take longer.
+  // A start waits half a second for stores. On a busy machine they may need longer.
   while (isOpening(core)) await core.stores.retry(scope);
   const resources = undo.move();
   const started: TestCore = {

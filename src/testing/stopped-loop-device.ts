@@ -5,7 +5,10 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import type { ScratchFolder } from './scratch-folder.ts';
 
-/** A loop device of another program on a file of a FUSE mount whose server is stopped: every query about that file hangs. */
+/**
+ * A loop device of another program on a file of a FUSE mount whose server is stopped: every query about that file
+ * hangs.
+ */
 export interface StoppedLoopDevice extends AsyncDisposable {
   readonly node: string;
   /** The path of the file behind it. */
@@ -15,13 +18,16 @@ export interface StoppedLoopDevice extends AsyncDisposable {
 export interface StoppedLoopOptions {
   /** The file's name. */
   readonly name?: string;
-  /** Also mounts the ext4 file system in it: e2fsprogs asks every mounted loop device about its file. */
+  /** Also mounts the ext4 file system in the file: e2fsprogs queries the backing file of every mounted loop device. */
   readonly mounted?: boolean;
 }
 
 const program = fileURLToPath(new URL('fuse-file-server.ts', import.meta.url));
 
-/** Programs that query all loop devices of the machine hang until this is disposed of: keep it short. */
+/**
+ * Until the returned object is disposed of, programs that query all loop devices of the machine hang. Keep that time
+ * short.
+ */
 export async function stoppedLoopDevice(
   { folder, image }: ScratchFolder,
   { name = 'other.img', mounted = false }: StoppedLoopOptions = {},
@@ -40,7 +46,7 @@ export async function stoppedLoopDevice(
   const node = execFileSync('losetup', ['--find', '--show', file]).toString().trim();
   undo.defer(() => void execFileSync('losetup', ['--detach', node]));
   if (mounted) {
-    // Read-only, so nothing in the kernel waits to write to it.
+    // Read-only, so that the kernel never waits to write to the device.
     execFileSync('mount', ['-t', 'ext4', '-o', 'ro,noload', node, join(top, 'mounted')]);
     undo.defer(() => void execFileSync('umount', [join(top, 'mounted')]));
   }
@@ -51,7 +57,9 @@ export async function stoppedLoopDevice(
   return { node, file, [Symbol.asyncDispose]: () => stack.disposeAsync() };
 }
 
-/** If the tests are killed, a stopped server must not block this machine for good. */
+/**
+ * If the tests are killed, this process continues the stopped server, which would otherwise block the machine for good.
+ */
 function continueLater(server: ChildProcess, node: string): ChildProcess {
   const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; kill -CONT "$2"; losetup --detach "$3"; kill "$2"';
   const words = ['-c', script, 'guard', String(process.pid), String(server.pid), node];
@@ -67,6 +75,6 @@ async function endServer(server: ChildProcess, at: string): Promise<void> {
   try {
     execFileSync('umount', ['--force', '--lazy', at], { stdio: 'ignore' });
   } catch {
-    // The server unmounted it.
+    // The server has already unmounted it.
   }
 }

@@ -3,7 +3,9 @@ import { setTimeout as delay } from 'node:timers/promises';
 
 const deadlineMs = 30_000;
 
-/** Sends SIGSTOP and waits until every thread of the process has stopped. They run on for a moment after the signal. */
+/**
+ * Sends SIGSTOP and waits until every thread of the process has stopped. Threads run on for a moment after the signal.
+ */
 export async function suspend(pid: number): Promise<void> {
   process.kill(pid, 'SIGSTOP');
   const deadline = performance.now() + deadlineMs;
@@ -13,18 +15,18 @@ export async function suspend(pid: number): Promise<void> {
   }
 }
 
-/** False while one thread still runs, and after the process has ended. */
+/** False while any thread still runs, and after the process has ended. */
 export function isStopped(pid: number): boolean {
   try {
     const threads = readdirSync(`/proc/${pid}/task`);
     return threads.every((thread) => stateOf(`/proc/${pid}/task/${thread}/stat`) === 'T');
   } catch {
-    // A thread, or the process, ended meanwhile.
+    // A thread or the process has ended meanwhile.
     return false;
   }
 }
 
-/** The field after the program's name, which is in brackets and may contain anything. */
+/** The state is the field after the program's name. The name is in brackets and may contain any character. */
 function stateOf(stat: string): string | undefined {
   const text = readFileSync(stat, 'utf8');
   return text[text.lastIndexOf(')') + 2];

@@ -11,7 +11,7 @@ import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 import type { AnyObject } from './fakes/kube-objects.ts';
 import { type ForeignDriver, foreignClaim, foreignClass, foreignVolume } from './foreign-volumes.ts';
 
-export const at = { server: '10.10.2.4', path: '/export/silver' };
+export const foreignExport = { server: '10.10.2.4', path: '/export/silver' };
 export const paths = {
   claims: '/api/v1/namespaces/shop/persistentvolumeclaims',
   volumes: '/api/v1/persistentvolumes',
@@ -40,30 +40,31 @@ interface RunOptions {
 /** For each test: an API server in memory with a store and the classes of other drivers, and an administrator who runs the command. */
 export function takeOverFixture() {
   let api: FakeKubeApi;
-  /** The number of changes that are let through before the command is killed. */
-  let lives: number;
-  /** PersistentVolumes that were released with the policy Delete: their data are lost. */
+  /** The number of changes that the API server accepts before the command counts as killed. */
+  let changesLeft: number;
+  /** PersistentVolumes that were released with the policy Delete, so their data are lost. */
   let destroyed: string[];
-  let patienceMs: number;
+  let deadlineMs: number;
 
   beforeEach(async () => {
     api = await startKubeApi();
     onTestFinished(() => api[Symbol.asyncDispose]());
-    lives = Number.POSITIVE_INFINITY;
+    changesLeft = Number.POSITIVE_INFINITY;
     destroyed = [];
-    patienceMs = defaultTimeoutMs;
+    deadlineMs = defaultTimeoutMs;
     api.intercept = ({ method = '', headers }, response) => {
-      if (method !== 'GET' && headers['user-agent'] === administrator && lives-- <= 0) response.destroy();
+      if (method !== 'GET' && headers['user-agent'] === administrator && changesLeft-- <= 0) response.destroy();
       return response.destroyed;
     };
     putStore();
-    for (const kind of ['csi', 'subdir'] as const) api.put(paths.classes, asAnyObject(foreignClass(kind, at)));
+    for (const kind of ['csi', 'subdir'] as const)
+      api.put(paths.classes, asAnyObject(foreignClass(kind, foreignExport)));
   });
 
   const putStore = (options?: object, query = ''): void =>
     void api.put(paths.stores, {
       metadata: { name: 'silver' },
-      spec: { uri: `nfs://${at.server}${at.path}${query}`, options },
+      spec: { uri: `nfs://${foreignExport.server}${foreignExport.path}${query}`, options },
     });
 
   const client = (userAgent = administrator) =>
@@ -79,7 +80,7 @@ export function takeOverFixture() {
   const claim = async (name = 'data'): Promise<PersistentVolumeClaim | undefined> =>
     (await list(claims)).find(({ metadata }) => metadata.name === name);
 
-  /** Patches with the resourceVersion that was read, like Kubernetes' own components. */
+  /** Patches with the resourceVersion that was read, as Kubernetes' own components do. */
   async function patched<T extends KubeObject>(resource: Resource<T>, { metadata }: T, change: object): Promise<void> {
     using kubernetes = client('kubernetes');
     const { namespace, name, uid, resourceVersion } = metadata;
@@ -89,8 +90,8 @@ export function takeOverFixture() {
     });
   }
 
-  /** Does the relevant work of Kubernetes' PersistentVolume controller. */
-  async function settle(): Promise<void> {
+  /** Does the part of Kubernetes' PersistentVolume controller that matters here. */
+  async function reconcile(): Promise<void> {
     const [volumes, claimed] = [await list(persistentVolumes), await list(claims)];
     for (const one of claimed) {
       const { metadata, spec } = one;
@@ -116,7 +117,7 @@ export function takeOverFixture() {
         destroyed.push(metadata.name ?? '');
   }
 
-  /** A claim with a volume of another driver. Returns the name of the PersistentVolume. */
+  /** Creates a claim with a volume of another driver. Returns the name of the PersistentVolume. */
   function provisioned(
     kind: ForeignDriver,
     name = 'data',
@@ -126,12 +127,12 @@ export function takeOverFixture() {
       paths.claims,
       asAnyObject(foreignClaim(kind, 'shop', name)),
     ) as unknown as PersistentVolumeClaim;
-    const given = foreignVolume(kind, made, at);
+    const given = foreignVolume(kind, made, foreignExport);
     const called = given.metadata.name ?? '';
     const annotations = { ...made.metadata.annotations, 'pv.kubernetes.io/bind-completed': 'yes' };
     const bound = { ...made, metadata: { ...made.metadata, annotations }, spec: { ...made.spec, volumeName: called } };
     api.put(paths.claims, asAnyObject({ ...bound, status: { phase: 'Bound' } }));
-    // Nothing here removes finalizers.
+    // This fixture removes no finalizers.
     api.put(
       paths.volumes,
       asAnyObject({
@@ -142,15 +143,15 @@ export function takeOverFixture() {
     return called;
   }
 
-  const taking = (servers: readonly string[] = [], store = 'silver') =>
-    createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs: patienceMs });
+  const createCommand = (servers: readonly string[] = [], store = 'silver') =>
+    createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs });
 
-  /** One run of the command, while Kubernetes does its part. */
+  /** Runs the command once, while Kubernetes' controller works. */
   async function run(
     deed: TakeOverAction,
     { name = 'data', id = 'sv1-id', identity }: RunOptions = {},
   ): Promise<string> {
-    using one = taking();
+    using one = createCommand();
     const { candidates } = await one.findCandidates(deed);
     const candidate = candidates.find((found) => found.claim === `shop/${name}`);
     if (candidate === undefined) throw new Error('there is no such claim');
@@ -164,32 +165,32 @@ export function takeOverFixture() {
     });
     const controlling = (async () => {
       while (!isOver) {
-        await settle();
+        await reconcile();
         await Promise.race([over, systemClock().sleep(5, signal)]);
       }
-      await settle();
+      await reconcile();
     })();
     const [said] = await Promise.all([working, controlling]);
     return typeof said === 'string' ? said : '';
   }
 
-  /** A run that is killed after that many changes. */
-  async function stopped(deed: TakeOverAction, after: number): Promise<void> {
-    lives = after;
-    patienceMs = 100;
+  /** Runs the command and kills it after that many changes. */
+  async function runAndKill(deed: TakeOverAction, after: number): Promise<void> {
+    changesLeft = after;
+    deadlineMs = 100;
     await run(deed).catch(() => undefined);
-    lives = Number.POSITIVE_INFINITY;
-    patienceMs = defaultTimeoutMs;
+    changesLeft = Number.POSITIVE_INFINITY;
+    deadlineMs = defaultTimeoutMs;
   }
 
   const refused = (deed: TakeOverAction, which?: RunOptions) => run(deed, which).then(() => undefined, stowageError);
-  const holds = async (...finalizers: readonly string[]): Promise<void> => {
+  const setFinalizers = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
     api.put(paths.claims, asAnyObject({ ...rest, metadata: { ...metadata, finalizers } }));
   };
 
-  const found = async (servers?: readonly string[]): Promise<readonly TakeOverCandidate[]> => {
-    using one = taking(servers);
+  const listCandidates = async (servers?: readonly string[]): Promise<readonly TakeOverCandidate[]> => {
+    using one = createCommand(servers);
     return (await one.findCandidates('take')).candidates;
   };
 
@@ -198,23 +199,23 @@ export function takeOverFixture() {
     list,
     volume,
     claim,
-    settle,
+    reconcile,
     provisioned,
-    taking,
+    createCommand,
     run,
-    stopped,
+    runAndKill,
     refused,
-    holds,
-    found,
+    setFinalizers,
+    listCandidates,
     get api() {
       return api;
     },
     get destroyed() {
       return destroyed;
     },
-    /** How long the command waits for Kubernetes. */
+    /** Sets how long the command waits for Kubernetes. */
     waitFor: (ms: number): void => {
-      patienceMs = ms;
+      deadlineMs = ms;
     },
   };
 }

@@ -1,7 +1,7 @@
 import type { VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 
-/** The spec of a volume without a size. Two with the same name are the same request. */
+/** The spec of a volume without a size. Two specs with the same name are the same request. */
 export const volumeSpec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
   id: newVolumeId(),
   name: volumeName(name),

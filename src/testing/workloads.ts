@@ -8,16 +8,18 @@ const model = join(import.meta.dirname, 'model-workload.ts');
 interface RunOptions {
   readonly cwd?: string;
   readonly env?: NodeJS.ProcessEnv;
-  /** In milliseconds. */
+  /** Milliseconds. */
   readonly timeout?: number;
 }
 
-/** A program that must end well, and soon enough; killed otherwise. */
+/** Runs a program. Throws if it fails, and kills it if it exceeds the timeout. */
 export const run = (file: string, args: readonly string[], more: RunOptions = {}) =>
   exec(file, args, { timeout: 100_000, killSignal: 'SIGKILL', maxBuffer: 2 ** 24, ...more });
 
-/** Writes at random, reads at random and compares; fails at the first byte that is another. In `folder` fio may leave notes. */
-export async function fioVerified(at: string, folder: string, ...more: readonly string[]): Promise<void> {
+/**
+ * Writes and reads at random with fio, which fails at the first wrong byte. fio may write its own files into `folder`.
+ */
+export async function runFioVerify(at: string, folder: string, ...more: readonly string[]): Promise<void> {
   const args = [
     '--name=x',
     `--directory=${at}`,
@@ -38,7 +40,7 @@ export async function fioVerified(at: string, folder: string, ...more: readonly 
   await run('fio', args, { cwd: folder });
 }
 
-/** Changes names, files and directories in an empty folder, each answer compared with a model of it. */
+/** Changes names, files and directories in an empty folder, and compares each answer with a model. */
 export async function runModelWorkload(
   at: string,
   seed: number,

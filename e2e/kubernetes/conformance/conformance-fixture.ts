@@ -5,7 +5,7 @@ import { toolPath } from '#testbed/needs.ts';
 import { startFiler } from '../agent-filer.ts';
 import { type ChartFixture, chart, startChartFixture } from '../chart-fixture.ts';
 
-/** The test components that it needs. */
+/** The test components that this fixture needs. */
 export const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha', 'fuse', 'loop', 'xfs'] as const),
   ...(['helm', 'k8s-e2e', 'ginkgo'] as const),
@@ -14,9 +14,9 @@ export const components = [
 export type ConformanceFixture = Pick<ChartFixture, 'cluster'> & AsyncDisposable;
 
 /** More volumes than all other tests need at the same time. */
-const mostVolumes = 40;
+const maxVolumes = 40;
 
-/** Everything that Kubernetes' own tests need: a cluster with Stowage, its classes, and the test images. */
+/** Everything that Kubernetes' own tests need: a cluster with Stowage, StorageClasses, and the test images. */
 export async function startConformanceFixture(signal: AbortSignal): Promise<ConformanceFixture> {
   await using stack = new AsyncDisposableStack();
   const { cluster, helm, own } = stack.use(await startChartFixture(signal));
@@ -27,8 +27,8 @@ export async function startConformanceFixture(signal: AbortSignal): Promise<Conf
     store('files', { ...filer.spec, options: { ...filer.spec.options, inline: 'true' } }),
     store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
   ];
-  // One of the tests creates as many volumes as a node may have.
-  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${mostVolumes}"]`];
+  // One of the tests creates the maximum number of volumes of a node.
+  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${maxVolumes}"]`];
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`, ...most];
   await helm('install', 'stowage', chart, '--create-namespace', ...values);
   const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];

@@ -10,25 +10,25 @@ import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
 const usage =
   'usage: npm run e2e:conformance [-- --driver file|local|directories] [--focus REGEXP] [--at-once N] [--minutes N]';
 
-interface Wish {
+interface Options {
   readonly chosen: readonly Driver[];
   readonly focus: string | undefined;
-  readonly atOnce: number;
+  readonly parallel: number;
   readonly minutes: number;
 }
 
-function wishOf(args: readonly string[]): Wish | undefined {
+function parseArguments(args: readonly string[]): Options | undefined {
   const text = { type: 'string' } as const;
   const options = { driver: text, focus: text, 'at-once': text, minutes: text };
   const { values } = parseArgs({ args: [...args], options });
   const chosen = drivers.filter((driver) => values.driver === undefined || values.driver === driver);
-  const [atOnce, minutes] = [Number(values['at-once'] ?? '4'), Number(values.minutes ?? '60')];
-  const isRight = chosen.length > 0 && [atOnce, minutes].every((value) => Number.isSafeInteger(value) && value > 0);
-  return isRight ? { chosen, focus: values.focus, atOnce, minutes } : undefined;
+  const [parallel, minutes] = [Number(values['at-once'] ?? '4'), Number(values.minutes ?? '60')];
+  const isRight = chosen.length > 0 && [parallel, minutes].every((value) => Number.isSafeInteger(value) && value > 0);
+  return isRight ? { chosen, focus: values.focus, parallel, minutes } : undefined;
 }
 
 async function main(args: readonly string[], signal: AbortSignal): Promise<number> {
-  const wish = wishOf(args);
+  const wish = parseArguments(args);
   if (wish === undefined) {
     console.error(usage);
     return 2;
@@ -46,14 +46,14 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   await mkdir(top, { recursive: true });
   await using fixture = await startConformanceFixture(signal);
   const { cluster } = fixture;
-  const { focus, atOnce, minutes } = wish;
+  const { focus, parallel, minutes } = wish;
   let hasFailed = false;
   for (const driver of wish.chosen) {
     const folder = join(top, driver);
     const specs = await runSuite({
       driver,
       folder,
-      atOnce,
+      parallel,
       minutes,
       signal,
       kubeconfig: cluster.kubeconfig,
@@ -71,7 +71,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   return hasFailed ? 1 : 0;
 }
 
-/** Copies the logs of Kubernetes and Stowage, which are deleted with the cluster. */
+/** Copies the logs of Kubernetes and Stowage, which would be deleted with the cluster. */
 async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
   await cp(join(folder, 'log'), to, { recursive: true });
   const own = ['--namespace', namespace];

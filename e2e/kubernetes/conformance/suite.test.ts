@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { ended, specsOf, summaryOf } from './suite.ts';
+import { specsOf, summaryOf, withEarlyEnd } from './suite.ts';
 
 const spec = (text: string, State: string, Message = '') => ({
   ContainerHierarchyTexts: ['External Storage', 'a suite'],
@@ -12,7 +12,7 @@ const spec = (text: string, State: string, Message = '') => ({
 const setUp = (State: string) => ({ ...spec('', State), ContainerHierarchyTexts: null, LeafNodeType: 'BeforeSuite' });
 const read = (...SpecReports: readonly object[]) => specsOf(JSON.stringify([{ SpecReports }]));
 
-test('a report counts the tests that ran, and those that say why they were skipped', () => {
+test('a report counts the tests that ran and the tests that say why they skipped themselves', () => {
   const specs = read(
     spec('writes', 'passed'),
     spec('grows', 'timedout', 'too late\nby far'),
@@ -36,6 +36,6 @@ test('a failure before any test is a failure', () => {
 
 test('a run that ended before all tests had run is a failure', () => {
   const specs = read(spec('writes', 'passed'), spec('had no turn', 'skipped'));
-  expect(ended(specs, 0)).toMatchObject([{ state: 'passed' }]);
-  expect(ended(specs, 1)).toMatchObject([{ state: 'passed' }, { state: 'failed', why: 'it ended with 1' }]);
+  expect(withEarlyEnd(specs, 0)).toMatchObject([{ state: 'passed' }]);
+  expect(withEarlyEnd(specs, 1)).toMatchObject([{ state: 'passed' }, { state: 'failed', why: 'it ended with 1' }]);
 });

@@ -11,7 +11,7 @@ export type Driver = (typeof drivers)[number];
 
 export interface Selection {
   readonly driver: Driver;
-  /** A regular expression for the full names of tests. Undefined: all tests that the driver's definition selects. */
+  /** A regular expression for the full names of tests. Undefined: every test that the driver's definition selects. */
   readonly focus?: string;
 }
 
@@ -29,32 +29,32 @@ export interface SuiteOptions extends Selection {
   /** The folder for the log and the report. */
   readonly folder: string;
   /** How many tests run in parallel. They spend most of their time waiting. */
-  readonly atOnce: number;
+  readonly parallel: number;
   /** The limit for all tests together. */
   readonly minutes: number;
   readonly signal: AbortSignal;
 }
 
-/** Slow tests, and tests that restart kubelets. Tests for features that a driver lacks skip themselves. */
-const outside = '!Slow && !Disruptive';
+/** Excludes slow tests and tests that restart kubelets. Tests of features that a driver lacks skip themselves. */
+const alwaysExcluded = '!Slow && !Disruptive';
 
 /** Runs the tests of External.Storage that the driver's definition selects. */
 export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> {
-  const { driver, focus, kubeconfig, folder, atOnce, minutes, signal } = options;
+  const { driver, focus, kubeconfig, folder, parallel, minutes, signal } = options;
   await mkdir(folder, { recursive: true });
-  // The suite leaves temporary folders behind.
+  // The suite does not remove its temporary folders.
   await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const report = 'report.json';
-  // Left over from another run.
+  // A report that another run left.
   await rm(join(folder, report), { force: true });
   const words = [
     'run',
     '-v',
     '--no-color',
     '--silence-skips',
-    `--procs=${atOnce}`,
+    `--procs=${parallel}`,
     `--timeout=${minutes}m`,
-    `--label-filter=${outside}`,
+    `--label-filter=${alwaysExcluded}`,
     `--focus=External.Storage.*(${focus ?? ''})`,
     `--output-dir=${folder}`,
     `--json-report=${report}`,
@@ -73,11 +73,11 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   for (const stream of [child.stdout, child.stderr]) stream.pipe(log, { end: false });
   const [code] = (await once(child, 'close')) as [number | null];
   log.end();
-  return ended(specsOf(await readFile(join(folder, report), 'utf8')), code);
+  return withEarlyEnd(specsOf(await readFile(join(folder, report), 'utf8')), code);
 }
 
-/** When the time is up, the report shows tests that did not run as if they had not been selected. */
-export function ended(specs: readonly Spec[], code: number | null): readonly Spec[] {
+/** When the time is up, the report shows the remaining tests as if they were not selected. */
+export function withEarlyEnd(specs: readonly Spec[], code: number | null): readonly Spec[] {
   if (code === 0 || specs.some(({ state }) => state === 'failed')) return specs;
   return [...specs, { name: 'the whole run', state: 'failed', seconds: 0, why: `it ended with ${code ?? 'a signal'}` }];
 }
@@ -85,7 +85,7 @@ export function ended(specs: readonly Spec[], code: number | null): readonly Spe
 const definition = (driver: Driver): string => join(import.meta.dirname, `${driver}.yaml`);
 
 /** The format of Ginkgo's report. */
-interface Reported {
+interface ReportedSpec {
   readonly SpecReports: readonly {
     readonly ContainerHierarchyTexts: readonly string[] | null;
     readonly LeafNodeType: string;
@@ -96,16 +96,16 @@ interface Reported {
   }[];
 }
 
-/** The tests of a report that the selection includes. A failure outside of tests counts as a failure too. */
+/** The tests of a report that the selection includes. A failure outside a test counts as a failure, too. */
 export function specsOf(report: string): readonly Spec[] {
-  const suites: readonly Reported[] = JSON.parse(report);
+  const suites: readonly ReportedSpec[] = JSON.parse(report);
   return suites
     .flatMap(({ SpecReports }) => SpecReports)
     .flatMap((one): readonly Spec[] => {
       const { State, Failure } = one;
       const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
       if (State === 'passed' && one.LeafNodeType !== 'It') return [];
-      // A test that the selection excludes has no reason.
+      // A test that the selection excludes has no skip reason.
       if (State === 'pending' || (State === 'skipped' && why === '')) return [];
       const state = State === 'passed' || State === 'skipped' ? State : 'failed';
       const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
@@ -113,7 +113,7 @@ export function specsOf(report: string): readonly Spec[] {
     });
 }
 
-/** Lines for people: the counts, the failures, and the reasons of skipped tests. */
+/** Lines for people: the counts, the failures, and why tests were skipped. */
 export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
   const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
   const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];

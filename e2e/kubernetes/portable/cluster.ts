@@ -12,19 +12,22 @@ export interface AnyObject extends KubeObject {
   readonly status?: Readonly<Record<string, unknown>>;
 }
 
-/** A cluster of which only the address and credentials of its API server are known. */
+/** A cluster that the tests know only by the address and credentials of its API server. */
 export interface AnyCluster {
-  /** Applies the object. With a uid, only if the object still has that uid. Returns the result. */
+  /** Applies the object. If the object has a uid, only that object is changed. Returns the result. */
   apply(object: object): Promise<AnyObject>;
-  /** Undefined: it does not exist. */
+  /** Undefined: the object does not exist. */
   find(object: object): Promise<AnyObject | undefined>;
   list(apiVersion: string, kind: string, namespace?: string): Promise<readonly AnyObject[]>;
-  /** Deletes it; with a uid, only that object. Succeeds if it is absent. Returns before it is gone. */
+  /**
+   * Deletes the object; if it has a uid, only the object with that uid. Succeeds if it is absent. Returns before it is
+   * gone.
+   */
   remove(object: object): Promise<void>;
   /** The log of a pod. */
   logOf(namespace: string, pod: string): Promise<string>;
-  /** Polls until the condition holds; otherwise throws what it saw last. */
-  until<T>(what: string, look: () => Promise<T>, isSo: (seen: T) => boolean, limitMs?: number): Promise<T>;
+  /** Polls until the condition holds. At the limit, throws an error with the last value. */
+  until<T>(what: string, look: () => Promise<T>, isDone: (seen: T) => boolean, limitMs?: number): Promise<T>;
 }
 
 const manager = 'stowage-e2e';
@@ -54,7 +57,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
   }
 
   const placeOf = ({ metadata: { namespace, name } }: AnyObject) => ({ namespace, name });
-  /** The object or its kind does not exist, or another object has its name. */
+  /** The object or its kind does not exist, or another object has the name. */
   const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
   const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
     try {

@@ -1,11 +1,11 @@
-// Decides what to do in a cluster from the objects that exist. Makes no calls.
+// Decides from the objects that exist what the tests do in a cluster. Makes no calls.
 import type { AnyObject } from './cluster.ts';
 
 /** Stowage's objects, as the API server lists them. */
 export interface ClusterFacts {
-  /** In all namespaces, of any owner. */
+  /** Deployments in all namespaces, of any owner. */
   readonly deployments: readonly AnyObject[];
-  /** Cluster-scoped objects of an installation except its stores, and the namespace. */
+  /** The cluster-scoped objects of an installation except its stores, and its namespace. */
   readonly objects: readonly AnyObject[];
   readonly stores: readonly AnyObject[];
   /** All PersistentVolumes of the cluster. */
@@ -17,11 +17,14 @@ export type Decision =
   | { readonly kind: 'install' }
   | { readonly kind: 'refuse'; readonly why: string };
 
-/** Where these tests install Stowage, and where the documentation installs it. */
+/** The namespace in which these tests and the documentation install Stowage. */
 export const usualNamespace = 'stowage-system';
 const labels = { name: 'app.kubernetes.io/name', component: 'app.kubernetes.io/component' } as const;
 
-/** Uses a running Stowage. Never touches the remains of another one: there may be data behind them. */
+/**
+ * If a Stowage runs, the tests use it. They never touch the remains of another installation, because these may refer to
+ * data.
+ */
 export function decide(seen: ClusterFacts): Decision {
   const homes = [...new Set(ownOf(seen.deployments).filter(isController).map(namespaceOf))];
   const [home] = homes;
@@ -31,7 +34,7 @@ export function decide(seen: ClusterFacts): Decision {
   return left.length === 0 ? { kind: 'install' } : { kind: 'refuse', why: refusal(left) };
 }
 
-/** Objects with Stowage's label. Its namespace may contain others. */
+/** The objects with Stowage's label. The namespace may contain other objects. */
 const ownOf = (things: readonly AnyObject[]): readonly AnyObject[] =>
   things.filter(({ metadata }) => metadata.labels?.[labels.name] === 'stowage');
 
@@ -67,14 +70,14 @@ const refusal = (left: readonly string[]): string =>
     'If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.',
   ].join('\n');
 
-/** The disk of a claim. A disk that outlived an earlier claim of the same name has that claim's uid. */
-export const disksOf = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
+/** The volumes of a claim. The volume of an earlier claim with the same name has that claim's uid. */
+export const volumesOfClaim = (volumes: readonly AnyObject[], { metadata }: AnyObject): readonly AnyObject[] =>
   volumes.filter(({ spec }) => {
     const { uid } = (spec as VolumeSpec | undefined)?.claimRef ?? {};
     return uid !== undefined && uid === metadata.uid;
   });
 
-/** Objects that are deleted with their owners, by Kubernetes or by these tests. */
+/** Objects that Kubernetes or these tests delete together with their owners. */
 export const ownedBy = (things: readonly AnyObject[], owners: readonly AnyObject[]): readonly AnyObject[] => {
   const uids = new Set(owners.map(({ metadata }) => metadata.uid));
   return things.filter(({ metadata }) => metadata.ownerReferences?.some(({ uid }) => uids.has(uid)) === true);
@@ -86,7 +89,7 @@ export interface Count {
   readonly ready: unknown;
 }
 
-/** Counts pods. Deployments and StatefulSets have other status fields than DaemonSets. */
+/** The numbers of pods. Deployments and StatefulSets have other status fields than DaemonSets. */
 export const countsOf = (workloads: readonly AnyObject[]): readonly Count[] =>
   ownOf(workloads).map(({ metadata: { name }, spec, status }) => ({
     name,
@@ -94,11 +97,11 @@ export const countsOf = (workloads: readonly AnyObject[]): readonly Count[] =>
     ready: status?.['readyReplicas'] ?? status?.['numberReady'] ?? 0,
   }));
 
-/** There are at least a controller, agents and keepers. */
+/** Whether at least a controller, agents and keepers are ready. */
 export const isReady = (counts: readonly Count[]): boolean =>
   counts.length >= 3 && counts.every(({ wanted, ready }) => wanted === ready && wanted !== 0);
 
-/** As values of the chart. Always strings, because a tag may look like a number. */
+/** The image as values of the chart. The values are always strings, because a tag may look like a number. */
 export function imageValues(image: string): readonly string[] {
   const [named = '', digest] = image.split('@');
   const at = named.lastIndexOf(':');
@@ -106,7 +109,7 @@ export function imageValues(image: string): readonly string[] {
   return [`image.repository=${repository}`, digest === undefined ? `image.tag=${tag}` : `image.digest=${digest}`];
 }
 
-/** The plain manifests with another image, which need not be in a registry. */
+/** The plain manifests with another image, which need not have a registry. */
 export function withImage(manifests: string, image: string): string {
   const own = /^( +image: )stowage:\S+$/gm;
   if (!own.test(manifests)) throw new Error('the manifests name no image that could be replaced');

@@ -19,29 +19,29 @@ import { matchingName, removeCreated } from './removal.ts';
 export interface InstallOptions {
   readonly kubeconfig: string;
   readonly image: string;
-  /** The path of Helm; empty: not available. */
+  /** The path of Helm. Empty: Helm is not available. */
   readonly helm: string;
-  /** More values of the chart, as for `--set`. */
+  /** Additional values of the chart, as for `--set`. */
   readonly values: readonly string[];
 }
 
 export interface Installed {
   /** A description for people. */
-  readonly how: string;
-  /** Removes what was installed, and nothing that existed before. */
+  readonly description: string;
+  /** Removes what was installed, and leaves everything that existed before. */
   uninstall(): Promise<void>;
 }
 
-/** Nothing was changed. */
+/** Why nothing was changed. */
 export interface Refused {
   readonly why: string;
 }
 
-interface Way extends Installed {
+interface Method extends Installed {
   install(): Promise<void>;
 }
 
-/** One client to install with, and one to remove with that keeps working when the user interrupts the tests. */
+/** `cluster` installs. `after` removes, and keeps working after the user has interrupted the tests. */
 export interface Clusters {
   readonly cluster: AnyCluster;
   readonly after: AnyCluster;
@@ -55,7 +55,7 @@ const definition = {
   metadata: { name: 'stores.stowage.dev' },
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };
-/** Objects of the embedded NFS server, which the plain manifests do not have. */
+/** The objects of the embedded NFS server, which the plain manifests lack. */
 const ofServer: readonly AnyObject[] = [
   { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
   { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
@@ -64,17 +64,17 @@ const ofServer: readonly AnyObject[] = [
 
 export const usualHelm = (): string => onPath('helm') ?? '';
 
-/** Uses a running Stowage as it is. Otherwise installs the chart if there is Helm, or the plain manifests. */
+/** If a Stowage runs, uses it unchanged. Otherwise installs the chart, or without Helm the plain manifests. */
 export async function install(clusters: Clusters, wish: InstallOptions): Promise<Installed | Refused> {
   const { cluster } = clusters;
-  const decision = decide(await seenIn(cluster));
+  const decision = decide(await factsOf(cluster));
   if (decision.kind === 'refuse') return { why: decision.why };
   if (decision.kind === 'use') {
     await ready(cluster, decision.namespace);
-    const how = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
-    return { how, uninstall: async () => {} };
+    const description = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
+    return { description, uninstall: async () => {} };
   }
-  const way = wish.helm === '' ? byManifests(clusters, wish.image) : byHelm(clusters.after, wish);
+  const way = wish.helm === '' ? manifestsMethod(clusters, wish.image) : helmMethod(clusters.after, wish);
   try {
     await way.install();
     await ready(cluster, namespace);
@@ -88,19 +88,19 @@ export async function install(clusters: Clusters, wish: InstallOptions): Promise
   return way;
 }
 
-async function seenIn(cluster: AnyCluster): Promise<ClusterFacts> {
+async function factsOf(cluster: AnyCluster): Promise<ClusterFacts> {
   const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
     return metadata.namespace === undefined && kind !== 'Store';
   });
   return {
     deployments: await cluster.list('apps/v1', 'Deployment'),
-    objects: await present(cluster, wide),
+    objects: await existing(cluster, wide),
     stores: await storesOf(cluster),
     volumes: await cluster.list('v1', 'PersistentVolume'),
   };
 }
 
-async function present(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
+async function existing(cluster: AnyCluster, things: readonly AnyObject[]): Promise<readonly AnyObject[]> {
   const found = await Promise.all(things.map((thing) => cluster.find(thing)));
   return found.filter((thing) => thing !== undefined);
 }
@@ -111,7 +111,7 @@ async function storesOf(cluster: AnyCluster): Promise<readonly AnyObject[]> {
   return (await cluster.list(apiVersion, kind)).map((store) => matchingName(apiVersion, kind, store));
 }
 
-/** CRDs first. */
+/** Parses the plain manifests. CRDs come first. */
 async function manifests(change = (text: string): string => text): Promise<readonly AnyObject[]> {
   const read = (...path: readonly string[]): Promise<string> => readFile(join(folder, ...path), 'utf8');
   const texts = [await read('crds', 'stores.yaml'), change(await read('stowage.yaml'))];
@@ -121,27 +121,27 @@ async function manifests(change = (text: string): string => text): Promise<reado
     .filter((thing) => thing !== null);
 }
 
-function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Way {
+function helmMethod(after: AnyCluster, { kubeconfig, image, helm, values }: InstallOptions): Method {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
     });
-  // Uses certificates, because the networks of the nodes are not known here.
+  // With certificates, because the tests don't know the networks of the nodes.
   const own = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
   const set = [
     ...[...own, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),
   ];
   let made: readonly AnyObject[] = [];
-  /** Objects that Helm leaves behind. None of them existed before. */
+  /** The objects that Helm does not remove. None of them existed before. */
   const kept = async (): Promise<readonly AnyObject[]> => {
     const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
     const context = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
     const stores = await storesOf(after);
-    return [...(await present(after, [...context, ...drivers])), ...stores, ...(await present(after, ofServer))];
+    return [...(await existing(after, [...context, ...drivers])), ...stores, ...(await existing(after, ofServer))];
   };
   return {
-    how: 'by the chart',
+    description: 'by the chart',
     install: async () => {
       try {
         await run('install', 'stowage', join(folder, 'chart'), '--create-namespace', ...set);
@@ -154,13 +154,13 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallO
   };
 }
 
-function byManifests({ cluster, after }: Clusters, image: string): Way {
+function manifestsMethod({ cluster, after }: Clusters, image: string): Method {
   const made: AnyObject[] = [];
   return {
-    how: 'by deploy/kubernetes/stowage.yaml',
+    description: 'by deploy/kubernetes/stowage.yaml',
     install: async () => {
       for (const thing of await manifests((text) => withImage(text, image))) {
-        // The API server needs a moment before it serves a new CRD.
+        // The API server needs a moment until it serves a new CRD.
         const applied = (): Promise<AnyObject | string> => cluster.apply(thing).catch(String);
         const what = `${thing.kind} ${thing.metadata.name}`;
         const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);
@@ -171,7 +171,10 @@ function byManifests({ cluster, after }: Clusters, image: string): Way {
   };
 }
 
-/** The controller creates a store's class after it has opened the store. Without the class, the tests of that store would be skipped. */
+/**
+ * The controller creates a store's class after it has opened the store. The tests of a store without a class would be
+ * skipped.
+ */
 async function untilClasses(cluster: AnyCluster): Promise<void> {
   const missing = async (): Promise<readonly string[]> => {
     const classes = await cluster.list('storage.k8s.io/v1', 'StorageClass');

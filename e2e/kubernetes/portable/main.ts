@@ -1,10 +1,10 @@
 /**
- * Our end-to-end tests on any cluster:
+ * Runs end-to-end tests on any cluster:
  *
  *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …] [--only WORDS]
  *
- * Installs Stowage if it is absent, and removes it again. If only remains of another installation exist, it does nothing. All objects
- * that the tests create have unique names and are removed.
+ * Installs Stowage if it is absent, and removes it again. Does nothing if the cluster contains only remains of another
+ * installation. All objects that the tests create have unique names and are removed.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
@@ -14,7 +14,7 @@ import { createKubeClient } from '#wire/kube/client.ts';
 import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
 import { install, usualHelm } from './install.ts';
 import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
-import { nothingLeft, tests } from './tests.ts';
+import { deleteAndCheck, tests } from './tests.ts';
 
 const usage =
   'npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM, or none] [--set VALUE …] [--only WORDS of a test]';
@@ -42,7 +42,7 @@ async function main(): Promise<number> {
   const access = await kubeAccess({ kubeconfig, env: process.env, clock });
   using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
   const cluster = createAnyCluster(client, stop.signal);
-  // On an interrupt, the tests end but the clean-up still runs.
+  // An interrupt ends the tests, but not the clean-up.
   const after = createAnyCluster(client, new AbortController().signal);
   const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
   const wanted = tests.filter(({ name }) => name.includes(values.only));
@@ -55,7 +55,7 @@ async function main(): Promise<number> {
     console.error(installed.why);
     return 1;
   }
-  console.log(`Stowage: ${installed.how}`);
+  console.log(`Stowage: ${installed.description}`);
   const unique = `e2e-${randomBytes(4).toString('hex')}`;
   const own = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
   const images = imageStore(unique);
@@ -63,9 +63,9 @@ async function main(): Promise<number> {
     await cluster.apply(own);
     await cluster.apply(images);
     const shell = values['shell-image'];
-    const context = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
+    const context = await createTestContext(cluster, { namespace: own.metadata.name, unique, shell });
     const tally = await runAll(wanted, context, (line) => console.log(line));
-    await nothingLeft({ ...context, cluster: after });
+    await deleteAndCheck({ ...context, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;
   } finally {
@@ -80,7 +80,7 @@ async function main(): Promise<number> {
   }
 }
 
-/** A store for block volumes, because the cluster may have no store of images. It leaves an empty folder on each node. */
+/** A store for block volumes, because the cluster may have none. It leaves an empty folder on each node. */
 const imageStore = (unique: string): object => ({
   apiVersion: 'stowage.dev/v1',
   kind: 'Store',
@@ -92,7 +92,7 @@ const imageStore = (unique: string): object => ({
   },
 });
 
-async function groundOf(
+async function createTestContext(
   cluster: AnyCluster,
   about: Pick<TestContext, 'namespace' | 'unique' | 'shell'>,
 ): Promise<TestContext> {

@@ -22,7 +22,7 @@ export const claim = ({ namespace }: TestContext, { name, of, mode, block, size 
 
 export interface PodOptions {
   readonly name: string;
-  /** The script. The volume is at /data, or the device at /dev/data. */
+  /** The script. A file system volume is at /data, a block volume at /dev/data. */
   readonly script: string;
   readonly volume: object;
   readonly block?: boolean;
@@ -53,4 +53,4 @@ export const container = (image: string, script: string, block: boolean): object
     : { volumeMounts: [{ name: 'data', mountPath: '/data' }] }),
 });
 
-export const byClaim = (claimName: string): object => ({ persistentVolumeClaim: { claimName } });
+export const claimVolume = (claimName: string): object => ({ persistentVolumeClaim: { claimName } });

@@ -7,7 +7,7 @@ import { type ChartFixture, startChartFixture } from '../chart-fixture.ts';
 
 const { signal } = new AbortController();
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
-/** The kinds of all cluster-scoped objects of an installation, and namespaces. */
+/** The kinds of all cluster-scoped objects of an installation, and Namespace. */
 const kinds = [
   'namespaces',
   'persistentvolumes',
@@ -24,7 +24,7 @@ const kinds = [
 interface Run {
   readonly stdout: string;
   readonly stderr: string;
-  /** Undefined: it succeeded. */
+  /** The exit status. Undefined: 0. */
   readonly code?: number;
 }
 
@@ -48,7 +48,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
 
-  test('touch nothing where remains of a Stowage exist that does not run', async () => {
+  test('change nothing if the cluster contains remains of a Stowage that does not run', async () => {
     const { apply, kubectl } = fixture.cluster;
     const claimRef = {
       apiVersion: 'v1',
@@ -81,7 +81,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
     await kubectl('delete', 'namespace/stowage-system', 'persistentvolume/retained', '--timeout=60s');
   }, 120_000);
 
-  test('install the plain manifests where there is no Helm, and leave nothing behind', async () => {
+  test('install the plain manifests if there is no Helm, and leave nothing behind', async () => {
     const result = await run(['--helm', 'none', '--only', 'a claim of a local store']);
     expect(result.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
     expect(lastLine(result), `${result.stdout}${result.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
@@ -90,7 +90,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   }, 400_000);
 
   test('all pass on the cluster of the test bed, and leave nothing behind', async () => {
-    // This cluster has no DNS that knows services.
+    // This cluster has no DNS for services.
     const address = ['--set', 'embeddedNFS.clusterIP=10.96.7.7'];
     const result = await run(['--helm', toolPath('helm'), ...address]);
     expect(result.stdout).toContain('Stowage: by the chart');

@@ -1,7 +1,7 @@
 import type { AnyCluster, AnyObject } from './cluster.ts';
-import { disksOf, ownedBy } from './decision.ts';
+import { ownedBy, volumesOfClaim } from './decision.ts';
 
-/** Items of a list have no kind and apiVersion. */
+/** The object with kind and apiVersion, which the items of a list lack. */
 export const matchingName = (apiVersion: string, kind: string, { metadata }: AnyObject): AnyObject => ({
   apiVersion,
   kind,
@@ -9,8 +9,9 @@ export const matchingName = (apiVersion: string, kind: string, { metadata }: Any
 });
 
 /**
- * Removes what a run has created: objects as the API server returned them, in the order of their creation. Deletes by uid, so another
- * object with the same name is left alone. Stowage's programs are removed after the volumes and classes, which need them.
+ * Removes the objects that a run has created, given in the order of their creation as the API server returned them.
+ * Deletes by uid, so that other objects with these names stay. Stowage's workloads are removed after the volumes and
+ * classes, which need them.
  */
 export async function removeCreated(
   cluster: AnyCluster,
@@ -23,7 +24,7 @@ export async function removeCreated(
   await removeStores(cluster, of('Store'));
   await programs();
   const left = of('CustomResourceDefinition').length === 0 ? [] : await cluster.list('stowage.dev/v1', 'Store');
-  // Deleting the CRD would delete the objects, too.
+  // Deleting the CRD would delete the remaining objects, too.
   const isKept = ({ kind }: AnyObject): boolean => kind === 'CustomResourceDefinition' && left.length > 0;
   const rest = made.filter((thing) => !isKept(thing)).toReversed();
   for (const thing of rest) await cluster.remove(thing);
@@ -48,9 +49,9 @@ async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<voi
   await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
 }
 
-/** Also deletes its volume, which would outlive it otherwise. */
+/** Also deletes the claim's volume, which would outlive the claim otherwise. */
 async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void> {
-  const disks = async () => disksOf(await cluster.list('v1', 'PersistentVolume'), claim);
+  const disks = async () => volumesOfClaim(await cluster.list('v1', 'PersistentVolume'), claim);
   for (const { metadata } of await disks())
     await cluster.apply({
       apiVersion: 'v1',
@@ -62,7 +63,7 @@ async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void>
   await cluster.until('the end of its volume', disks, (all) => all.length === 0);
 }
 
-/** Kubernetes deletes their classes with them. */
+/** Kubernetes deletes the classes together with their stores. */
 async function removeStores(cluster: AnyCluster, stores: readonly AnyObject[]): Promise<void> {
   for (const store of stores) await cluster.remove(store);
   const classes = async () => ownedBy(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);

@@ -1,17 +1,17 @@
 import type { AnyCluster } from './cluster.ts';
 
-/** What each test gets. */
+/** The argument of each test. */
 export interface TestContext {
   readonly cluster: AnyCluster;
-  /** A namespace for these tests only. */
+  /** A namespace that only these tests use. */
   readonly namespace: string;
-  /** Part of the names of cluster-scoped objects. */
+  /** A part of the names of cluster-scoped objects. */
   readonly unique: string;
   /** An image with a shell. */
   readonly shell: string;
   /** The names of nodes that can run pods. */
   readonly nodes: readonly string[];
-  /** The names of classes and their stores. Undefined: the cluster has none of that kind. */
+  /** The names of a class and its store. Undefined: the cluster has no class of that kind. */
   readonly shared: ClassOfStore | undefined;
   readonly local: ClassOfStore | undefined;
   readonly images: ClassOfStore | undefined;
@@ -25,7 +25,7 @@ export interface ClassOfStore {
 
 export interface PortableTest {
   readonly name: string;
-  /** Returns why the test can't run on this cluster. */
+  /** Returns why the test can't run on this cluster, or undefined. */
   readonly unless?: (context: TestContext) => string | undefined;
   run(context: TestContext): Promise<void>;
 }

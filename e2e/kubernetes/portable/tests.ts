@@ -1,10 +1,10 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { AnyObject } from './cluster.ts';
-import { byClaim, claim, container, type PodOptions, pod } from './objects.ts';
+import { claim, claimVolume, container, type PodOptions, pod } from './objects.ts';
 import type { ClassOfStore, PortableTest, TestContext } from './run.ts';
 
 /** Runs a pod to its end and returns its output. */
-async function ran(context: TestContext, wish: PodOptions): Promise<string> {
+async function runPod(context: TestContext, wish: PodOptions): Promise<string> {
   const { cluster, namespace } = context;
   const object = pod(context, wish);
   await cluster.apply(object);
@@ -19,7 +19,7 @@ async function ran(context: TestContext, wish: PodOptions): Promise<string> {
   return log.trimEnd();
 }
 
-function isEqual(found: unknown, wanted: unknown, what: string): void {
+function expectEqual(found: unknown, wanted: unknown, what: string): void {
   if (!isDeepStrictEqual(found, wanted))
     throw new Error(`${what} is ${JSON.stringify(found)} and not ${JSON.stringify(wanted)}`);
 }
@@ -29,8 +29,8 @@ const volumesOf = async ({ cluster, namespace }: TestContext): Promise<readonly 
     ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
   );
 
-/** Deletes everything in the namespace, and waits until nothing is left of its claims either. */
-export async function nothingLeft(context: TestContext): Promise<void> {
+/** Deletes everything in the namespace, and waits until nothing is left of its claims, either. */
+export async function deleteAndCheck(context: TestContext): Promise<void> {
   const { cluster, namespace } = context;
   const kinds = [
     ['apps/v1', 'StatefulSet'],
@@ -47,23 +47,27 @@ export async function nothingLeft(context: TestContext): Promise<void> {
   await cluster.until('the end of each volume', volumes, (all) => all.length === 0);
 }
 
-const none = (what: string) => `there is no class of ${what}`;
+const noClass = (what: string) => `there is no class of ${what}`;
 
-/** The life of a volume: one pod writes, a second one reads, the volume is expanded while in use, and deleted. */
-async function lifeOf(context: TestContext, of: ClassOfStore): Promise<void> {
+/** One pod writes to a volume and another one reads it, the volume grows while a pod uses it, and is deleted. */
+async function checkLifeCycle(context: TestContext, of: ClassOfStore): Promise<void> {
   const { cluster, namespace } = context;
   const wish = { name: 'life', of, mode: of === context.shared ? 'ReadWriteMany' : 'ReadWriteOnce' } as const;
   const object = claim(context, wish);
   await cluster.apply(object);
-  const volume = byClaim('life');
-  isEqual(
-    await ran(context, { name: 'writes', script: 'echo text >/data/file && sync', volume }),
+  const volume = claimVolume('life');
+  expectEqual(
+    await runPod(context, { name: 'writes', script: 'echo text >/data/file && sync', volume }),
     '',
     'what it printed',
   );
   const phase = async () => (await cluster.find(object))?.status?.['phase'];
-  isEqual(await phase(), 'Bound', 'the phase of the claim');
-  isEqual(await ran(context, { name: 'reads', script: 'cat /data/file', volume }), 'text', 'what the second pod read');
+  expectEqual(await phase(), 'Bound', 'the phase of the claim');
+  expectEqual(
+    await runPod(context, { name: 'reads', script: 'cat /data/file', volume }),
+    'text',
+    'what the second pod read',
+  );
   await cluster.apply(pod(context, { name: 'stays', script: 'sleep 100000', volume }));
   const running = async () =>
     (await cluster.find({ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'stays', namespace } }))?.status?.['phase'];
@@ -71,44 +75,48 @@ async function lifeOf(context: TestContext, of: ClassOfStore): Promise<void> {
   await cluster.apply(claim(context, { ...wish, size: '128Mi' }));
   const capacity = async () => (await cluster.find(object))?.status?.['capacity'];
   await cluster.until('that the claim is larger', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
-  await nothingLeft(context);
+  await deleteAndCheck(context);
 }
 
-const life = (what: string, pick: (context: TestContext) => ClassOfStore | undefined): PortableTest => ({
-  name: `a claim of ${what}: bound, written, read by another pod, made larger while it is used, deleted`,
-  unless: (context) => (pick(context) === undefined ? none(what) : undefined),
+const lifeCycle = (what: string, pick: (context: TestContext) => ClassOfStore | undefined): PortableTest => ({
+  name: `a claim of ${what} is bound, written, read by another pod, expanded while in use, and deleted`,
+  unless: (context) => (pick(context) === undefined ? noClass(what) : undefined),
   run: async (context) => {
     const of = pick(context);
-    if (of !== undefined) await lifeOf(context, of);
+    if (of !== undefined) await checkLifeCycle(context, of);
   },
 });
 
 const twoNodes: PortableTest = {
-  name: 'a claim for many nodes is the same on two of them',
+  name: 'a ReadWriteMany claim shows the same files on two nodes',
   unless: ({ shared, nodes }) => {
-    if (shared === undefined) return none('a shared store');
+    if (shared === undefined) return noClass('a shared store');
     return nodes.length < 2 ? 'there is one node' : undefined;
   },
   run: async (context) => {
     const { shared, nodes, cluster } = context;
     if (shared === undefined) return;
     await cluster.apply(claim(context, { name: 'both', of: shared, mode: 'ReadWriteMany' }));
-    const on = (node: string | undefined) => ({ volume: byClaim('both'), ...(node === undefined ? {} : { node }) });
-    await ran(context, { name: 'one', script: 'echo "of one" >/data/file', ...on(nodes[0]) });
-    const read = await ran(context, {
+    const on = (node: string | undefined) => ({ volume: claimVolume('both'), ...(node === undefined ? {} : { node }) });
+    await runPod(context, { name: 'one', script: 'echo "of one" >/data/file', ...on(nodes[0]) });
+    const read = await runPod(context, {
       name: 'other',
       script: 'cat /data/file; echo more >>/data/file',
       ...on(nodes[1]),
     });
-    isEqual(read, 'of one', 'what the other node read');
-    isEqual(await ran(context, { name: 'again', script: 'cat /data/file', ...on(nodes[0]) }), 'of one\nmore', 'it');
-    await nothingLeft(context);
+    expectEqual(read, 'of one', 'what the other node read');
+    expectEqual(
+      await runPod(context, { name: 'again', script: 'cat /data/file', ...on(nodes[0]) }),
+      'of one\nmore',
+      'it',
+    );
+    await deleteAndCheck(context);
   },
 };
 
 const stateful: PortableTest = {
   name: 'a StatefulSet with three replicas has three volumes',
-  unless: ({ local, shared }) => (local === undefined && shared === undefined ? none('any store') : undefined),
+  unless: ({ local, shared }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
   run: async (context) => {
     const { cluster, namespace, local, shared, shell } = context;
     const labels = { app: 'three' };
@@ -145,25 +153,25 @@ const stateful: PortableTest = {
     await cluster.apply(set);
     const ready = async () => (await cluster.find(set))?.status?.['readyReplicas'];
     await cluster.until('that three replicas are ready', ready, (count) => count === 3);
-    isEqual((await volumesOf(context)).length, 3, 'the number of volumes');
-    await nothingLeft(context);
+    expectEqual((await volumesOf(context)).length, 3, 'the number of volumes');
+    await deleteAndCheck(context);
   },
 };
 
-const broughtOf = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): object => ({
+const inlineVolume = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): object => ({
   csi: { driver, volumeAttributes: { store, size: '64M' } },
 });
 
 const refused: PortableTest = {
-  name: 'a volume that a pod brings is refused on a store that nodes share, unless that allows it',
-  unless: ({ shared }) => (shared === undefined ? none('a shared store') : undefined),
+  name: 'an inline volume on a shared store is refused unless the store allows inline volumes',
+  unless: ({ shared }) => (shared === undefined ? noClass('a shared store') : undefined),
   run: async (context) => {
     const { cluster, namespace, shared } = context;
     const metadata = { name: shared?.store ?? '' };
     const store = await cluster.find({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata });
-    const volume = broughtOf(shared);
+    const volume = inlineVolume(shared);
     if (Object(store?.spec?.['options'])['inline'] === 'true') {
-      await ran(context, { name: 'allowed', script: 'echo text >/data/file', volume });
+      await runPod(context, { name: 'allowed', script: 'echo text >/data/file', volume });
     } else {
       await cluster.apply(pod(context, { name: 'refused', script: 'true', volume }));
       const told = async () =>
@@ -171,40 +179,44 @@ const refused: PortableTest = {
       const isTold = (all: readonly string[]) => all.some((text) => text.includes('does not allow inline volumes'));
       await cluster.until('an Event that says so', told, isTold);
     }
-    await nothingLeft(context);
+    await deleteAndCheck(context);
   },
 };
 
 const inline: PortableTest = {
-  name: 'a volume that a pod brings lives with the pod',
-  unless: ({ local }) => (local === undefined ? none('a local store') : undefined),
+  name: 'an inline volume is created and deleted together with its pod',
+  unless: ({ local }) => (local === undefined ? noClass('a local store') : undefined),
   run: async (context) => {
-    const volume = broughtOf(context.local);
+    const volume = inlineVolume(context.local);
     const script = 'echo text >/data/file && cat /data/file';
-    isEqual(await ran(context, { name: 'brings', script, volume }), 'text', 'what it read');
-    await nothingLeft(context);
+    expectEqual(await runPod(context, { name: 'brings', script, volume }), 'text', 'what it read');
+    await deleteAndCheck(context);
   },
 };
 
 const block: PortableTest = {
   name: 'a block volume is a device',
-  unless: ({ images }) => (images === undefined ? none('images') : undefined),
+  unless: ({ images }) => (images === undefined ? noClass('images') : undefined),
   run: async (context) => {
     const { images, cluster } = context;
     if (images === undefined) return;
     await cluster.apply(claim(context, { name: 'device', of: images, block: true }));
-    const volume = byClaim('device');
+    const volume = claimVolume('device');
     const writes = 'test -b /dev/data && printf text | dd of=/dev/data bs=512 conv=sync,fsync 2>/dev/null';
-    await ran(context, { name: 'writes', script: writes, volume, block: true });
+    await runPod(context, { name: 'writes', script: writes, volume, block: true });
     const reads = 'dd if=/dev/data bs=4 count=1 2>/dev/null';
-    isEqual(await ran(context, { name: 'reads', script: reads, volume, block: true }), 'text', 'what is on the device');
-    await nothingLeft(context);
+    expectEqual(
+      await runPod(context, { name: 'reads', script: reads, volume, block: true }),
+      'text',
+      'what is on the device',
+    );
+    await deleteAndCheck(context);
   },
 };
 
 const wrong: PortableTest = {
-  name: 'a class with a parameter that is not known: told on the claim, which waits',
-  unless: ({ shared, local }) => (local === undefined && shared === undefined ? none('any store') : undefined),
+  name: 'a claim of a class with an unknown parameter waits, and an Event says why',
+  unless: ({ shared, local }) => (local === undefined && shared === undefined ? noClass('any store') : undefined),
   run: async (context) => {
     const { cluster, namespace, unique } = context;
     const { driver = '', store = '' } = context.shared ?? context.local ?? {};
@@ -224,9 +236,9 @@ const wrong: PortableTest = {
         (await cluster.list('events.k8s.io/v1', 'Event', namespace)).map((event) => String(Object(event)['note']));
       const isTold = (all: readonly string[]) => all.some((note) => note.includes("unknown parameter 'colour'"));
       await cluster.until('an Event about the parameter', notes, isTold);
-      isEqual((await cluster.find(object))?.status?.['phase'], 'Pending', 'the phase of the claim');
-      isEqual(await volumesOf(context), [], 'what was made');
-      await nothingLeft(context);
+      expectEqual((await cluster.find(object))?.status?.['phase'], 'Pending', 'the phase of the claim');
+      expectEqual(await volumesOf(context), [], 'what was made');
+      await deleteAndCheck(context);
     } finally {
       await cluster.remove(kind);
     }
@@ -234,8 +246,8 @@ const wrong: PortableTest = {
 };
 
 export const tests: readonly PortableTest[] = [
-  life('a shared store', ({ shared }) => shared),
-  life('a local store', ({ local }) => local),
+  lifeCycle('a shared store', ({ shared }) => shared),
+  lifeCycle('a local store', ({ local }) => local),
   twoNodes,
   stateful,
   inline,

@@ -31,18 +31,18 @@ const place = {
   ginkgo: cachedBuild('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
 };
 
-const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
+const versionFlags = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
   `-X ${name}.gitVersion=v${version}`,
   `-X ${name}.gitMajor=${major}`,
   `-X ${name}.gitMinor=${minor}`,
 ]);
-// Statically linked, so they also run in images.
-const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', ['-s', '-w', ...stamps].join(' ')];
+// Statically linked, so that the programs also run in images.
+const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', ['-s', '-w', ...versionFlags].join(' ')];
 
 const programs = ['kube-apiserver', 'kube-controller-manager', 'kube-scheduler', 'kubelet', 'kube-proxy', 'kubectl'];
 const onNodes = ['containerd', 'ctr', 'runc', 'iptables', 'ip', 'nsenter', 'unshare', 'mount', 'openssl'];
 
-/** All programs of a cluster: a node's from Debian, and the rest from the Go module proxy. */
+/** All programs of a cluster: Debian's for nodes, and the others from the Go module proxy. */
 export const kubernetes: Component = {
   ...built(place.kubernetes, () => missingPrograms(...onNodes) ?? missingPlugins()),
   what: `Kubernetes ${version}, whose clusters tests start for themselves`,
@@ -60,7 +60,7 @@ export const kubernetes: Component = {
     }),
 };
 
-/** The conformance tests for CSI drivers of the CSI authors. */
+/** The CSI authors' conformance tests for CSI drivers. */
 export const csiSanity: Component = {
   ...built(place.sanity),
   what: 'csi-sanity 5.6.0, the test suite for CSI drivers',

@@ -10,10 +10,10 @@ export interface Identity {
   readonly names?: readonly string[];
 }
 
-/** The cluster's own certificate authority. It is worthless after the cluster has ended. */
+/** The certificate authority of a cluster. It is worthless after the end of the cluster. */
 export interface Authority {
   readonly certificate: string;
-  /** The paths of the certificate and key of that name, which may not exist yet. */
+  /** The paths of the certificate and key of that name, which need not exist. */
   files(name: string): Issued;
   /** Issues a certificate. Returns the paths of the certificate and key. */
   issue(name: string, identity: Identity): Promise<Issued>;
@@ -29,7 +29,7 @@ export interface Issued {
 const days = '3';
 const elliptic = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-noenc'];
 
-/** The folder exists, and only root can read it. */
+/** Creates a certificate authority in an existing folder that only root can read. */
 export async function makeAuthority(folder: string, run: Run): Promise<Authority> {
   const files = (name: string): Issued => ({
     certificate: join(folder, `${name}.crt`),

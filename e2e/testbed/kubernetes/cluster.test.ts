@@ -15,7 +15,7 @@ const { signal } = new AbortController();
 const run = runner(signal);
 const wait = { timeout: 60_000 };
 
-/** Of a process: identifies its owner. */
+/** The text of a file of a process, which identifies the owner of the process. */
 const textOf = (path: string): string => {
   try {
     return readFileSync(path, 'utf8');
@@ -36,12 +36,13 @@ const leftOf = (folder: string): readonly string[] => [
   ...processesOf(basename(folder)),
 ];
 
-/** State of this machine that a cluster could change, except for objects with the cluster's name. */
+/** State of this machine that a cluster could change, without objects that have the cluster's name. */
 const machineState = async () => ({
   kernel: ['vm/overcommit_memory', 'kernel/panic', 'kernel/panic_on_oops', 'net/ipv4/ip_forward'].map((name) =>
     textOf(`/proc/sys/${name}`),
   ),
-  // Excludes the interfaces of other tests, which have other names, and of a Docker engine, whose names have seven digits.
+  // Excludes the interfaces of other tests, which have other names, and of a Docker engine, whose names have seven
+  // digits.
   interfaces: textOf('/proc/net/dev').match(/^ *(switch|port\d+|eth0|veth[0-9a-f]{8}|kube\S*):/gm),
   rules: (await run(onPath('iptables-save') ?? 'iptables-save', [])).match(/^.*KUBE.*$/gm),
   folders: globSync([
@@ -104,12 +105,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await ready('one', 'two');
     const address = (name: string): Promise<string> =>
       cluster.kubectl('get', 'pod', name, '--output', 'jsonpath={.status.podIP}');
-    // Not with the option `-T`, which makes this busybox crash.
+    // Without the option `-T`, which makes this busybox crash.
     const get = (from: string, url: string): Promise<string> =>
       exec(from, 'timeout', '5', 'wget', '-q', '-O', '-', url);
     expect(await get('one', `http://${await address('two')}:8080`)).toBe('two');
     expect(await get('two', `http://${await address('one')}:8080`)).toBe('one');
-    // Kubernetes sets these variables in every pod. This busybox and the API server have no cipher in common.
+    // Kubernetes sets these variables in every pod. HTTPS is impossible: this busybox and the API server have no common
+    // cipher.
     const ask = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT";
     for (const name of ['one', 'two']) {
       expect(await exec(name, 'sh', '-c', 'echo $KUBERNETES_SERVICE_HOST')).toBe(addresses.apiService);
@@ -117,7 +119,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     }
     await cluster.kubectl('expose', 'pod', 'two', '--port=80', '--target-port=8080', '--name=behind');
     const behind = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
-    // Also from the pod behind the service.
+    // Also from the pod to which the Service routes.
     for (const name of ['one', 'two'])
       await expect.poll(() => get(name, `http://${behind}`).catch(String), wait).toBe('two');
   });
@@ -147,11 +149,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect(globSync(`${one?.folder}/**/shared/a/*`)).toEqual([]);
     await expect(two?.inside('ls', folder.hostPath.path)).rejects.toThrow('No such file');
     await cluster.kubectl('delete', 'pod', 'mounter', 'reader', '--wait');
-    // The mount belongs to the node now.
+    // The mount now belongs to the node.
     await one?.inside('umount', `${folder.hostPath.path}/a`);
   });
 
-  test('continues after an outage of its API server', async () => {
+  test('works again after an outage of its API server', async () => {
     await cluster.apiServer.stop();
     await expect(cluster.kubectl('get', 'nodes', '--request-timeout=5s')).rejects.toThrow();
     await cluster.apiServer.start();
@@ -162,7 +164,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await ready('after-api');
   });
 
-  test('keeps its pods when a kubelet restarts, which can still end them', async () => {
+  test('keeps its pods when a kubelet restarts, and the kubelet can still end them', async () => {
     const [, two] = cluster.nodes;
     await cluster.apply(pod('survivor', 1, 'echo $RANDOM-$$ >/tmp/id && sleep 1000'));
     await ready('survivor');
@@ -175,7 +177,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.kubectl('wait', '--for=delete', 'pod/survivor', '--timeout=60s');
   });
 
-  test('has a node that keeps running while it is cut off, and rejoins', async () => {
+  test('has nodes that keep running while they are cut off, and rejoin', async () => {
     const [one] = cluster.nodes;
     await cluster.apply(pod('alone', 0, 'sleep 1000'));
     await ready('alone');
@@ -187,7 +189,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     expect(await exec('alone', 'echo', 'still here')).toBe('still here');
   }, 150_000);
 
-  test('keeps its other node when one is lost', async () => {
+  test('keeps its other node when a node is lost', async () => {
     const [one] = cluster.nodes;
     const ofOne = `${basename(cluster.folder)}/node-1`;
     expect(processesOf(ofOne)).not.toEqual([]);

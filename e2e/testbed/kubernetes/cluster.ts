@@ -16,7 +16,7 @@ import { addresses, type ClusterNetwork, startNetwork } from './network.ts';
 import { type Node, startNode } from './node.ts';
 
 const commandDeadline = 120_000;
-/** The limit until all nodes are ready, on a busy machine. */
+/** The limit until all nodes are ready on a busy machine. */
 const startDeadline = 90_000;
 
 export interface Cluster extends AsyncDisposable, Pick<ControlPlane, 'apiServer' | 'controllerManager' | 'scheduler'> {
@@ -30,15 +30,15 @@ export interface Cluster extends AsyncDisposable, Pick<ControlPlane, 'apiServer'
   kubectl(...words: readonly string[]): Promise<string>;
   /** `kubectl apply` of objects. */
   apply(...objects: readonly object[]): Promise<string>;
-  /** Imports an image on all nodes, under its own names and under the given ones. */
+  /** Imports an image on all nodes, under its own names and the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
-  /** The log of one of its programs: `kube-apiserver`, `node-1-kubelet` and so on. */
+  /** The log of a program: `kube-apiserver`, `node-1-kubelet` and so on. */
   logOf(program: string): string;
 }
 
 export interface ClusterOptions {
   readonly nodes?: number;
-  /** More node folders that must be on the disk rather than on an overlay of this machine's. */
+  /** More node folders that must be on the disk, and not on an overlay of this machine's files. */
   readonly folders?: readonly string[];
   readonly args?: ControlPlaneArgs & { readonly kubelet?: readonly string[] };
 }
@@ -48,7 +48,7 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   await using stack = new AsyncDisposableStack();
   const top = await realpath(await mkdtemp(join(tmpdir(), 'st-k8s-')));
   stack.defer(() => rm(top, { recursive: true, force: true }));
-  // Users of pods need to traverse it to the node's files.
+  // Users of pods must be able to traverse the folder to the node's files.
   await chmod(top, 0o711);
   for (const name of ['pki', 'log']) await mkdir(join(top, name), { mode: 0o700 });
   const group = basename(top);
@@ -68,7 +68,7 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
     authority: authority.certificate,
     ...authority.files('admin'),
   });
-  const apiReady = (): Promise<void> => until(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
+  const apiReady = (): Promise<void> => pollUntil(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
   const pause = await pauseTar(signal);
   const starting = Array.from({ length: count }, async (_, index) => {
     const node = stack.use(await startNode({ ...common, number: index + 1 }));
@@ -76,20 +76,20 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
     return node;
   });
   const started = startControlPlane({ folder: top, bin, network, authority, args, apiReady, signal });
-  // If one fails, wait for the others, because what they started must be stopped.
+  // If one fails, waits for the others, because the programs that they started must be stopped.
   await Promise.allSettled([started.then((it) => stack.use(it)), ...starting]);
   const control = await started;
   const nodes = await Promise.all(starting);
   await Promise.all(nodes.map((node) => node.join()));
   try {
-    await until(signal, async (limit) => (await readyNodes(get, limit)) === count);
-    await until(signal, async (limit) => {
-      // Without it the API server admits no pod.
+    await pollUntil(signal, async (limit) => (await readyNodes(get, limit)) === count);
+    await pollUntil(signal, async (limit) => {
+      // Without this account, the API server admits no pods.
       await get('/api/v1/namespaces/default/serviceaccounts/default', limit);
       return true;
     });
   } catch (cause) {
-    throw new Error(`the nodes did not become ready:\n${await complaints(join(top, 'log'))}`, { cause });
+    throw new Error(`the nodes did not become ready:\n${await lastErrors(join(top, 'log'))}`, { cause });
   }
   const all = stack.move();
   const { apiServer, controllerManager, scheduler } = control;
@@ -134,7 +134,7 @@ type Kubectl = (input: string | undefined, ...words: readonly string[]) => Promi
 function client(program: string, kubeconfig: string, home: string, signal: AbortSignal): Kubectl {
   return async (input, ...words) => {
     const running = promisify(execFile)(program, ['--kubeconfig', kubeconfig, ...words], {
-      // Without the user's own settings and caches.
+      // Hides the user's own settings and caches.
       env: { PATH: process.env['PATH'], HOME: home },
       maxBuffer: 64 * 1024 * 1024,
       signal,
@@ -158,8 +158,8 @@ interface NodeList {
   }[];
 }
 
-/** Polls until the condition holds. An error counts as no. */
-async function until(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
+/** Polls until the condition holds. An error counts as false. */
+async function pollUntil(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
   for (;;) {
     try {
@@ -173,7 +173,7 @@ async function until(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<
 }
 
 /** The last errors in the logs, which are deleted with the cluster. */
-async function complaints(folder: string): Promise<string> {
+async function lastErrors(folder: string): Promise<string> {
   const names = (await readdir(folder)).filter((name) => name.startsWith('node-'));
   const last = names.map(async (name) => {
     const lines = (await readFile(join(folder, name), 'utf8')).split('\n');

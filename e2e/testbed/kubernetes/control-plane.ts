@@ -6,23 +6,26 @@ import type { ClusterNetwork } from './network.ts';
 import { addresses } from './network.ts';
 
 /** A program of the control plane that tests can stop and start. */
-export interface Part {
-  /** Sends SIGKILL: on SIGTERM, an API server waits up to a minute for watches. None of the programs has anything to lose. */
+export interface ControlPlaneProgram {
+  /**
+   * Sends SIGKILL, because an API server waits up to a minute for watches after SIGTERM. No program of the control
+   * plane has state that it could lose.
+   */
   stop(): Promise<void>;
-  /** Accepts connections and answers nothing. */
+  /** Freezes the program: it accepts connections, but answers nothing. */
   freeze(): Promise<void>;
   thaw(): void;
-  /** Resolves when it works. */
+  /** Starts the program again. Resolves when it answers. */
   start(): Promise<void>;
 }
 
 export interface ControlPlane extends AsyncDisposable {
-  readonly apiServer: Part;
-  readonly controllerManager: Part;
-  readonly scheduler: Part;
+  readonly apiServer: ControlPlaneProgram;
+  readonly controllerManager: ControlPlaneProgram;
+  readonly scheduler: ControlPlaneProgram;
 }
 
-/** More arguments for the programs. The last one of a kind wins. */
+/** More arguments for the programs. If an argument is repeated, the last one counts. */
 export interface ControlPlaneArgs {
   readonly apiServer?: readonly string[];
   readonly controllerManager?: readonly string[];
@@ -45,9 +48,12 @@ const clientPort = 2379;
 const peerPort = 2380;
 const local = (port: number): string => `http://127.0.0.1:${port}`;
 /** Raises the client-side rate limits, which a benchmark would measure otherwise. */
-const unhurried = ['--kube-api-qps=500', '--kube-api-burst=1000'];
+const raisedRateLimits = ['--kube-api-qps=500', '--kube-api-burst=1000'];
 
-/** Requires the API server's certificate, `apiserver`, and kubeconfigs for `controller-manager` and `scheduler`. */
+/**
+ * Starts the control plane. Requires the certificate `apiserver`, and kubeconfigs for `controller-manager` and
+ * `scheduler`.
+ */
 export async function startControlPlane(options: ControlPlaneOptions): Promise<ControlPlane> {
   const { folder, bin, network, authority, args, apiReady, signal } = options;
   const pki = (name: string): string => join(folder, 'pki', name);
@@ -60,7 +66,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
       isReady: (log) => log.includes(ready),
       signal,
     });
-  const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<Part> => {
+  const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<ControlPlaneProgram> => {
     const start = (): Promise<Daemon> => daemon(name, words, 'Serving securely');
     let current = await start();
     stack.defer(() => current.kill());
@@ -75,7 +81,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
       },
     };
   };
-  // Durability is not needed: the cluster's data end with the test anyway.
+  // Without durability, because the cluster's data end with the test.
   const etcd = [
     '--data-dir',
     join(folder, 'etcd'),
@@ -93,7 +99,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
     '--bind-address=127.0.0.1',
     '--leader-elect=false',
     `--cert-dir=${join(folder, name)}`,
-    ...unhurried,
+    ...raisedRateLimits,
   ];
   const managing = part('kube-controller-manager', [
     ...asSomebody('controller-manager'),
@@ -104,7 +110,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
     ...(args.controllerManager ?? []),
   ]);
   const scheduling = part('kube-scheduler', [...asSomebody('scheduler'), ...(args.scheduler ?? [])]);
-  // If one fails, wait for the other one, because it must be stopped, too.
+  // If one fails, waits for the other one, because it must be stopped, too.
   await Promise.allSettled([managing, scheduling]);
   const [controllerManager, scheduler] = [await managing, await scheduling];
   const all = stack.move();
@@ -127,7 +133,7 @@ function apiServerWords(pki: (name: string) => string): readonly string[] {
     '--service-account-issuer=https://kubernetes.default.svc.cluster.local',
     `--service-account-key-file=${pki('accounts.crt')}`,
     `--service-account-signing-key-file=${pki('accounts.key')}`,
-    // The names of nodes do not resolve here.
+    // The names of nodes do not resolve on the control plane.
     '--kubelet-preferred-address-types=InternalIP',
     `--kubelet-client-certificate=${pki('admin.crt')}`,
     `--kubelet-client-key=${pki('admin.key')}`,

@@ -3,15 +3,16 @@ import { once } from 'node:events';
 import { connect, createServer, Server, type Socket } from 'node:net';
 import { loopbackAddress } from '../daemon.ts';
 
-/** A loopback address of this machine that forwards to a port in another network. */
+/** A loopback address of this machine that forwards connections to a port in another network. */
 export interface Forward extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
 }
 
 /**
- * No interface of this machine is connected to that network. This process listens, and passes each connection to a process that runs
- * there. If nothing listens at the other end, a connection is accepted and reset.
+ * Starts a forwarder. No interface of this machine is connected to the other network, so this process listens, and
+ * passes each connection to a process that runs there. If nothing listens at the other end, a connection is accepted
+ * and then reset.
  */
 export async function startForward(
   network: readonly [string, ...string[]],
@@ -56,7 +57,7 @@ function join(here: Socket, there: Socket): void {
 
 if (import.meta.main) {
   const [host = '', port = ''] = process.argv.slice(2);
-  // Ends with the test process, even when that is killed.
+  // Ends with the test process, even if that is killed.
   process.on('disconnect', () => process.exit());
   process.once('message', (_, server) => {
     if (!(server instanceof Server)) throw new Error('no server was given');

@@ -9,7 +9,7 @@ import { digest } from '../rootfs.ts';
 import { runner } from '../run.ts';
 import { populator } from './populator.ts';
 
-/** The part of a cluster that is used here: images are built before a cluster exists. */
+/** The part of a cluster that builds and imports images. Some images are built before a cluster exists. */
 export interface ImageUser {
   /** Imports an image under its own names and under the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
@@ -19,7 +19,7 @@ export const pauseImage = 'pause:testbed';
 /** Increased when the build of the images changes. */
 const format = 1;
 
-/** Holds a pod's namespaces, and reaps orphans. */
+/** The pause container holds a pod's namespaces, and reaps orphans. */
 const pause = 'trap "exit 0" TERM INT; while :; do sleep 1000000 & wait; done';
 
 /** A tar of the pause image of every pod, in the cache folder. */
@@ -30,7 +30,7 @@ export const pauseTar = (signal: AbortSignal): Promise<string> =>
 export const importBusybox = (cluster: ImageUser, signal: AbortSignal): Promise<string> =>
   loadBusybox(
     {
-      // Stands for an engine that loads a file.
+      // Imports the file that an engine would load.
       run: async (...words) => {
         await cluster.importImage(words.at(-1) ?? '');
         return '';
@@ -48,10 +48,10 @@ export interface SuiteImages {
 
 /** Imports the images of Kubernetes' storage tests, under the names that the tests use. */
 export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, signal: AbortSignal): Promise<void> {
-  // The program leaves a temporary folder behind in each run.
+  // Each run of the program leaves a temporary folder behind.
   await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const listed = (await runner(signal)('env', [`TMPDIR=${own.path}`, from.suite, '--list-images'])).split('\n');
-  // For some images, the list also has older versions.
+  // The list also contains older versions of some images.
   const named = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
   const config = { Entrypoint: ['/agnhost'], Cmd: ['pause'] };
   const tar = await busyboxWith({ name: 'agnhost:testbed', config, programs: { agnhost: from.agnhost }, signal });
@@ -61,7 +61,7 @@ export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, s
   const programs = { kubectl: from.kubectl };
   const filler = await busyboxWith({ name: 'populator:testbed', config: filling, programs, signal });
   await cluster.importImage(filler, ...named('hello-populator'));
-  // An image without users, because the tests use numeric ids. From nginx they use only the shell.
+  // An image without users, because the tests use numeric ids. Of the nginx image, the tests use the shell only.
   const shell = await busyboxWith({ name: 'shell:testbed', config: { Cmd: ['/bin/sh'] }, signal });
   await cluster.importImage(shell, ...named('busybox'), ...named('nginx'));
 }
@@ -69,7 +69,7 @@ export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, s
 interface BusyboxWith {
   readonly name: string;
   readonly config: { readonly Entrypoint?: readonly string[]; readonly Cmd?: readonly string[] };
-  /** More programs for the root folder, by these names. */
+  /** More programs for the root folder, by name. */
   readonly programs?: Readonly<Record<string, string>>;
   readonly signal: AbortSignal;
 }

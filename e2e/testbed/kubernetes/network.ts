@@ -3,7 +3,7 @@ import { onPath } from '../component.ts';
 import { startDaemon } from '../daemon.ts';
 import { type Machine, runInside } from '../machine.ts';
 
-/** The same addresses in every cluster, because each cluster has its own isolated network. */
+/** All clusters use the same addresses, because each cluster has an isolated network of its own. */
 export const addresses = {
   controlPlane: '10.77.0.1',
   apiPort: 6443,
@@ -18,11 +18,11 @@ export const addresses = {
 
 /** A bridge in its own network namespace, with the control plane's address. */
 export interface ClusterNetwork extends AsyncDisposable {
-  /** A command prefix that runs a program in it as the same process, with the mounts of this machine. */
+  /** A command prefix that runs a program in this network as the same process, with the mounts of this machine. */
   readonly inside: readonly [string, ...string[]];
   /** Connects a node by a veth pair, and adds a route to its pods. */
   connect(number: number, node: Machine): Promise<void>;
-  /** Disconnects or reconnects the node at the bridge. The node itself does not change. */
+  /** Connects or disconnects the node at the bridge. The node itself does not change. */
   setCable(number: number, to: 'up' | 'down'): Promise<void>;
 }
 
@@ -50,7 +50,7 @@ export async function startNetwork(folder: string, signal: AbortSignal): Promise
   return {
     inside,
     connect: async (number, node) => {
-      // By pid, because names of network namespaces are files of this machine.
+      // By pid: names of network namespaces are files that all tests on this machine share.
       const cable = ['link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', port(number), 'netns', `${daemon.pid}`];
       await runInside({ inside: node.beside }, ip, ...cable);
       await runInside({ inside }, ip, 'link', 'set', port(number), 'master', switchName, 'up');

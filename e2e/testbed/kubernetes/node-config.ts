@@ -8,7 +8,7 @@ import { addresses } from './network.ts';
 export const cniPlugins = (): string | undefined =>
   ['/usr/lib/cni', '/usr/libexec/cni', '/opt/cni/bin'].find((folder) => existsSync(join(folder, 'ptp')));
 
-/** Each pod has its own veth pair with routes. With a bridge, traffic would bypass the rules for service addresses. */
+/** Each pod has its own veth pair with routes: over a bridge, traffic would bypass the rules for service addresses. */
 export const podNetwork = (subnet: string): object => ({
   cniVersion: '0.4.0',
   name: 'testbed',
@@ -56,12 +56,12 @@ export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions
   cgroupRoot: `/${group}`,
   failCgroupV1: false,
   failSwapOn: false,
-  // The default folder would be created on this machine.
+  // The kubelet would create the default folder on this machine.
   volumePluginDir: '/var/lib/kubelet/volumeplugins',
   // There is no DNS server.
   resolvConf: '',
   clusterDomain: 'cluster.local',
-  // The disk belongs to this machine: its usage by other programs must not evict pods.
+  // The disk belongs to this machine, and other programs that fill it must not evict pods.
   evictionHard: { 'memory.available': '100Mi', 'nodefs.available': '100Mi', 'imagefs.available': '100Mi' },
   imageGCHighThresholdPercent: 100,
   nodeStatusUpdateFrequency: '5s',
@@ -72,7 +72,7 @@ export const proxyWords = (name: string, kubeconfig: string): readonly string[] 
   `--hostname-override=${name}`,
   '--proxy-mode=iptables',
   `--cluster-cidr=${addresses.pods}`,
-  // The connection tracking table belongs to the whole machine, so its size must not change.
+  // The connection tracking table belongs to the whole machine, so the size of the table must not change.
   '--conntrack-max-per-core=0',
   '--conntrack-min=0',
 ];

@@ -11,21 +11,21 @@ import { startNodeMachine } from './node-machine.ts';
 export interface Node extends AsyncDisposable, Pick<Machine, 'beside'> {
   readonly name: string;
   readonly address: string;
-  /** The node's root folder, as seen from this machine, without the node's mounts. */
+  /** The node's root folder on this machine, without the node's mounts. */
   readonly folder: string;
   /** Runs a program in the kubelet's mount namespace, and returns its output. */
   inside(...words: readonly string[]): Promise<string>;
-  /** Imports an image under its own names and under the given ones. */
+  /** Imports an image under its own names and the given ones. */
   importImage(tar: string, ...names: readonly string[]): Promise<void>;
-  /** Its pods keep running. */
+  /** Stops the kubelet. The pods of the node keep running. */
   stopKubelet(): Promise<void>;
   killKubelet(): Promise<void>;
   startKubelet(): Promise<void>;
   restartKubelet(): Promise<void>;
-  /** Disconnects it from the API server and all other nodes. It keeps running with its pods. */
+  /** Disconnects the node from the API server and all other nodes. The node and its pods keep running. */
   cutOff(): Promise<void>;
   reconnect(): Promise<void>;
-  /** Like a power failure: all its processes and mounts are gone at once. It can't be started again. */
+  /** Ends the node like a power failure: all its processes and mounts are gone at once. It can't be started again. */
   killNode(): Promise<void>;
 }
 
@@ -50,11 +50,11 @@ const named = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "
 
 /** A node of a cluster that is starting. */
 export interface NewNode extends Node {
-  /** Call it when the API server runs. */
+  /** Starts the kubelet, which registers the node. The API server must be running. */
   join(): Promise<void>;
 }
 
-/** A node that can run containers. */
+/** Starts a node that can run containers. */
 export async function startNode(options: NodeOptions): Promise<NewNode> {
   const { number, count, top, bin, network, authority, signal } = options;
   const name = `node-${number}`;
@@ -79,8 +79,8 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const daemon = (called: string, command: readonly string[], ready: string): Promise<MachineProcess> =>
     startInside(machine, {
       command: [...named, name, ...command],
-      // The PATH of an ordinary user may lack iptables.
-      // A program that is killed while it starts a process in a container leaves a file behind, so the node has its own TMPDIR.
+      // With sbin, because an ordinary user's PATH may lack iptables. With a TMPDIR of the node, because a program that
+      // is killed while it starts a process in a container leaves a file there.
       env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin`, TMPDIR: temporary },
       logFile: join(top, 'log', `${name}-${called}`),
       isReady: (log) => log.includes(ready),

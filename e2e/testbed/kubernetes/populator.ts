@@ -1,7 +1,7 @@
 /**
- * Replaces the example that Kubernetes' own tests run, which exists only as an image and not as a program. A claim whose data source is a
- * Hello gets a volume with a file in it, in the same way as with the example: another claim, of the same class but without that source,
- * gets the volume; a pod writes the file; then the volume is bound to the first claim.
+ * Replaces the populator that Kubernetes' own tests run, which exists only as an image. A claim whose data source is a
+ * Hello gets a volume with a file in it, in the same way as with the original: another claim of the same class, without
+ * that data source, gets the volume; a pod writes the file; then the volume is bound to the first claim.
  */
 export const populator = `
 for word; do

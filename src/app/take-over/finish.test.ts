@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { storeIdentity } from '#controllers/names.ts';
 import { foreignClass, foreignClasses } from '#testing/foreign-volumes.ts';
-import { asAnyObject, at, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
+import { asAnyObject, foreignExport, paths, takeOverFixture } from '#testing/take-over-fixture.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
 const it = takeOverFixture();
@@ -16,7 +16,7 @@ describe('the reclaim policy of a finished volume', () => {
       return { ...one, spec: { ...one.spec, csi: { ...one.spec.csi, volumeAttributes, ...more } } };
     };
   const classWith = (parameters: object): void =>
-    void it.api.put(paths.classes, asAnyObject({ ...foreignClass('subdir', at), parameters }));
+    void it.api.put(paths.classes, asAnyObject({ ...foreignClass('subdir', foreignExport), parameters }));
 
   test.each([
     ['the driver keeps the data', { onDelete: 'retain' }, {}],
@@ -61,7 +61,11 @@ describe('the reclaim policy of a finished volume', () => {
     const from = provisioned('subdir');
     await run('take');
     if (how === 'gone') it.api.remove(paths.classes, foreignClasses.subdir);
-    else it.api.put(paths.classes, asAnyObject({ ...foreignClass('subdir', at), provisioner: 'file.stowage.dev' }));
+    else
+      it.api.put(
+        paths.classes,
+        asAnyObject({ ...foreignClass('subdir', foreignExport), provisioner: 'file.stowage.dev' }),
+      );
     expect(await run('finish')).toContain('its reclaim policy stays Retain');
     expect(await policyOf(from)).toBe('Retain');
   });

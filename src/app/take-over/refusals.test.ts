@@ -1,18 +1,32 @@
 import { describe, expect, test } from 'vitest';
 import { foreignClaim } from '#testing/foreign-volumes.ts';
-import { asAnyObject, at, paths, pod, takeOverFixture } from '#testing/take-over-fixture.ts';
+import { asAnyObject, foreignExport, paths, pod, takeOverFixture } from '#testing/take-over-fixture.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
 const it = takeOverFixture();
-const { putStore, list, volume, claim, provisioned, taking, run, stopped, refused, holds, found } = it;
+const {
+  putStore,
+  list,
+  volume,
+  claim,
+  provisioned,
+  createCommand,
+  run,
+  runAndKill,
+  refused,
+  setFinalizers,
+  listCandidates,
+} = it;
 
 describe('take-over', () => {
   const held = ['kubernetes.io/pvc-protection', 'snapshot.storage.kubernetes.io/pvc-as-source-protection'];
   test('refuses a claim that a pod uses, until the pod has ended', async () => {
     const from = provisioned('csi');
     it.api.put(paths.pods, pod('Running'));
-    expect(await found()).toMatchObject([{ state: 'used', detail: expect.stringContaining('used by pod web-0') }]);
+    expect(await listCandidates()).toMatchObject([
+      { state: 'used', detail: expect.stringContaining('used by pod web-0') },
+    ]);
     const was = await list(persistentVolumes);
     expect((await refused('take'))?.message).toContain('used by pod web-0');
     expect((await claim())?.spec.volumeName).toBe(from);
@@ -33,14 +47,17 @@ describe('take-over', () => {
   });
 
   test('refuses a directory that is nested, is the whole export, or has no claim', async () => {
-    const nfs = (path: string) => (one: PersistentVolume) => ({ ...one, spec: { ...one.spec, nfs: { ...at, path } } });
-    provisioned('subdir', 'deeper', nfs(`${at.path}/red/data`));
-    provisioned('subdir', 'whole', nfs(`${at.path}/`));
-    provisioned('subdir', 'beside', nfs(`${at.path}-2/data`));
-    provisioned('subdir', 'odd', nfs(`${at.path}/what is it`));
+    const nfs = (path: string) => (one: PersistentVolume) => ({
+      ...one,
+      spec: { ...one.spec, nfs: { ...foreignExport, path } },
+    });
+    provisioned('subdir', 'deeper', nfs(`${foreignExport.path}/red/data`));
+    provisioned('subdir', 'whole', nfs(`${foreignExport.path}/`));
+    provisioned('subdir', 'beside', nfs(`${foreignExport.path}-2/data`));
+    provisioned('subdir', 'odd', nfs(`${foreignExport.path}/what is it`));
     provisioned('subdir', 'gone');
     it.api.remove(paths.claims, 'gone');
-    expect(await found()).toMatchObject([
+    expect(await listCandidates()).toMatchObject([
       {
         claim: 'shop/deeper',
         state: 'impossible',
@@ -53,9 +70,12 @@ describe('take-over', () => {
   });
 
   test('refuses a directory of two PersistentVolumes', async () => {
-    const nfs = (one: PersistentVolume) => ({ ...one, spec: { ...one.spec, nfs: { ...at, path: `${at.path}/same` } } });
+    const nfs = (one: PersistentVolume) => ({
+      ...one,
+      spec: { ...one.spec, nfs: { ...foreignExport, path: `${foreignExport.path}/same` } },
+    });
     const [a, b] = [provisioned('subdir', 'a', nfs), provisioned('subdir', 'b', nfs)];
-    expect(await found()).toMatchObject([
+    expect(await listCandidates()).toMatchObject([
       { state: 'impossible', detail: expect.stringContaining(`${b} has the same directory`) },
       { state: 'impossible', detail: expect.stringContaining(`${a} has the same directory`) },
     ]);
@@ -63,15 +83,15 @@ describe('take-over', () => {
 
   test('refuses a claim with a foreign finalizer', async () => {
     provisioned('csi');
-    await holds(...held);
-    expect(await found()).toMatchObject([
+    await setFinalizers(...held);
+    expect(await listCandidates()).toMatchObject([
       { state: 'impossible', detail: expect.stringContaining('has other finalizers: snapshot.') },
     ]);
   });
 
   test('refuses a claim that got a foreign finalizer after the listing', async () => {
     const from = provisioned('csi');
-    await holds(...held);
+    await setFinalizers(...held);
     const was = await list(persistentVolumes);
     expect((await refused('take'))?.message).toContain('has other finalizers: snapshot.');
     expect(await list(persistentVolumes)).toEqual(was);
@@ -82,13 +102,13 @@ describe('take-over', () => {
   test('neither continues nor undoes a take-over if the claim got a foreign finalizer in between', async () => {
     const from = provisioned('subdir');
     // Two changes: the reclaim policy, and the new PersistentVolume.
-    await stopped('take', 2);
-    await holds(...held);
+    await runAndKill('take', 2);
+    await setFinalizers(...held);
     expect((await refused('take'))?.message).toContain('has other finalizers: snapshot.');
     expect(await claim()).toMatchObject({ spec: { volumeName: from } });
-    await holds();
+    await setFinalizers();
     await run('take');
-    await holds(...held);
+    await setFinalizers(...held);
     const was = await list(persistentVolumes);
     expect((await refused('undo'))?.message).toContain('has other finalizers: snapshot.');
     expect(await list(persistentVolumes)).toEqual(was);
@@ -115,7 +135,7 @@ describe('take-over', () => {
     const from = provisioned('csi');
     await run('take');
     putStore(options, query);
-    await expect(found()).rejects.toMatchObject({
+    await expect(listCandidates()).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'take-over-not-possible',
       action: expect.stringContaining('without pathTemplate'),
@@ -126,9 +146,9 @@ describe('take-over', () => {
 
   test('does not continue an interrupted take-over while the claim is used, but can undo it', async () => {
     const from = provisioned('subdir');
-    await stopped('take', 2);
+    await runAndKill('take', 2);
     it.api.put(paths.pods, pod('Running'));
-    expect(await found()).toMatchObject([
+    expect(await listCandidates()).toMatchObject([
       { state: 'begun', detail: expect.stringMatching(/interrupted: used by pod web-0/) },
     ]);
     expect((await refused('take'))?.message).toContain('used by pod web-0');
@@ -145,15 +165,15 @@ describe('take-over', () => {
       spec: { ...one.spec, nfs: { path: one.spec.nfs?.path, server: 'Filer.example.com' } },
     });
     provisioned('subdir', 'data', nfs);
-    using one = taking();
+    using one = createCommand();
     expect(await one.findCandidates('take')).toEqual({ candidates: [], otherServers: ['filer.example.com'] });
-    expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
+    expect(await listCandidates(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 
   test('binds a claim that another client created meanwhile to the reserved volume', async () => {
     const from = provisioned('subdir');
     // Three changes: the reclaim policy, the new PersistentVolume, and the deletion of the claim.
-    await stopped('take', 3);
+    await runAndKill('take', 3);
     expect(await claim()).toBeUndefined();
     it.api.put(paths.claims, asAnyObject(foreignClaim('subdir', 'shop', 'data')));
     it.api.put(paths.pods, pod('Pending'));
@@ -165,7 +185,7 @@ describe('take-over', () => {
     const from = provisioned('subdir');
     await run('take');
     it.api.remove(paths.claims, 'data');
-    expect(await found()).toMatchObject([
+    expect(await listCandidates()).toMatchObject([
       { state: 'unclaimed', detail: expect.stringContaining(`kubectl delete pv ${from} ${from}-stowage`) },
     ]);
   });

@@ -5,7 +5,7 @@ import { administrator, asAnyObject, paths, takeOverFixture } from '#testing/tak
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 const it = takeOverFixture();
-const { volume, claim, settle, provisioned, taking, run, stopped, found } = it;
+const { volume, claim, reconcile, provisioned, createCommand, run, runAndKill, listCandidates } = it;
 
 describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
   const before = async (name: string) => ({ volume: await volume(name), claim: await claim() });
@@ -13,7 +13,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
   test('has the same name and another volume, with the same directory', async () => {
     const from = provisioned(kind);
     const was = await before(from);
-    expect(await found()).toMatchObject([{ claim: 'shop/data', from, to: `${from}-stowage`, state: 'ready' }]);
+    expect(await listCandidates()).toMatchObject([{ claim: 'shop/data', from, to: `${from}-stowage`, state: 'ready' }]);
     await run('take');
     const is = await claim();
     expect(is?.metadata).toMatchObject({ labels: { app: 'data' }, annotations: { 'example.com/owner': 'the team' } });
@@ -34,7 +34,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
       },
     });
     expect((await volume(from))?.spec.persistentVolumeReclaimPolicy).toBe('Retain');
-    expect(await found()).toMatchObject([{ state: 'taken-over' }]);
+    expect(await listCandidates()).toMatchObject([{ state: 'taken-over' }]);
     expect(it.destroyed).toEqual([]);
   });
 
@@ -48,7 +48,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
     expect(is.volume?.spec).toMatchObject({ ...was.volume?.spec, claimRef: { uid: is.claim?.metadata.uid } });
     expect(is.volume?.metadata.annotations).toEqual(was.volume?.metadata.annotations);
     expect(await volume(`${from}-stowage`)).toBeUndefined();
-    expect(await found()).toMatchObject([{ state: 'ready' }]);
+    expect(await listCandidates()).toMatchObject([{ state: 'ready' }]);
   });
 
   test('is an ordinary claim of Stowage after --finish', async () => {
@@ -60,7 +60,7 @@ describe.each<ForeignDriver>(['csi', 'subdir'])('a claim of %s', (kind) => {
     expect(after?.spec.persistentVolumeReclaimPolicy).toBe(kind === 'csi' ? 'Retain' : 'Delete');
     expect(after?.metadata.annotations).toEqual({ 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' });
     expect(after?.metadata.finalizers).toEqual(['stowage.dev/volume']);
-    expect(await found()).toEqual([]);
+    expect(await listCandidates()).toEqual([]);
     expect(it.destroyed).toEqual([]);
   });
 });
@@ -69,11 +69,11 @@ describe('killed at any step', () => {
   /** At least the number of changes that each action makes. */
   const steps = Array.from({ length: 7 }, (_, at) => at);
   const killed = async (deed: TakeOverAction, after: number): Promise<void> => {
-    await stopped(deed, after);
-    await settle();
+    await runAndKill(deed, after);
+    await reconcile();
     expect(it.destroyed).toEqual([]);
     // At any time the claim exists, or its content is recorded.
-    expect((await claim()) ?? (await found())[0]?.claim).toBeDefined();
+    expect((await claim()) ?? (await listCandidates())[0]?.claim).toBeDefined();
   };
   const hasBefore = async (from: string): Promise<void> => {
     expect((await claim())?.spec.volumeName).toBe(from);
@@ -86,7 +86,7 @@ describe('killed at any step', () => {
     await killed('take', after);
     await run('take');
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
-    expect(await found()).toMatchObject([{ state: 'taken-over' }]);
+    expect(await listCandidates()).toMatchObject([{ state: 'taken-over' }]);
     expect(it.destroyed).toEqual([]);
   });
 
@@ -121,7 +121,7 @@ describe('killed at any step', () => {
     const from = provisioned('subdir');
     await run('take');
     await killed('finish', after);
-    if ((await found()).length > 0) await run('finish');
+    if ((await listCandidates()).length > 0) await run('finish');
     expect(await volume(from)).toBeUndefined();
     expect((await volume(`${from}-stowage`))?.spec.persistentVolumeReclaimPolicy).toBe('Delete');
     expect((await volume(`${from}-stowage`))?.metadata.annotations).toEqual({
@@ -150,7 +150,7 @@ test('retries with the current state after a conflict', async () => {
   await run('undo');
   await run('take');
   await run('finish');
-  expect(await found()).toEqual([]);
+  expect(await listCandidates()).toEqual([]);
 });
 
 test('a claim that was enlarged gets a volume that is large enough, in both directions', async () => {
@@ -164,10 +164,10 @@ test('a claim that was enlarged gets a volume that is large enough, in both dire
 });
 
 test('refuses a store that does not exist, or that has no export', async () => {
-  using other = taking([], 'gold');
+  using other = createCommand([], 'gold');
   await expect(other.findCandidates('take')).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///srv' } });
-  await expect(found()).rejects.toMatchObject({ code: 'unsupported', reason: 'take-over-not-possible' });
+  await expect(listCandidates()).rejects.toMatchObject({ code: 'unsupported', reason: 'take-over-not-possible' });
 });
 
 test("a user without permission gets the API server's message", async () => {
@@ -177,7 +177,7 @@ test("a user without permission gets the API server's message", async () => {
     });
     return true;
   };
-  await expect(found()).rejects.toMatchObject({
+  await expect(listCandidates()).rejects.toMatchObject({
     code: 'denied',
     reason: 'kubernetes-denied',
     message: expect.stringContaining('User "me" cannot'),

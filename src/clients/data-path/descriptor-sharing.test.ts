@@ -18,7 +18,7 @@ import { connectionOf, runWithFaults } from '#testing/keeper-mounts.ts';
 import { createScratchFolder } from '#testing/scratch-folder.ts';
 import { sized } from '#testing/sized.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { fioVerified, runModelWorkload } from '#testing/workloads.ts';
+import { runFioVerify, runModelWorkload } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   async function busy(at: string, folder: string): Promise<void> {
     const own = join(at, `names-${++rounds}`);
     await run('mkdir', [own]);
-    await Promise.all([fioVerified(at, folder), runModelWorkload(own, rounds, 100)]);
+    await Promise.all([runFioVerify(at, folder), runModelWorkload(own, rounds, 100)]);
   }
 
   test('can be killed with its data path repeatedly: the next keeper gets everything, and applications see no error', {

@@ -57,10 +57,10 @@ describe.skipIf(needs('root', 'mount'))('directories', () => {
         client: createDirectoryClient({ mounter }),
         source: { kind: 'directory', node, path },
         lose: () => rmSync(path, { recursive: true }),
-        folders: { whole: path, part: join(path, 'sub') },
+        sharedPaths: { whole: path, part: join(path, 'sub') },
       };
     },
-    { lose: true, folders: true },
+    { lose: true, sharedPaths: true },
   );
 });
 

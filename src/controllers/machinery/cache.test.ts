@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { type Facts, type Log, silentLog } from '#base/log.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
@@ -94,17 +94,17 @@ describe('a cache', () => {
   test('does not keep trimmed fields in memory, from lists and watches', async () => {
     const heavy = (name: string) => ({ ...volume(name), status: { message: name.repeat(5_000) } });
     for (let i = 0; i < 500; i++) api.put(path, heavy(`v${1_000 + i}`));
-    const before = heldMib();
+    const before = usedMemoryMib();
     const { cache } = start({ pageSize: 100 });
     await cache.whenSynced(stop.signal);
     await expect.poll(() => api.watches).toBe(1);
     // 12 MB were read.
-    await expect.poll(() => heldMib() - before).toBeLessThan(3);
+    await expect.poll(() => usedMemoryMib() - before).toBeLessThan(3);
     for (let i = 0; i < 200; i++) api.put(path, heavy(`w${1_000 + i}`));
-    const made = heldMib();
+    const made = usedMemoryMib();
     await expect.poll(() => cache.size).toBe(700);
     // Node frees the buffers of the sockets a moment later.
-    await expect.poll(() => heldMib() - made).toBeLessThan(3);
+    await expect.poll(() => usedMemoryMib() - made).toBeLessThan(3);
   });
 
   test('ignores objects that are trimmed away; one that becomes so counts as deleted', async () => {

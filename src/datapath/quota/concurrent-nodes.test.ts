@@ -1,6 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
-import { type FileSizes, neverAborts, node, type QuotaNode, sizeOf, storedGrowth } from '#testing/quota-nodes.ts';
+import {
+  type FileSizes,
+  neverAborts,
+  type QuotaNode,
+  sizeOf,
+  startQuotaNode,
+  storedGrowth,
+} from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
@@ -51,7 +58,7 @@ interface Mounted extends QuotaNode {
 
 /** A node like the file system: writes stay buffered for a while before the server has them. */
 function mounted(folder: SharedFolder, server: BlockTree, member: string): Mounted {
-  const one = node(folder, server.sizes, member, storedGrowth(), blocks * block);
+  const one = startQuotaNode(folder, server.sizes, member, storedGrowth(), blocks * block);
   const names: string[] = [];
   const known = new Map<number, Attributes>();
   const behind = new Map<number, Promise<void>>();

@@ -4,9 +4,9 @@ import {
   type FileSizes,
   limit,
   neverAborts,
-  node,
   type QuotaNode,
   sizeOf,
+  startQuotaNode,
   storedGrowth,
 } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
@@ -51,7 +51,7 @@ describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a v
   test('at most one of two nodes that want the last bytes at once gets them, and nothing is lost', async () => {
     const folder = createSharedFolder(seed * 104_729);
     const tree: FileSizes = new Map([['old', limit - 1000]]);
-    const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
+    const [a, b] = [startQuotaNode(folder, tree, 'a'), startQuotaNode(folder, tree, 'b')];
     const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
     // Both have read the ledger, so they ask at the same time.
     for (const one of [a, b]) {
@@ -82,7 +82,7 @@ describe('a single node', () => {
   const setUp = (used = 0) => {
     const folder = createSharedFolder(1);
     const tree: FileSizes = new Map([['old', used]]);
-    const one = node(folder, tree, 'a');
+    const one = startQuotaNode(folder, tree, 'a');
     const run = <T>(work: Promise<T>): Promise<T> => folder.run(work, () => undefined).then(() => work);
     const put = (name: string, to: number, by = one) => run(write(folder, tree, by, name, to));
     return { folder, tree, one, run, put };
@@ -119,14 +119,14 @@ describe('a single node', () => {
     await put('new', limit);
     await run(remove(folder, tree, one, 'new'));
     await run(settled(folder, one));
-    expect(await put('other', limit - 3 * chunk, node(folder, tree, 'b'))).toBe(true);
+    expect(await put('other', limit - 3 * chunk, startQuotaNode(folder, tree, 'b'))).toBe(true);
   });
 
   test('continues after a crash with exactly its earlier growth', async () => {
     const { folder, tree, one, put } = setUp();
     await put('new', limit / 2);
     const { epoch } = one.kept.value;
-    const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
+    const successor = startQuotaNode(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
     // Otherwise a new count found it.
@@ -136,9 +136,9 @@ describe('a single node', () => {
   test('moves unsettled charges into a new epoch even while the mount is idle', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit / 2));
-    await run(node(folder, tree, 'b').recount(neverAborts));
+    await run(startQuotaNode(folder, tree, 'b').recount(neverAborts));
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
-    expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
+    expect(await put('more', limit / 2 + 1, startQuotaNode(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
     one.quota.changed(limit / 2, limit / 2);
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
@@ -146,7 +146,7 @@ describe('a single node', () => {
 
   describe('growth settled before the node has seen a new epoch', () => {
     const successorOf = ({ folder, tree, one }: ReturnType<typeof setUp>): QuotaNode => {
-      const successor = node(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
+      const successor = startQuotaNode(folder, tree, 'a', storedGrowth({ ...one.kept.value }));
       successor.quota.adopt(limit / 2);
       tree.set('new', limit / 2);
       successor.quota.changed(limit / 2, limit / 2);
@@ -157,7 +157,7 @@ describe('a single node', () => {
       const all = setUp();
       await all.run(all.one.quota.admit(limit / 2));
       all.one.die();
-      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
+      await all.run(startQuotaNode(all.folder, all.tree, 'b').recount(neverAborts));
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
@@ -170,7 +170,7 @@ describe('a single node', () => {
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(node(all.folder, all.tree, 'b').recount(neverAborts));
+      await all.run(startQuotaNode(all.folder, all.tree, 'b').recount(neverAborts));
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
@@ -180,7 +180,7 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
-    await run(node(folder, tree, 'b').recount(neverAborts));
+    await run(startQuotaNode(folder, tree, 'b').recount(neverAborts));
     expect(await put('new', 2)).toBe(false);
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
@@ -189,7 +189,7 @@ describe('a single node', () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit));
     one.die();
-    const other = node(folder, tree, 'b');
+    const other = startQuotaNode(folder, tree, 'b');
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(60_000, neverAborts));
     // There is still no room, and a new count is due.
@@ -233,7 +233,7 @@ describe('a single node', () => {
   test('a node that died while counting is waited for, but not forever', async () => {
     const { folder, tree, run, put } = setUp();
     folder.texts.set('scan', 'somebody');
-    const other = node(folder, tree, 'b');
+    const other = startQuotaNode(folder, tree, 'b');
     const since = folder.clock.elapsed();
     expect(await put('new', 1000, other)).toBe(true);
     expect(folder.clock.elapsed() - since).toBeGreaterThan(100_000);
@@ -249,7 +249,15 @@ describe('a single node', () => {
     const recount = createRecount({ files: folder.files(), clock, count });
     const told: unknown[] = [];
     const failed = (cause: unknown): void => void told.push(cause);
-    const quota = createQuota({ ledger, recount, kept: storedGrowth(), clock, limit, signal: neverAborts, failed });
+    const quota = createQuota({
+      ledger,
+      recount,
+      kept: storedGrowth(),
+      clock,
+      limit,
+      signal: neverAborts,
+      failed,
+    });
     const admitted = quota.admit(1);
     await folder.run(
       admitted.catch(() => undefined),

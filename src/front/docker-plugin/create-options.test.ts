@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { done, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
@@ -44,7 +44,7 @@ describe('options', () => {
     ['0', false],
   ])('-o enforce=%s', async (enforce, is) => {
     const call = await it.start('stowage');
-    expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { enforce, size: '1M' } })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { enforce, size: '1M' } })).toEqual(emptyResult);
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({ Volume: { Status: { enforce: is } } });
   });
 });

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
 import { aCall } from '#testing/core-calls.ts';
-import { done, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
@@ -12,11 +12,13 @@ describe('Create for a volume that exists', () => {
     const call = await it.start();
     const Opts = { size: '1M', 'label.a': 'b' };
     await call('VolumeDriver.Create', { Name: 'twice', Opts });
-    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(emptyResult);
     await it.server.core.volumes.label('twice', { c: 'd' }, undefined, aCall());
-    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(emptyResult);
     await it.make('local', 'other', { bytes: 1n << 20n });
-    expect(await call('VolumeDriver.Create', { Name: 'other', Opts: { size: '1M', store: 'local' } })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'other', Opts: { size: '1M', store: 'local' } })).toEqual(
+      emptyResult,
+    );
     expect(it.server.core.records.volumes.totals('local' as Volume['store']).volumes).toBe(2);
   });
 
@@ -48,7 +50,7 @@ describe('Create for a volume that exists', () => {
     });
     // A new name refers to the volume that was created for it, although the default store has one of that name.
     await it.make('local', 'b');
-    expect(await call('VolumeDriver.Create', { Name: 'b', Opts: { store: 'gold' } })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'b', Opts: { store: 'gold' } })).toEqual(emptyResult);
     expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({ Volume: { Status: { store: 'gold' } } });
   });
 });

@@ -10,7 +10,7 @@ import { gated } from '#testing/fakes/gated-store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { refusing } from '#testing/fakes/refusing-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { done, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, servedPlugins } from '#testing/plugin.ts';
 import { startServer } from '#testing/server.ts';
 
 const it = servedPlugins();
@@ -37,7 +37,7 @@ describe('a name that several stores have', () => {
     expect(await call('VolumeDriver.Create', { Name: 'b' })).toMatchObject({
       Err: expect.stringContaining('no store was named'),
     });
-    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(emptyResult);
     await it.make('silver', 'c');
     await it.make('gold', 'c');
     expect(await call('VolumeDriver.Create', { Name: 'c' })).toMatchObject({
@@ -48,7 +48,7 @@ describe('a name that several stores have', () => {
   test('can be removed from this scope once it is gone here, whatever the other scope has', async () => {
     const call = await it.start('stowage-local');
     await it.make('silver', 'a');
-    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(emptyResult);
     expect(await it.server.core.volumes.inspect('silver..a', aCall())).toMatchObject({ condition: 'ok' });
   });
 });
@@ -71,7 +71,7 @@ describe('a store that does not answer', () => {
     onTestFinished(() => gates.forEach((gate) => void gate.open()));
     // These calls do not ask the store: a container must be able to stop.
     expect(await call('VolumeDriver.Path', { Name: 'a' })).toMatchObject({ Mountpoint: '' });
-    expect(await call('VolumeDriver.Unmount', { Name: 'a', ID: '1' })).toEqual(done);
+    expect(await call('VolumeDriver.Unmount', { Name: 'a', ID: '1' })).toEqual(emptyResult);
     expect(gates.map((gate) => gate.waiting())).toEqual([0, 0]);
     const refused = await call('VolumeDriver.Mount', { Name: 'a', ID: '1' });
     expect(refused).toMatchObject({ status: 503, Err: expect.stringContaining("store 'silver' does not answer") });
@@ -90,7 +90,7 @@ describe('a store that does not answer', () => {
     const uri = `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`;
     await other.core.stores.add('silver', uri, aCall());
     const call = await it.start('stowage', { core: other.core });
-    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(emptyResult);
     const why =
       'ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access';
     // The server answers the ping, but denies access when the volume is created.
@@ -114,7 +114,7 @@ describe('a store that does not answer', () => {
     onTestFinished(() => other[Symbol.asyncDispose]());
     await other.core.stores.add('silver', `nfs://server${await mkdtemp(join(it.parent, 'denied-'))}`, aCall());
     const call = await it.start('stowage', { core: other.core });
-    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(emptyResult);
     const why = { code: 'denied', reason: 'nfs-credential-denied', action: 'Look.' } as const;
     for (const verb of ['changedByOthers.marks', 'names'] as const)
       kind.fail(verb, new StowageError('it says no', why));

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
 import { aCall } from '#testing/core-calls.ts';
-import { done, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
@@ -18,7 +18,7 @@ describe('a plugin', () => {
   test('creates a volume on the named store and shows it', async () => {
     const call = await it.start();
     const Opts = { store: 'local', size: '1.5G', 'label.team': 'blue' };
-    expect(await call('VolumeDriver.Create', { Name: 'photos', Opts, Unknown: [1] })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'photos', Opts, Unknown: [1] })).toEqual(emptyResult);
     const get = async () =>
       (await call('VolumeDriver.Get', { Name: 'photos' })) as { Volume: { readonly [key: string]: unknown } };
     // The usage is shown once it is known.
@@ -52,8 +52,8 @@ describe('a plugin', () => {
 
   test('creates a volume on the only store of its scope if none is named; missing options are no options', async () => {
     const call = await it.start('stowage');
-    expect(await call('VolumeDriver.Create', { Name: 'a'.repeat(64), Opts: null })).toEqual(done);
-    expect(await call('VolumeDriver.Create', { Name: 'silver..b' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a'.repeat(64), Opts: null })).toEqual(emptyResult);
+    expect(await call('VolumeDriver.Create', { Name: 'silver..b' })).toEqual(emptyResult);
     expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({
       Volume: { Status: { store: 'silver', client: 'built-in data path', network: 'host' } },
     });
@@ -63,15 +63,15 @@ describe('a plugin', () => {
   test('removes a volume, and succeeds if there is none', async () => {
     const call = await it.start();
     await call('VolumeDriver.Create', { Name: 'a' });
-    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(emptyResult);
     expect(it.server.core.pluginNames.recordedId('stowage-local', 'a')).toBeUndefined();
-    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(emptyResult);
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toEqual({
       status: 404,
       Err: "there is no volume 'a'. List the volumes: stowage volume list",
     });
     // A new volume with the same name is another volume.
-    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(emptyResult);
   });
 
   test('names the right driver for a volume of the other scope', async () => {
@@ -87,7 +87,7 @@ describe('a plugin', () => {
         Err: expect.stringContaining('-d stowage-local'),
       });
     // Names are unique within their scope only.
-    expect(await call('VolumeDriver.Create', { Name: 'mine' })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'mine' })).toEqual(emptyResult);
   });
 });
 
@@ -96,7 +96,7 @@ test('Unmount of a name that was never mounted succeeds, and a block volume is n
   await it.server.core.stores.add('images', `local://${folder}?layout=image`, aCall());
   await it.make('images', 'raw', { access: 'block', bytes: 1n << 24n });
   const call = await it.start();
-  expect(await call('VolumeDriver.Unmount', { Name: 'never', ID: '1' })).toEqual(done);
+  expect(await call('VolumeDriver.Unmount', { Name: 'never', ID: '1' })).toEqual(emptyResult);
   expect(await call('VolumeDriver.Mount', { Name: 'raw', ID: '1' })).toMatchObject({
     status: 422,
     Err: expect.stringContaining('is a raw block device'),

@@ -1,6 +1,6 @@
 import { connect } from 'node:net';
 import { describe, expect, test } from 'vitest';
-import { done, pluginType, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, pluginType, servedPlugins } from '#testing/plugin.ts';
 import type { Answer } from '#testing/server.ts';
 
 const it = servedPlugins();
@@ -101,7 +101,7 @@ describe('invalid requests', () => {
     const socket = connect(call.at);
     socket.resume().end(half);
     await new Promise((resolve) => socket.once('close', resolve));
-    expect(await call('VolumeDriver.List', {})).toMatchObject(done);
+    expect(await call('VolumeDriver.List', {})).toMatchObject(emptyResult);
     expect(it.log.lines.filter((line) => line.startsWith('error'))).toEqual([]);
   });
 });

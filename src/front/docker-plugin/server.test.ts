@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import { connect } from 'node:net';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { done, servedPlugins } from '#testing/plugin.ts';
+import { emptyResult, servedPlugins } from '#testing/plugin.ts';
 
 const it = servedPlugins();
 
@@ -18,8 +18,8 @@ describe('many concurrent calls', () => {
       Err: 'too many calls are in flight. Try again in a moment.',
     });
     gate.open();
-    expect(await Promise.all(made)).toEqual(names.map(() => done));
-    expect(await call('VolumeDriver.Get', { Name: 'v1' })).toMatchObject(done);
+    expect(await Promise.all(made)).toEqual(names.map(() => emptyResult));
+    expect(await call('VolumeDriver.Get', { Name: 'v1' })).toMatchObject(emptyResult);
   });
 
   test('hundreds of concurrent calls are all answered', async () => {
@@ -55,7 +55,7 @@ describe('a plugin that stops', () => {
     await isGone(call.at);
     await expect(call('VolumeDriver.List', {})).rejects.toMatchObject({ code: expect.stringMatching(/ENOENT|ECONN/) });
     changing.open();
-    expect(await made).toEqual(done);
+    expect(await made).toEqual(emptyResult);
     await closed;
   });
 

@@ -8,7 +8,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, collectingLog, inTime } from '#testing/core-calls.ts';
+import { aCall, collectingLog, waitForOptions } from '#testing/core-calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, startServer, type TestServer } from '#testing/server.ts';
 import { operationJson } from './json.ts';
@@ -39,7 +39,7 @@ beforeEach(async () => {
   await vi.waitFor(() => {
     expect(server.core.stores.view('silver').store).toBeDefined();
     expect(server.core.stores.view('lost').problem?.reason).not.toBe('store-opening');
-  }, inTime);
+  }, waitForOptions);
   others = {
     'a viewer of some stores': await server.as('viewer', 'silver', 'lost'),
     'a user': await server.as('user'),

@@ -5,7 +5,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import type { VolumeRef, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
+import { type Replacements, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -14,7 +14,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const fixture = (layout: string): Promise<Tree> =>
   readFile(new URL(`fixtures/version-1-${layout}.json`, import.meta.url), 'utf8').then((text) => JSON.parse(text));
 
-const fixed: Fixed = [
+const fixed: Replacements = [
   [/"store":"[0-9a-f-]{36}"/g, '"store":"7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11"'],
   [/"pid":\d+/g, '"pid":1'],
   [/"mark":"[0-9a-f]{16}"/g, '"mark":"0123456789abcdef"'],

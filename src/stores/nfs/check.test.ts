@@ -12,7 +12,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
-import { aCall, inTime } from '#testing/core-calls.ts';
+import { aCall, waitForOptions } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
@@ -76,7 +76,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   test('a healthy store passes all steps, and the check leaves nothing behind', async () => {
     const server = await stowageWith(uri('plain'));
     // Opening the store writes to the folder.
-    await vi.waitFor(() => expect(server.core.stores.view('silver').store).toBeDefined(), inTime);
+    await vi.waitFor(() => expect(server.core.stores.view('silver').store).toBeDefined(), waitForOptions);
     const before = readdirSync(at('plain'), { recursive: true });
     const found = await check(server);
     expect(shown(found)).toBe(healthy);

@@ -7,7 +7,7 @@ import type { NodeName, Use, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
+import { type Replacements, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
@@ -18,7 +18,7 @@ import { createMarks, isFreeMark, isProcessMark, isProcessMarkTime } from './loc
 const fixture = async (): Promise<Tree> =>
   JSON.parse(await readFile(new URL('fixtures/version-1.json', import.meta.url), 'utf8'));
 
-const fixed: Fixed = [
+const fixed: Replacements = [
   // The text of a marker file is for people; only its existence counts.
   [/^[A-Z][^{}\n]*\.\n$/g, 'For people.\n'],
   [/"store":"[0-9a-f-]{36}"/g, '"store":"7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11"'],

@@ -16,32 +16,37 @@ export interface ClientUnderTest<K extends SourceKind> extends AsyncDisposable {
   readonly source: SourceOf<K>;
   /** The staging path. Its parent directory exists and is named after a volume's id. */
   readonly at: string;
-  /** Another program mounts a file system there. */
+  /** Mounts a file system at that path, like another program. */
   occupy(at: string): void;
-  /** A program has a file open in the mount. */
+  /** Opens a file in the mount, like a program that works in it. */
   use(at: string): Disposable;
-  /** Removes the volume's data. Only for clients that can notice that. */
+  /** Removes the volume's data. Only for clients that can detect the loss. */
   readonly lose?: () => void;
-  /** The paths of the data and of a folder in them. Only where others can mount the data without the client. */
-  readonly folders?: { readonly whole: string; readonly part: string };
-  /** Kills the process that serves the mount. Resolves when that can be noticed. Only for clients with such a process. */
+  /** The paths of the data and of a folder in the data. Only for clients whose data other programs can mount. */
+  readonly sharedPaths?: { readonly whole: string; readonly part: string };
+  /**
+   * Kills the process that serves the mount. Resolves when the client can detect the death. Only for clients with such
+   * a process.
+   */
   readonly kill?: () => Promise<void>;
-  /** With `kill`: writes something that the server does not accept until the returned object is disposed of. */
+  /** With `kill`: writes data that the server does not accept until the returned object is disposed of. */
   readonly hang?: (at: string) => Promise<AsyncDisposable>;
   /** With `kill`: copies the mount into another mount namespace until the returned object is disposed of. */
   readonly copy?: (at: string) => Promise<AsyncDisposable>;
-  /** What staging set up for the source besides the mount. Only for clients that do so. */
+  /**
+   * The names of what staging attached besides the mount, such as loop devices. Only for clients that attach something.
+   */
   readonly attached?: () => readonly string[];
 }
 
-/** The contract of the port `Client`. `facets`: those that this client must have. */
+/** The contract of the port `Client`. `facets`: the optional behaviour that this client must have. */
 export function clientContract<K extends SourceKind>(
   title: string,
   make: () => Promise<ClientUnderTest<K>>,
   facets: {
     readonly lose?: boolean;
     readonly kill?: boolean;
-    readonly folders?: boolean;
+    readonly sharedPaths?: boolean;
     readonly attached?: boolean;
     readonly sharing?: boolean;
   } = {},
@@ -63,7 +68,7 @@ export function clientContract<K extends SourceKind>(
     });
     afterEach(() => under[Symbol.asyncDispose]());
 
-    test('stage makes one mount, and the client says that it shows the source', async () => {
+    test('stage makes one mount, and mountsOf lists it', async () => {
       await twice(stage);
       expect(await staged()).toBe(1);
       expect(await under.mounter.isMounted(under.at, scope)).toBe(true);
@@ -94,7 +99,7 @@ export function clientContract<K extends SourceKind>(
       expect(await users()).toEqual([]);
     });
 
-    test('stage uses an empty mount point that a crash left, and unstage removes it', async () => {
+    test('stage uses an empty mount point that a crash left behind, and unstage removes it', async () => {
       mkdirSync(under.at);
       await twice(unstage);
       expect(existsSync(under.at)).toBe(false);
@@ -121,7 +126,7 @@ export function clientContract<K extends SourceKind>(
       expect(await staged()).toBe(0);
     });
 
-    test('stage refuses a path where something else is mounted, and leaves that mount', async () => {
+    test('stage refuses a path where another file system is mounted, and leaves that mount alone', async () => {
       mkdirSync(under.at);
       under.occupy(under.at);
       const before = (await under.mounter.list(scope)).filter((point) => point.at === under.at);
@@ -129,7 +134,7 @@ export function clientContract<K extends SourceKind>(
       expect((await under.mounter.list(scope)).filter((point) => point.at === under.at)).toEqual(before);
     });
 
-    test('finds every path where the source is mounted, including paths hidden by another mount', async () => {
+    test('mountsOf finds every path where the source is mounted, including paths hidden by another mount', async () => {
       expect(await users()).toEqual([]);
       await stage();
       const other = join(dirname(under.at), 'other');
@@ -138,7 +143,7 @@ export function clientContract<K extends SourceKind>(
       try {
         expect(await users()).toEqual([under.at, other].sort());
         under.occupy(other);
-        // Some kernels show a mount on a bind at the other paths of that bind, too.
+        // On some kernels, a mount on top of a bind mount also appears at the other paths of that bind mount.
         expect(await users()).toEqual(expect.arrayContaining([under.at, other]));
         await under.mounter.unmount(other, scope);
       } finally {
@@ -182,7 +187,7 @@ export function clientContract<K extends SourceKind>(
     });
 
     if (facets.attached === true)
-      test('unstage after another program unmounted the stage detaches what the mount table does not show', async () => {
+      test('unstage after another program unmounted the stage detaches the devices that the mount table does not show', async () => {
         const attached = (): readonly string[] => under.attached?.() ?? [];
         expect(attached()).toEqual([]);
         await twice(stage);
@@ -193,7 +198,7 @@ export function clientContract<K extends SourceKind>(
       });
 
     if (facets.sharing === true)
-      test('a stored source shares a mount like the original, and can be replaced by it', () => {
+      test('a source from the records shares a mount like the original source, and can be replaced by it', () => {
         const { sharing } = under.client;
         const stored = (): SourceOf<K> => JSON.parse(JSON.stringify(under.source));
         const volume = { store: 'silver' as StoreName, name: 'a' as VolumeName };
@@ -218,9 +223,9 @@ export function clientContract<K extends SourceKind>(
         await twice(unstage);
       });
 
-    if (facets.folders === true)
-      test('every path that shows the data or a part of them is found, also without a stage', async () => {
-        const { whole = '', part = '' } = under.folders ?? {};
+    if (facets.sharedPaths === true)
+      test('mountsOf finds every path that shows the data or a part of them, even without a stage', async () => {
+        const { whole = '', part = '' } = under.sharedPaths ?? {};
         const [to, other] = [join(dirname(under.at), 'to'), join(dirname(under.at), 'other')];
         for (const path of [part, to, other]) mkdirSync(path);
         try {
@@ -228,7 +233,7 @@ export function clientContract<K extends SourceKind>(
           await under.mounter.bind(whole, to, { readOnly: false }, scope);
           await under.mounter.bind(part, other, { readOnly: false }, scope);
           expect(await users()).toEqual([other, to]);
-          // Hidden by the new mount, but still mounted.
+          // The new mount hides the path, but the volume is still mounted there.
           under.occupy(other);
           expect(await users()).toEqual([other, to]);
           await under.mounter.unmount(other, scope);
@@ -242,7 +247,7 @@ export function clientContract<K extends SourceKind>(
         const dead = (): Promise<readonly string[] | undefined> =>
           twice(async () => await under.client.dead?.([{ source: under.source, target: targetAt(under.at) }], scope));
 
-        test('is dead although the mount table shows it, and a served one is not', async () => {
+        test('is dead although the mount table shows it, and a served mount is not dead', async () => {
           await stage();
           expect(await dead()).toEqual([]);
           await under.kill?.();
@@ -250,7 +255,7 @@ export function clientContract<K extends SourceKind>(
           expect(await staged()).toBe(1);
         });
 
-        test('is replaced by the next stage, which the mount table distinguishes from it', async () => {
+        test('is replaced by the next stage, whose mount has another identity in the mount table', async () => {
           await stage();
           const [before] = (await under.mounter.list(scope)).filter((point) => point.at === under.at);
           await under.kill?.();
@@ -322,7 +327,7 @@ export function clientContract<K extends SourceKind>(
           expect(await twice(trouble)).toBeUndefined();
         });
 
-        test('is flushed when there are no dirty data, and stays', async () => {
+        test('stays after a flush when there are no dirty data', async () => {
           await twice(flush);
           await stage();
           expect(under.client.flush).toBeDefined();
@@ -330,7 +335,7 @@ export function clientContract<K extends SourceKind>(
           expect(await staged()).toBe(1);
         });
 
-        test('is not served at another path while it is staged, nor after that', async () => {
+        test('is not reported as served elsewhere while it is staged, nor after that', async () => {
           expect(await elsewhere()).toBe(false);
           await stage();
           expect(await elsewhere()).toBe(false);

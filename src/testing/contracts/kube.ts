@@ -18,12 +18,12 @@ import type { KubeEvent, Lease, PersistentVolume, PersistentVolumeClaim } from '
 /** An API server that tests may change. */
 export interface KubeSubject extends AsyncDisposable {
   readonly access: KubeAccess;
-  /** Makes it unreachable until the counterpart is called. */
+  /** Makes the API server unreachable until `up`. */
   down(): Promise<void>;
   up(): Promise<void>;
   /** Closes all watches and other connections. */
   cutWatches(): Promise<void>;
-  /** Compacts the history: earlier changes can't be watched any more. */
+  /** Compacts the history: watches from earlier resource versions expire. */
   forget(): Promise<void>;
 }
 
@@ -46,7 +46,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
     let end: AbortController;
     let scope: Scope;
     let running: Promise<unknown>[];
-    /** A prefix for the names of each test, so that no test finds the objects of another one. */
+    /** A prefix for the names of objects, so that no test finds the objects of another test. */
     let prefix: string;
     const clock = systemClock();
 
@@ -156,7 +156,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         const { metadata } = await client.create(leases, lease('a'), end.signal);
         await expect.poll(() => seen, wait).toEqual(['added a']);
         await subject.cutWatches();
-        // The client does not retry a change, so it must not send one on a connection that was cut.
+        // A client does not retry a change, so this one must not send the change on a connection that was cut.
         using other = createKubeClient({ access: subject.access, clock, userAgent: 'stowage/test' });
         await other.patch(leases, at('a'), { kind: 'merge', body: { spec: { holderIdentity: 'x' } } }, end.signal);
         await other.delete(leases, at('a'), { uid: metadata.uid }, end.signal);
@@ -228,7 +228,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       expect(cache.size).toBe(0);
     });
 
-    test('one of two candidates leads, and the other one when the first has ended', async () => {
+    test('one of two candidates leads, and the other one takes over when the first has ended', async () => {
       const stops = [new AbortController(), new AbortController()];
       const leads: string[] = [];
       const overs = stops.map((stop, i) => {
@@ -253,7 +253,7 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       });
     });
 
-    test('Events are accepted, with the longest note, and counted when they repeat', async () => {
+    test('Events with the longest possible note are accepted, and are counted when they repeat', async () => {
       const claim: PersistentVolumeClaim = {
         metadata: { namespace: 'default', name: `${prefix}-c` },
         spec: {

@@ -14,9 +14,9 @@ export interface MounterUnderTest extends Disposable {
   /** A folder in `folder` where mounting is forbidden, except directly in `published`. */
   readonly forbidden: string;
   readonly published: string;
-  /** Another program mounts a file system there. */
+  /** Mounts a file system at that path, like another program. */
   occupy(at: string, how?: { readonly readOnly: boolean }): void;
-  /** A program works in the mount at that path. */
+  /** Works in the mount at that path, like a program, until the returned object is disposed of. */
   use(at: string): Disposable;
 }
 
@@ -54,14 +54,14 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounter.isMounted(at('to'), scope)).toBe(true);
       });
 
-      test('of a bind shows the same as the first bind', async () => {
+      test('of a bind mount shows the same device and root as the first bind mount', async () => {
         await bind('from', 'to');
         await twice(() => mounter.bind(at('to'), at('other'), writable, scope));
         const [first, second] = [await pointAt(at('to')), await pointAt(at('other'))];
         expect([second?.device, second?.root]).toEqual([first?.device, first?.root]);
       });
 
-      test('mounts a file on a file, and refuses a target of another kind', async () => {
+      test('mounts a file on a file, and refuses a target of another type', async () => {
         await twice(() => bind('file', 'place'));
         expect(await mounted()).toEqual([at('place')]);
         for (const [from, to] of [
@@ -88,7 +88,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await refused(() => bind('another', 'other'))).toMatchObject({ reason: 'mount-occupied' });
       });
 
-      test('makes a writable mount read-only, and refuses the reverse', async () => {
+      test('makes a writable mount read-only, and refuses to make a read-only mount writable', async () => {
         await bind('from', 'to');
         expect(await pointAt(at('to'))).toMatchObject({ readOnly: false });
         await twice(() => bind('from', 'to', readOnly));
@@ -114,7 +114,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('is not made when its signal is aborted', async () => {
+      test('mounts nothing when its signal is aborted', async () => {
         const ended = { ...scope, signal: AbortSignal.abort(new Error('enough')) };
         await expect(mounter.bind(at('from'), at('to'), writable, ended)).rejects.toThrow('enough');
         expect(await mounted()).toEqual([]);
@@ -130,12 +130,12 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounter.isMounted(at('to'), scope)).toBe(false);
       });
 
-      test('of a path that was never mounted, or does not exist, succeeds', async () => {
+      test('of a path that was never mounted, or that does not exist, succeeds', async () => {
         await twice(() => mounter.unmount(at('to'), scope));
         await twice(() => mounter.unmount(at('missing/below'), scope));
       });
 
-      test('is refused while a program works in it', async () => {
+      test('is refused while a program works in the mount', async () => {
         await bind('from', 'to');
         {
           using _busy = under.use(at('to'));
@@ -150,8 +150,8 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('is refused while another mount is inside', async () => {
-        // In both, because a fake shows no files of the mount.
+      test('is refused while another mount is inside the mount', async () => {
+        // In both folders, because a fake mount shows no files of its source.
         for (const name of ['from/sub', 'to/sub']) mkdirSync(at(name));
         await bind('from', 'to');
         await bind('other', 'to/sub');
@@ -161,7 +161,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([]);
       });
 
-      test('reveals what the mount had hidden', async () => {
+      test('reveals the files that the mount had hidden', async () => {
         under.occupy(at('to'));
         const before = await pointAt(at('to'));
         under.occupy(at('to'));
@@ -190,11 +190,11 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       expect(await mounted()).toEqual([at('other')]);
     });
 
-    test('nothing is mounted at a path that does not exist', async () => {
+    test('isMounted is false for a path that does not exist', async () => {
       expect(await twice(() => mounter.isMounted(at('missing/below'), scope))).toBe(false);
     });
 
-    test('a folder that is opened for engines is a tmpfs, and is removed by closing unless something is mounted inside', async () => {
+    test('a folder that is opened for engines is a tmpfs, and closing it removes it unless something is mounted inside', async () => {
       const folder = under.published;
       await twice(() => mounter.openShared(folder, scope));
       expect((await mounter.list(scope)).filter((point) => point.at === folder)).toMatchObject([{ type: 'tmpfs' }]);
@@ -232,7 +232,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await twice(() => mounter.resolvePath(at('missing/to'), scope))).toBeUndefined();
       });
 
-      test('is refused if it is not empty, has the wrong kind or has no parent', async () => {
+      test('is refused if it is not empty, has the wrong type or has no parent', async () => {
         writeFileSync(at('to/file'), '');
         const why = async (path: string, access?: Access): Promise<string> =>
           (await refused(() => inspect(path, access))).reason;
@@ -244,7 +244,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await why('/etc/new')).toBe('target-forbidden');
       });
 
-      test('in a folder that Stowage keeps for itself is refused, except directly where engines find volumes', async () => {
+      test('inside a folder of Stowage is refused, except directly in the folder where engines find volumes', async () => {
         expect(await refused(() => inspect(join(under.forbidden, 'new')))).toMatchObject({
           reason: 'target-forbidden',
         });
@@ -252,7 +252,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await twice(() => inspect(target))).toEqual({ target, existed: false });
       });
 
-      test('with a mount is neither read nor removed', async () => {
+      test('is neither read nor removed while something is mounted on it', async () => {
         writeFileSync(at('from/file'), '');
         await bind('from', 'to');
         expect(await twice(() => inspect(at('to')))).toEqual({ target: at('to'), existed: true });
@@ -261,7 +261,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         expect(await mounted()).toEqual([at('to')]);
       });
 
-      test('that is not empty is kept', async () => {
+      test('is kept if it is not empty', async () => {
         writeFileSync(at('to/file'), '');
         await twice(() => mounter.removeTarget(at('to'), scope));
         expect(readdirSync(at('to'))).toEqual(['file']);
@@ -283,7 +283,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
   });
 }
 
-/** The contract of a `Mounter` that cannot mount. The rest of the port's contract does not apply. */
+/** The contract of a `Mounter` that cannot mount. The rest of the contract of `Mounter` does not apply. */
 export function unableMounterContract(title: string, make: () => Pick<MounterUnderTest, 'mounter' | 'folder'>): void {
   describe(`${title}: the contract of a mounter that cannot mount`, () => {
     test('says why it cannot mount and what to do', () => {
@@ -291,14 +291,14 @@ export function unableMounterContract(title: string, make: () => Pick<MounterUnd
       expect([unable?.why, unable?.action]).toEqual([expect.stringMatching(/./), expect.stringMatching(/./)]);
     });
 
-    test('lists mounts, and says whether something is mounted at a path', async () => {
+    test('lists mounts, and reports whether a path is mounted', async () => {
       const { mounter, folder } = make();
       const [first] = await twice(() => mounter.list(scope));
       expect(await twice(() => mounter.isMounted(first?.at ?? '/', scope))).toBe(first !== undefined);
       expect(await twice(() => mounter.isMounted(join(folder, 'missing'), scope))).toBe(false);
     });
 
-    test('refuses everything else, and says what is missing', async () => {
+    test('refuses every other call, and says what is missing', async () => {
       const { mounter, folder } = make();
       const calls: readonly (() => Promise<unknown>)[] = [
         () => mounter.bind(folder, folder, { readOnly: false }, scope),

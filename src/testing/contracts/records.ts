@@ -15,7 +15,7 @@ import type {
 } from '#core/model.ts';
 import type { Records, VolumeQuery } from '#core/ports.ts';
 
-/** A place for records. One at a time has them open. */
+/** Storage for records. One process at a time can open it. */
 export interface RecordsUnderTest extends Disposable {
   open(): Records;
 }
@@ -67,7 +67,7 @@ const mount = (target: string, more: Partial<Mount> = {}): Mount => ({
 });
 
 const node = 'here' as NodeName;
-const way: NfsConnection = {
+const minimalConnection: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.1'],
   port: 2049,
@@ -87,8 +87,8 @@ const way: NfsConnection = {
   readOnly: false,
   quota: undefined,
 };
-const fullWay: NfsConnection = {
-  ...way,
+const fullConnection: NfsConnection = {
+  ...minimalConnection,
   mountPort: 20_048,
   sourcePorts: 'privileged',
   tls: { folder: '/etc/tls' },
@@ -105,15 +105,15 @@ const sources: readonly Source[] = [
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: 'xfs' },
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined },
   { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined, readOnly: true },
-  { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way },
-  { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullWay },
+  { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way: minimalConnection },
+  { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullConnection },
 ];
 /** Operations of every kind, as version 0.1 wrote them. */
 const { operations: intents }: { readonly operations: readonly Pick<Operation, 'kind' | 'params'>[] } = JSON.parse(
   readFileSync(new URL('../../core/fixtures/stored-1.json', import.meta.url), 'utf8'),
 );
 
-/** The contract of the port `Records`. Everything is read again after the records were closed and reopened. */
+/** The contract of the port `Records`. Each test reads everything again after it closed and reopened the records. */
 export function recordsContract(title: string, make: () => RecordsUnderTest): void {
   describe(`${title}: the contract of records`, () => {
     let under: RecordsUnderTest;
@@ -122,7 +122,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       records.close();
       records = under.open();
     };
-    /** Makes every write twice, and restarts. Answers must not change. */
+    /** Makes every write twice, then restarts. The results must be the same. */
     const write = (work: () => void): void => {
       work();
       work();
@@ -190,7 +190,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => ids({ stores: [] }), []);
       });
 
-      test('have only the values of their last write, and are gone when they are removed', () => {
+      test('have only the values of the last write, and are not found after their removal', () => {
         records.volumes.put(volume(1));
         write(() => records.volumes.put(volume(1, { name: 'new' as VolumeName, labels: {}, bytes: 7n })));
         kept(() => records.volumes.byName(gold, 'v1' as VolumeName), undefined);
@@ -200,7 +200,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => [records.volumes.byId(idOf(1)), ids(), records.volumes.totals(gold).volumes], [undefined, [], 0]);
       });
 
-      test('of a forgotten store are gone, and no others', () => {
+      test('are removed when their store is forgotten, and volumes of other stores stay', () => {
         records.volumes.put(volume(1));
         records.volumes.put(volume(2, { store: silver }));
         write(() => records.volumes.forgetStore(gold));
@@ -211,7 +211,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     describe('operations', () => {
       const failure = { code: 'exhausted', reason: 'disk-full', message: 'no room', action: 'Free some.' };
 
-      test('are unfinished until they end for the first time, with everything that a replay needs', () => {
+      test('stay unfinished until their first end, with everything that a replay needs', () => {
         for (const n of [1, 2]) write(() => records.operations.begin(operation(n)));
         kept(() => records.operations.unfinished(), [operation(1), operation(2)]);
         write(() => records.operations.end(operation(1).id, 'failed', 9, failure));
@@ -221,7 +221,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.operations.get(operation(1).id), ended);
       });
 
-      test('are paged with the newest first, and only of the requested stores', () => {
+      test('are listed in pages with the newest first, and only those of the requested stores', () => {
         for (const n of [1, 2, 3]) records.operations.begin(operation(n));
         records.operations.begin(operation(4, { store: undefined }));
         const page = (query: Parameters<Records['operations']['page']>[0]) => {
@@ -235,7 +235,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => page({ stores: [], limit: 2 }), { ids: [], next: undefined });
       });
 
-      test('are trimmed to the requested number when they have ended, and never while they run', () => {
+      test('are trimmed to the requested number once they have ended, and never while they run', () => {
         for (const n of [1, 2, 3]) records.operations.begin(operation(n));
         for (const n of [1, 3]) records.operations.end(operation(n).id, 'done', n + 10, undefined);
         write(() => records.operations.prune(1));
@@ -243,7 +243,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       });
     });
 
-    test('mounts are found by target and by volume, with the values of their last write', () => {
+    test('mounts are found by target and by volume, with the values of the last write', () => {
       const [a, b] = [mount('/a'), mount('/b', { volumeId: idOf(2) })];
       records.mounts.put({ ...a, readOnly: true });
       for (const each of [a, b]) write(() => records.mounts.put(each));
@@ -255,7 +255,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     });
 
     test.each(sources.map((source) => [JSON.stringify(source), source] as const))(
-      'a mount keeps its source to the letter: %s',
+      'the records return the source of a mount unchanged: %s',
       (text, source) => {
         records.mounts.put(mount('/a', { source }));
         kept(() => JSON.stringify(records.mounts.at('/a')?.source), text);
@@ -263,7 +263,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
     );
 
     test.each(intents.map((intent) => [intent.kind, intent] as const))(
-      'an operation keeps its params to the letter: %s',
+      'the records return the params of an operation unchanged: %s',
       (kind, { params }) => {
         records.operations.begin(operation(1, { kind, params }));
         kept(() => JSON.stringify(records.operations.unfinished()[0]?.params), JSON.stringify(params));
@@ -289,8 +289,8 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       kept(() => records.answers.get('key'), undefined);
     });
 
-    describe('of container engines', () => {
-      test('a name refers to the volume that it was last given to', () => {
+    describe('records of container engines', () => {
+      test('map a name to the volume that it was last given to', () => {
         records.engineNames.put('stowage', 'a', idOf(2));
         write(() => records.engineNames.put('stowage', 'a', idOf(1)));
         kept(
@@ -302,7 +302,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.engineNames.list('stowage'), []);
       });
 
-      test('a hold counts its mounts, and is gone after as many unmounts', () => {
+      test('count the mounts of a hold, and drop the hold after as many unmounts', () => {
         const hold = { volumeId: idOf(1), plugin: 'stowage', id: '1', since: 5 } as const;
         write(() => records.engineMounts.add(hold));
         kept(() => records.engineMounts.of(idOf(1)), [{ ...hold, count: 2 }]);
@@ -315,7 +315,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.engineMounts.of(idOf(1)), []);
       });
 
-      test('the references of an engine replace the earlier ones of the same engine only', () => {
+      test('replace the earlier references of the same engine only', () => {
         const reference = (engine: string, n: number) => ({
           engine,
           container: `c${n}`,
@@ -349,7 +349,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.settings.get('a'), '1');
       });
 
-      test('inside another one is rolled back alone when it fails, and together with the outer one', () => {
+      test('that fails inside another one is rolled back alone, and is rolled back with the outer one', () => {
         const outer = (ends: () => void): void =>
           records.transaction(() => {
             records.settings.set('outer', '1');

@@ -14,16 +14,18 @@ export interface StoreUnderTest<S extends Store = Store> extends AsyncDisposable
   readonly instance: string;
   /** Closes it and opens it again, as a restart does. */
   reopen(): Promise<S>;
-  /** Opens the same store read-only. Closes the writable one. */
+  /** Opens the same store read-only, after closing the writable one. */
   reopenReadOnly(): Promise<S>;
   /** Adds data without a record. */
   plant(name: string): Promise<void>;
-  /** Removes a volume's data behind the store's back. */
+  /** Removes a volume's data without calling the store. */
   lose(volume: Volume): Promise<void>;
-  /** Marks a volume's data, so they can be recognized. */
+  /** Writes a mark into a volume's data, so that a test recognizes them. */
   mark(volume: Volume, text: string): Promise<void>;
   readMark(volume: Volume): Promise<string | undefined>;
-  /** The number of files and directories of the store, including hidden ones. Shows whether anything is left behind. */
+  /**
+   * The number of files and directories of the store, including hidden ones. Shows whether a test left anything behind.
+   */
   count(): Promise<number>;
 }
 
@@ -35,7 +37,9 @@ const name = (text: string): VolumeName => volumeName(text);
 const facets = ['identity', 'names', 'expand', 'rename', 'usage', 'room', 'trash', 'adoption', 'housekeeping'] as const;
 type Facet = (typeof facets)[number];
 
-/** The contract of the port `Store`. `due`: the facets that this store must have, except those that depend on options. */
+/**
+ * The contract of the port `Store`. `due`: the facets that this store must have, except facets that depend on options.
+ */
 export function storeContract(
   title: string,
   make: () => Promise<StoreUnderTest>,
@@ -45,7 +49,7 @@ export function storeContract(
 
   describe(`${title}: the contract of a store`, () => {
     let under: StoreUnderTest;
-    /** Tests use only the facets that are due. */
+    /** Each test uses only the facets that are due. */
     let store: FileStore;
     const reopen = async (): Promise<FileStore> => (await under.reopen()) as FileStore;
     const reopenReadOnly = async (): Promise<FileStore> => (await under.reopenReadOnly()) as FileStore;
@@ -83,7 +87,7 @@ export function storeContract(
     const trashed = async (): Promise<string[]> => (await trashList()).map((entry) => entry.volume.id);
     const trashList = async (): Promise<readonly TrashEntry[]> => (isDue('trash') ? await store.trash.list(scope) : []);
 
-    test('has the facets that it must have, and no others, also when it is read-only', async () => {
+    test('has the required facets and no others, even when it is read-only', async () => {
       const present = (): readonly Facet[] => facets.filter((facet) => store[facet] !== undefined);
       expect(present()).toEqual(due);
       store = await reopenReadOnly();
@@ -100,12 +104,12 @@ export function storeContract(
         expect(await namesOf()).toEqual([made.name]);
       });
 
-      test('returns the existing volume for the same request, also with another id', async () => {
+      test('returns the existing volume for the same request, even with another id', async () => {
         const made = await create('a');
         expect(await twice(() => store.create(spec('a', { id: newVolumeId() }), scope))).toEqual(made);
       });
 
-      test('refuses a name that another request took', async () => {
+      test('refuses a name that another request has taken', async () => {
         const made = await create('a');
         const error = await refused(() => store.create(spec('a', { requestId: 'another' }), scope));
         expect([error.code, error.reason]).toEqual(['exists', 'volume-exists']);
@@ -141,7 +145,7 @@ export function storeContract(
         expect((await list()).length).toBe(1);
       });
 
-      test('gives the name to one of many different requests', async () => {
+      test('gives the name to only one of many different requests', async () => {
         const results = await Promise.allSettled(
           Array.from({ length: 8 }, (_, i) => store.create(spec('a', { requestId: `${i}`, id: newVolumeId() }), scope)),
         );
@@ -157,7 +161,7 @@ export function storeContract(
         );
       });
 
-      test('fails with canceled if it was aborted before it began, and makes nothing', async () => {
+      test('fails with canceled and makes nothing if it was aborted before it began', async () => {
         const error = await refused(() => store.create(spec('a'), { ...scope, signal: AbortSignal.abort() }));
         expect(error.code).toBe('canceled');
         expect(await list()).toEqual([]);
@@ -170,7 +174,7 @@ export function storeContract(
         expect(await twice(list)).toEqual([]);
       });
 
-      test('report a volume without its data as missing', async () => {
+      test('report a volume whose data are missing', async () => {
         const made = await create('a');
         await under.lose(made);
         const seen = await twice(() => store.get(made.name, scope));
@@ -180,13 +184,13 @@ export function storeContract(
         if (isDue('housekeeping')) expect(await orphans()).toMatchObject([{ kind: 'missing-data', name: 'a' }]);
       });
 
-      test('survive a restart', async () => {
+      test('return the same volumes after a restart', async () => {
         const made = [await create('a'), await create('b'), await create('c')];
         store = await reopen();
         expect(await list()).toEqual(made);
       });
 
-      test('keep the identity of the store across a restart', async () => {
+      test('a restart keeps the identity of the store', async () => {
         const { identity } = store;
         expect(identity === undefined).toBe(!isDue('identity'));
         store = await reopen();
@@ -195,7 +199,7 @@ export function storeContract(
     });
 
     describe('delete', () => {
-      test('leaves nothing of the volume', async () => {
+      test('leaves nothing of the volume behind', async () => {
         const before = await under.count();
         const made = await create('a');
         await under.mark(made, 'data');
@@ -229,11 +233,11 @@ export function storeContract(
       });
     });
 
-    describe('delete, only if empty', () => {
+    describe('delete with onlyIfEmpty', () => {
       const deleteIfEmpty = (volume: VolumeRef): Promise<void> => store.delete(volume, scope, { onlyIfEmpty: true });
 
       if (!isDue('usage'))
-        test('refuses a volume that nobody ever used, because the store cannot tell', async () => {
+        test('refuses a volume that was never used, because the store cannot tell whether it is empty', async () => {
           const made = await create('a');
           const error = await refused(() => deleteIfEmpty(made));
           expect([error.code, error.reason]).toEqual(['conflict', 'volume-not-empty']);
@@ -241,7 +245,7 @@ export function storeContract(
         });
 
       if (isDue('usage'))
-        test('leaves nothing of an empty volume', async () => {
+        test('leaves nothing of an empty volume behind', async () => {
           const before = await under.count();
           const made = await create('a');
           await twice(() => deleteIfEmpty(made));
@@ -324,7 +328,7 @@ export function storeContract(
           expect(await list()).toEqual([back]);
         });
 
-        test('refuses a name that a volume or unrecorded data have', async () => {
+        test('refuses a name that a volume or data without a record have', async () => {
           const [a, b] = [await create('a'), await create('b')];
           await under.plant('c');
           expect((await refused(() => store.rename(a, b.name, scope))).reason).toBe('volume-exists');
@@ -338,10 +342,10 @@ export function storeContract(
         });
       });
 
-    describe('enforce, where the store can', () => {
-      test('is stored with the volume: through changes, the trash, a release and a restart', async () => {
+    describe('the enforcement of sizes, where the store supports it', () => {
+      test('is stored with the volume, and survives changes, the trash, a release and a restart', async () => {
         const { always = false, enforce } = store.enforcement ?? {};
-        // A store that cannot enforce sizes does not claim to; the core then refuses such a volume.
+        // A store that cannot enforce sizes must not report that it does. Core then refuses a volume with enforcement.
         if (enforce === undefined) return expect(always).toBe(false);
         const made = await create('a');
         const enforced = await twice(() => enforce(made, scope));
@@ -388,7 +392,7 @@ export function storeContract(
           expect(await list()).toEqual([made]);
         });
 
-      test('fail with not-found for a volume that does not exist or was replaced by another of that name', async () => {
+      test('fail with not-found for a volume that does not exist or was replaced by another one of that name', async () => {
         await create('b');
         for (const ref of [
           { id: newVolumeId(), name: name('a') },
@@ -405,7 +409,7 @@ export function storeContract(
     });
 
     describe('source and usage', () => {
-      test('return where the data are and how much space they use', async () => {
+      test('return the location of the data and how much space they use', async () => {
         const made = await create('a');
         await under.mark(made, 'x'.repeat(100_000));
         expect((await twice(() => store.source(made, scope))).kind).toBeTruthy();
@@ -418,7 +422,7 @@ export function storeContract(
       });
 
       if (isDue('usage'))
-        test('report a volume as empty only while that is certain', async () => {
+        test('report a volume as empty only when that is certain', async () => {
           const made = await create('a');
           expect((await store.usage(made, scope)).empty).toBe(true);
           await twice(async () => store.noteUse?.(made, scope));
@@ -427,12 +431,12 @@ export function storeContract(
           expect((await store.get(name('a'), scope))?.volume).toEqual(made);
         });
 
-      test('report that a new volume can be written to', async () => {
+      test('report that users can write to a new volume', async () => {
         const source = await store.source(await create('a'), scope);
         await twice(async () => store.usable?.(source, scope));
       });
 
-      test('fail for a volume without its data', async () => {
+      test('fail for a volume whose data are missing', async () => {
         const made = await create('a');
         await under.lose(made);
         expect((await refused(() => store.source(made, scope))).reason).toBe('volume-data-unusable');
@@ -460,7 +464,7 @@ export function storeContract(
           expect(await trashed()).toEqual([]);
         });
 
-        test('expires nothing before its time', async () => {
+        test('expires nothing before its retention has passed', async () => {
           const made = await create('a');
           await store.trash.put(made, keptForAWeek(1), scope);
           expect(await twice(() => store.trash.expired(1, scope))).toEqual([]);
@@ -497,7 +501,7 @@ export function storeContract(
           expect((await trashed()).sort()).toEqual([first.id, second.id].sort());
         });
 
-        test('forgets what is purged, for good', async () => {
+        test('forgets purged volumes for good', async () => {
           const before = await under.count();
           const made = await create('a');
           await under.mark(made, 'mine');
@@ -533,7 +537,7 @@ export function storeContract(
           expect(await store.adoption.adoptable(scope)).toEqual([]);
         });
 
-        test('unrecorded data are adopted as a volume', async () => {
+        test('data without a record are adopted as a volume', async () => {
           await under.plant('a');
           const want = spec('a', { bytes: undefined });
           const made = await twice(() => store.adoption.adopt(name('a'), want, scope));
@@ -553,7 +557,7 @@ export function storeContract(
 
     describe('orphans, sweep and check', () => {
       if (isDue('housekeeping', 'adoption'))
-        test('unrecorded data and volumes of other instances are reported and left alone', async () => {
+        test('data without a record and volumes of other instances are reported and left alone', async () => {
           const made = await create('a');
           await store.adoption.claim(made, 'another', scope);
           await under.plant('b');

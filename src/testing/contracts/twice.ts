@@ -1,7 +1,7 @@
 import { expect } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 
-/** Makes every call twice. The second one must return the same as the first. */
+/** Makes the call twice, and checks that the second call returns the same as the first. */
 export async function twice<T>(call: () => Promise<T>): Promise<T> {
   const first = await call();
   expect(await call()).toEqual(first);

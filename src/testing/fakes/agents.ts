@@ -2,11 +2,11 @@ import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 
-/** Fake agents. The test connects them and decides on their answers. */
+/** Fake agents. The test connects them and defines their answers. */
 export interface FakeAgents extends Agents {
   /** Every request so far: `node-1 GET /v1/status`. */
   readonly requests: string[];
-  /** Connects the node, or replaces its answers. Throws an answer that is an Error. */
+  /** Connects the node, or replaces its answers. If an answer is an Error, the request throws it. */
   connect(node: string, answer: (request: AgentRequest) => unknown): void;
   lose(node: string): void;
 }
@@ -22,7 +22,7 @@ export function createFakeAgents(): FakeAgents {
     requests: asked,
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
-      // Real agents answer these requests only.
+      // Real agents answer only these requests.
       if (agentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
       asked.push(`${node} ${request.method} ${request.path}`);
       const given = answers.get(node)?.(request) ?? absent(node);

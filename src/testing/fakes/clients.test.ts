@@ -63,10 +63,10 @@ clientContract(
       const path = join(folder, 'volume');
       mkdirSync(path);
       const lose = (): void => rmSync(path, { recursive: true });
-      const folders = { whole: path, part: join(path, 'sub') };
-      return { client: directory, source: { kind: 'directory', node, path }, lose, folders };
+      const sharedPaths = { whole: path, part: join(path, 'sub') };
+      return { client: directory, source: { kind: 'directory', node, path }, lose, sharedPaths };
     }),
-  { lose: true, folders: true },
+  { lose: true, sharedPaths: true },
 );
 
 clientContract(

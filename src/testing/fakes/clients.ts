@@ -23,7 +23,10 @@ export interface FakeClients extends ClientTable {
   };
 }
 
-/** Clients on a mount table in memory. The directory client is the real one: it changes mounts only through its mounter. */
+/**
+ * Fake clients on a mount table in memory. The directory client is the real one: it changes mounts only through its
+ * mounter.
+ */
 export function createFakeClients(mounts: FakeMounts): FakeClients {
   return {
     directory: createDirectoryClient({ mounter: mounts.mounter, readTable: mounts.readTable }),
@@ -32,7 +35,7 @@ export function createFakeClients(mounts: FakeMounts): FakeClients {
   };
 }
 
-/** An image mount is a file system whose source is the path of the image. */
+/** Each image is a file system whose source in the mount table is the path of the image. */
 function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client<'loop'> {
   return {
     kind: 'loop',
@@ -51,7 +54,7 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
       mount(place, { source: path, type: filesystem ?? 'devtmpfs', readOnly });
     },
     unstage: async (_source, target, scope) =>
-      await takeAway(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
+      await removeMount(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
     mountsOf: async ({ path }) => {
       const { entries } = await readTable();
       const devices = new Set(entries.filter((entry) => entry.source === path).map(({ device }) => device));
@@ -61,7 +64,7 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
   };
 }
 
-/** Each mount is its own file system, served until it is killed. */
+/** Each mount is a file system of its own. It is served until a test kills its process. */
 function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeClients['nfs'] {
   let count = 0;
   const served = new Set<string>();
@@ -75,7 +78,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
     return { [Symbol.asyncDispose]: async () => void marked.delete(source) };
   }
 
-  /** The source of our mount in the mount table. Undefined: nothing is mounted there. */
+  /** The source of the volume's mount in the mount table. Undefined: nothing is mounted there. */
   async function ours(at: string, volumeId: VolumeId): Promise<string | undefined> {
     const there = (await readTable()).at(at);
     if (there === undefined) return undefined;
@@ -100,7 +103,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
       mount(place, { source, type: 'fuse.stowage' });
     },
     unstage: async (_source, target, scope, how) =>
-      await takeAway(locatedOwn(target.path), scope, (place) =>
+      await removeMount(locatedOwn(target.path), scope, (place) =>
         how?.force === true ? mounter.detach(place, scope, { abort: true }) : mounter.unmount(place, scope),
       ),
     dead: async (staged) => {
@@ -129,7 +132,7 @@ const unwritten = new StowageError('a file has unwritten data that the server do
   action: 'Wait until the server answers again.',
 });
 
-async function takeAway(
+async function removeMount(
   place: string | undefined,
   scope: Scope,
   unmount: (place: string) => Promise<void>,

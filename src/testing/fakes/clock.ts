@@ -3,9 +3,9 @@ import { type Clock, deadlineBy } from '#base/clock.ts';
 
 /** A clock that a test advances. */
 export interface FakeClock extends Clock {
-  /** Wakes every sleeper and ends every deadline up to then, in order. */
+  /** Wakes every sleeper and ends every deadline of that period, in order. */
   advance(ms: number): void;
-  /** Sets the time of day without letting time pass. */
+  /** Changes the time of day, but lets no time pass. */
   jump(ms: number): void;
 }
 

@@ -11,7 +11,7 @@ export interface FakeEngine extends ContainerEngine {
   ): void;
   remove(container: string): void;
   isDown: boolean;
-  /** Sends no change events. */
+  /** If true, the engine sends no change events. */
   isQuiet: boolean;
   /** Restarts the engine as after a crash. */
   restart(): void;

@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
-/** Verbs without a signal, or with more than one answer. */
+/** Verbs without a signal, or that return a sequence of answers. */
 type Ungated = 'close' | 'list' | 'filesystemFor' | 'identityBelow';
 const ungated: readonly string[] = ['close', 'list', 'filesystemFor', 'identityBelow'] satisfies readonly Ungated[];
 
@@ -11,7 +11,7 @@ const ungated: readonly string[] = ['close', 'list', 'filesystemFor', 'identityB
 export type GatedVerb = Exclude<VerbPath, Ungated>;
 
 export interface Gate {
-  /** Resolves when a call waits at the gate. */
+  /** Resolves when the first call waits at the gate. */
   readonly reached: Promise<void>;
   /** How many calls have reached the gate. */
   readonly waiting: () => number;
@@ -21,13 +21,13 @@ export interface Gate {
 interface GateOptions {
   /** Calls at the gate ignore their signals, like a system call on a hung disk. */
   readonly deaf?: boolean;
-  /** The gate applies to that store only. */
+  /** If given, the gate applies to the store of this name only. */
   readonly store?: string;
 }
 
-/** Stores of a kind with gates before their verbs, so that a test can look while an operation is in progress. */
+/** A store kind with gates before its verbs, so that a test can inspect an operation in progress. */
 export interface GatedKind extends StoreKind {
-  /** Calls of that verb wait from now on, until the gate opens or their signal is aborted. */
+  /** From now on, calls of that verb wait until the gate opens or their signal is aborted. */
   close(verb: 'open' | GatedVerb, options?: GateOptions): Gate;
 }
 
@@ -35,7 +35,7 @@ interface Closed extends GateOptions {
   pass(scope: Scope): Promise<void>;
 }
 
-/** More options may follow. */
+/** The scope is not always the last argument: options may follow. */
 const isScope = (given: unknown): boolean => typeof given === 'object' && given !== null && 'signal' in given;
 
 export function gated(inner: StoreKind): GatedKind {

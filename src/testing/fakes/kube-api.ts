@@ -5,7 +5,7 @@ import type { AddressInfo, Socket } from 'node:net';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { type AnyObject, json, merged, patched } from './kube-objects.ts';
 
-/** Answers instead of the API server if it returns true. */
+/** Returns true if it has answered the request instead of the API server. */
 export type Interception = (request: IncomingMessage, response: ServerResponse, body: string) => boolean;
 
 /** An API server in memory: objects of any kind, resource versions, pages, watches, conflicts, and faults. */
@@ -19,13 +19,13 @@ export interface FakeKubeApi extends AsyncDisposable {
   intercept: Interception | undefined;
   /** Answers with an error: a Status object, and further fields. */
   refuse(response: ServerResponse, code: number, reason: string, more?: Refusal): void;
-  /** Writes an object without a client's request. */
+  /** Writes an object as if a client had done so. */
   put(path: string, object: AnyObject): AnyObject;
   remove(path: string, name: string): void;
-  /** Compacts the history: older resource versions are expired. */
+  /** Compacts the history: watches and lists from older resource versions expire. */
   compact(): void;
   bookmark(): void;
-  /** Ends all watches; `isClean`: as the API server does on a timeout. */
+  /** Ends all watches. `isClean`: as the API server does on a timeout. */
   cutWatches(isClean: boolean): void;
   down(): Promise<void>;
   up(): Promise<void>;
@@ -42,13 +42,13 @@ interface Reply {
   readonly value: unknown;
 }
 
-const refused = (code: number, reason: string, { message = reason, details }: Refusal = {}): Reply => ({
+const errorReply = (code: number, reason: string, { message = reason, details }: Refusal = {}): Reply => ({
   code,
   value: { kind: 'Status', apiVersion: 'v1', status: 'Failure', code, reason, message, details },
 });
-const granted = (value: unknown, code = 200): Reply => ({ code, value });
+const okReply = (value: unknown, code = 200): Reply => ({ code, value });
 
-interface Happened {
+interface HistoryEntry {
   readonly version: number;
   readonly collection: string;
   readonly type: 'ADDED' | 'MODIFIED' | 'DELETED';
@@ -77,7 +77,7 @@ function addressOf(path: string): Address {
 
 export async function startKubeApi(): Promise<FakeKubeApi> {
   const objects = new Map<string, Map<string, AnyObject>>();
-  const history: Happened[] = [];
+  const history: HistoryEntry[] = [];
   const watchers = new Set<Watcher>();
   const sockets = new Set<Socket>();
   const snapshots = new Map<string, { readonly rest: AnyObject[]; readonly version: number }>();
@@ -91,7 +91,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     return known;
   };
   const keyOf = (object: AnyObject): string => `${object.metadata.namespace ?? ''}/${object.metadata.name ?? ''}`;
-  const sees = (watcher: Watcher, { collection, object }: Happened): boolean => {
+  const sees = (watcher: Watcher, { collection, object }: HistoryEntry): boolean => {
     const at = addressOf(watcher.path);
     return at.collection === collection && (at.namespace === undefined || at.namespace === object.metadata.namespace);
   };
@@ -99,7 +99,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     response.write(`${JSON.stringify({ type, object })}\n`);
   };
 
-  function happen(collection: string, type: Happened['type'], given: AnyObject): AnyObject {
+  function happen(collection: string, type: HistoryEntry['type'], given: AnyObject): AnyObject {
     version++;
     const object = { ...given, metadata: { ...given.metadata, resourceVersion: String(version) } };
     const happened = { version, collection, type, object };
@@ -131,14 +131,14 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
   };
   const refuse: FakeKubeApi['refuse'] = (response, code, reason, { headers = {}, ...more } = {}) => {
     response.writeHead(code, { 'content-type': 'application/json', ...headers });
-    response.end(JSON.stringify(refused(code, reason, more).value));
+    response.end(JSON.stringify(errorReply(code, reason, more).value));
   };
 
   function list(at: Address, query: URLSearchParams): Reply {
     const limit = Number(query.get('limit') ?? '0') || Number.POSITIVE_INFINITY;
     const token = query.get('continue');
     const snapshot = token === null ? undefined : snapshots.get(token);
-    if (token !== null && snapshot === undefined) return refused(410, 'Expired');
+    if (token !== null && snapshot === undefined) return errorReply(410, 'Expired');
     const all =
       snapshot?.rest ??
       [...inCollection(at.collection).values()].filter(
@@ -147,7 +147,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     const moment = snapshot?.version ?? version;
     const next = all.length > limit ? randomUUID() : undefined;
     if (next !== undefined) snapshots.set(next, { rest: all.slice(limit), version: moment });
-    return granted({
+    return okReply({
       kind: 'List',
       metadata: { resourceVersion: String(moment), continue: next },
       items: all.slice(0, limit),
@@ -175,8 +175,8 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     const { name = `${object.metadata.generateName ?? ''}${randomUUID().slice(0, 5)}` } = object.metadata;
     const fixed = at.namespace === undefined ? {} : { namespace: at.namespace };
     const named = { ...object, metadata: { ...object.metadata, name, ...fixed } };
-    if (inCollection(at.collection).has(keyOf(named))) return refused(409, 'AlreadyExists');
-    return granted(put(path, named), 201);
+    if (inCollection(at.collection).has(keyOf(named))) return errorReply(409, 'AlreadyExists');
+    return okReply(put(path, named), 201);
   }
 
   function change(path: string, { method = '', headers }: IncomingMessage, body: string): Reply {
@@ -188,28 +188,28 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     const found = inCollection(at.collection).get(`${at.namespace ?? ''}/${at.name ?? ''}`);
     const type = headers['content-type'] ?? '';
     if (found === undefined && type.includes('apply-patch'))
-      return granted(put(collectionPath, JSON.parse(body) as AnyObject), 201);
-    if (found === undefined) return refused(404, 'NotFound', { message: `${at.name ?? ''} not found` });
-    if (method === 'GET') return granted(found);
+      return okReply(put(collectionPath, JSON.parse(body) as AnyObject), 201);
+    if (found === undefined) return errorReply(404, 'NotFound', { message: `${at.name ?? ''} not found` });
+    if (method === 'GET') return okReply(found);
     const given = JSON.parse(body) as AnyObject & { readonly preconditions?: AnyObject['metadata'] };
     const wanted = method === 'DELETE' ? given.preconditions : given.metadata;
     for (const field of ['uid', 'resourceVersion'] as const) {
       if (wanted?.[field] !== undefined && wanted[field] !== found.metadata[field])
-        return refused(409, 'Conflict', { message: `${field} differs` });
+        return errorReply(409, 'Conflict', { message: `${field} differs` });
     }
     if (method !== 'DELETE') {
       const isJsonPatch = type.includes('json-patch');
       const next = method === 'PUT' ? given : isJsonPatch ? patched(found, JSON.parse(body)) : merged(found, given);
       const { metadata } = next as AnyObject;
-      // The object was only waiting for its finalizers.
+      // The object was waiting for its finalizers only.
       if (metadata.deletionTimestamp !== undefined && (metadata.finalizers ?? []).length === 0)
-        return granted(happen(at.collection, 'DELETED', next as AnyObject));
-      return granted(put(collectionPath, next as AnyObject));
+        return okReply(happen(at.collection, 'DELETED', next as AnyObject));
+      return okReply(put(collectionPath, next as AnyObject));
     }
     if ((found.metadata.finalizers ?? []).length === 0) happen(at.collection, 'DELETED', found);
     else
       put(collectionPath, { ...found, metadata: { ...found.metadata, deletionTimestamp: new Date(0).toISOString() } });
-    return granted({ kind: 'Status', status: 'Success' });
+    return okReply({ kind: 'Status', status: 'Success' });
   }
 
   function handle(request: IncomingMessage, response: ServerResponse, body: string): void {
@@ -218,7 +218,7 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     if (fake.intercept?.(request, response, body) === true) return;
     const path = decodeURIComponent(url.pathname);
     const at = addressOf(path);
-    if (path === '/version') answer(response, granted({ major: '1', minor: '35' }));
+    if (path === '/version') answer(response, okReply({ major: '1', minor: '35' }));
     else if (at.name !== undefined) answer(response, change(path, request, body));
     else if (request.method === 'POST') answer(response, create(path, body));
     else if (url.searchParams.get('watch') === 'true') watch(path, url.searchParams, response);

@@ -8,7 +8,7 @@ export interface AnyObject {
 
 type Json = Readonly<Record<string, unknown>>;
 
-/** As received over the wire: without undefined values. */
+/** The value as a client receives it: without undefined fields. */
 export const json = <T>(value: T): T => JSON.parse(JSON.stringify(value)) as T;
 
 const isObject = (value: unknown): value is Json =>

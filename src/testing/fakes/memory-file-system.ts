@@ -29,12 +29,12 @@ export interface MemoryFileSystem {
   known(): number;
   /** The names of the requests in order. */
   readonly calls: string[];
-  /** Delays READs until it is disposed of. Other requests continue. */
+  /** Delays READs until the returned object is disposed of. Other requests continue. */
   hold(): Disposable;
 }
 
 const now = (): Time => ({ seconds: Math.floor(Date.now() / 1000), nanoseconds: (Date.now() % 1000) * 1e6 });
-const kept = 60_000;
+const validMs = 60_000;
 
 /** A file system in memory with every FUSE operation, to test the protocol with a real kernel. */
 export function createMemoryFileSystem(): MemoryFileSystem {
@@ -67,7 +67,7 @@ export function createMemoryFileSystem(): MemoryFileSystem {
     at(parent).names.get(name.toString('latin1')) ?? raise('ENOENT');
   const entry = (node: Node): Entry => {
     node.lookups++;
-    return { node: node.ino, generation: 1, attr: attr(node), entryMs: kept, attrMs: kept };
+    return { node: node.ino, generation: 1, attr: attr(node), entryMs: validMs, attrMs: validMs };
   };
   const put = (parent: number, name: Buffer, node: Node): Entry => {
     const { names } = at(parent);
@@ -108,10 +108,10 @@ export function createMemoryFileSystem(): MemoryFileSystem {
   const operations: Operations = {
     lookup: (parent, name) => entry(child(parent, name)),
     forget,
-    getattr: (node) => ({ attr: attr(at(node)), attrMs: kept }),
+    getattr: (node) => ({ attr: attr(at(node)), attrMs: validMs }),
     setattr: (node, set) => {
       change(at(node), set);
-      return { attr: attr(at(node)), attrMs: kept };
+      return { attr: attr(at(node)), attrMs: validMs };
     },
     readlink: (node) => at(node).data,
     symlink: (parent, name, target, request) => {

@@ -7,13 +7,13 @@ import type { NodeName, StoreConfig, Volume, VolumeName, VolumeRef, VolumeSpec }
 import type { Store, StoreKind } from '#core/ports.ts';
 
 export interface MinimalStoreKind extends StoreKind {
-  /** The volumes of the store at that path. They outlive the store object, as on a server. */
+  /** The volumes of the store at that path. They outlive the store object, like volumes on a server. */
   volumesAt(root: string): Map<VolumeName, Volume>;
 }
 
 /**
- * A store with the required members only: `minimal:///folder`. Each volume is a folder below that path, and the records are in
- * memory. It cannot tell whether a volume is empty.
+ * A store with the required members only: `minimal:///folder`. Each volume is a folder below that path. Records are in
+ * memory. The store cannot tell whether a volume is empty.
  */
 export function createMinimalStoreKind(): MinimalStoreKind {
   const places = new Map<string, Map<VolumeName, Volume>>();

@@ -17,35 +17,35 @@ export interface FileSystem {
 }
 
 /**
- * A mount table in memory over real folders. It tracks which file system is mounted where, but a path below a mount point still shows
- * the folder on the disk. A test that reads files of a mounted volume needs the kernel.
+ * A mount table in memory over real folders. It records which file system is mounted where, but a path below a mount
+ * point still shows the folder on the disk. Tests that read files of a mounted volume need real mounts.
  */
 export interface FakeMounts {
   readonly mounter: Mounter;
   readTable(): Promise<MountTable>;
   /** Mounts a new file system and returns its device, like a client or a user. */
   mount(at: string, what: FileSystem): string;
-  /** Unmounts what is there, like another program, even if it is in use. */
+  /** Unmounts the file system at that path, like another program, even if it is in use. */
   remove(at: string): void;
-  /** A program works in the mount that is now at the path. */
+  /** Works in the mount that is now at the path, like a program, until the returned object is disposed of. */
   use(at: string): Disposable;
-  /** Makes calls on that path wait, until the returned object is disposed of or their signal is aborted. */
+  /** Blocks calls on that path until the returned object is disposed of or their signal is aborted. */
   stall(at: string): StalledCall;
 }
 
 export interface StalledCall extends Disposable {
-  /** Resolves when a call waits. */
+  /** Resolves when the first call waits. */
   readonly reached: Promise<void>;
 }
 
 export interface FakeMountsOptions {
   /** Paths where mounting is forbidden. */
   readonly forbidden?: () => readonly string[];
-  /** The exception inside one of those paths, where container engines find volumes. */
+  /** The folder inside one of those paths where container engines find volumes. Mounting is allowed there. */
   readonly published?: string;
 }
 
-/** Unlike any file system of a test. */
+/** The root file system. Its device and type differ from those of every file system that a test mounts. */
 const rootFileSystem: MountEntry = {
   id: 1,
   parent: 1,
@@ -151,7 +151,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   async function closeShared(folder: string): Promise<void> {
     if (table().at(folder)?.source !== 'stowage' || table().below(folder).length > 0) return;
     await unmount(folder);
-    // Its files were in memory.
+    // The files of a tmpfs disappear with it.
     for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
   }
 
@@ -182,7 +182,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
       ),
   };
 
-  /** A path is the first or the second argument. The scope follows it. */
+  /** The path is the first or the second argument. The scope follows it. */
   async function stalled(args: readonly unknown[]): Promise<void> {
     const scope = args.find(isScope);
     scope?.signal.throwIfAborted();
@@ -241,7 +241,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
 
 const isScope = (given: unknown): given is Scope => typeof given === 'object' && given !== null && 'signal' in given;
 
-/** Resolves the symbolic links of the parent, as in the kernel's mount table. */
+/** The path with the symbolic links of its parent resolved, as in the kernel's mount table. */
 function located(path: string): string | undefined {
   try {
     return join(realpathSync(dirname(path)), basename(path));
@@ -262,7 +262,7 @@ function existing(path: string, place: string): string {
 const conflict = (reason: ReasonWith<'conflict'>, message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason, action });
 
-/** The error that clients return, too. */
+/** Fake clients throw this error, too. */
 export function occupied(place: string, { source, type }: Pick<MountEntry, 'source' | 'type'>): StowageError {
   const what = `something else is mounted at ${place}: ${source} (${type})`;
   return conflict('mount-occupied', what, `Unmount it: umount ${place}`);

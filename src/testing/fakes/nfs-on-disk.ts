@@ -19,9 +19,9 @@ import { grantedAccess } from '#wire/nfs3/server/access.ts';
 import type { Credentials } from '#wire/nfs3/server/identities.ts';
 
 /**
- * The interface of an NFS client on a folder of this machine, without a server, so tests of the store run anywhere. A handle refers to a
- * path: unlike a real server's handle it does not survive a rename, and the store must cope with that. If the store's path is a
- * folder in it, the export is that folder; otherwise it is the whole one.
+ * The interface of an NFS client on a folder of this machine, without a server, so that tests of the store run
+ * anywhere. A handle is a path. Unlike a real server's handle, it does not survive a rename, and the store must cope
+ * with that. If the store's path is a folder in `folder`, the export is that folder; otherwise it is all of `folder`.
  */
 export function connectToDisk(folder: string): Connect {
   return async (options, onStep) => {
@@ -62,7 +62,7 @@ const unknownChange = { before: undefined, after: undefined };
 
 const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
 const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
-const unused = (): never => {
+const notImplemented = (): never => {
   throw new Error('the store does not use this');
 };
 
@@ -99,13 +99,16 @@ function attributesOf(found: BigIntStats): Attributes {
   };
 }
 
-/** Checks the mode bits of files; root may do everything. Whether this process has the permission is up to the system. */
+/**
+ * Checks the mode bits of files for these credentials. Root may do everything. The system checks whether this process
+ * may do so.
+ */
 function createNfsOnDisk(who: Credentials): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
-  /** Sets the attributes atomically for this process, as a server does. */
-  function dress(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
+  /** No other call of this process sees only some of the attributes, as on a server. */
+  function setAttributes(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
     const { ctime, ctimeNs, ...now } = attributesOf(lstatSync(path, { bigint: true }));
     if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
       throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
@@ -135,14 +138,14 @@ function createNfsOnDisk(who: Credentials): NfsClient {
     getattr: (handle) => answered('GETATTR', () => look(pathOf(handle))),
     setattr: (handle, set, options) =>
       answered('SETATTR', async () => {
-        dress(pathOf(handle), set, options?.ifChangedAt);
+        setAttributes(pathOf(handle), set, options?.ifChangedAt);
         return { before: undefined, after: attributesOf(lstatSync(pathOf(handle), { bigint: true })) };
       }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
     access: (handle, mask) =>
       answered('ACCESS', async () => grantedAccess(await lstat(pathOf(handle), { bigint: true }), who, mask, false)),
-    readlink: unused,
+    readlink: notImplemented,
     read: (handle, offset, into) =>
       answered('READ', async () => {
         const file = await open(pathOf(handle), constants.O_RDONLY | constants.O_NOFOLLOW);
@@ -175,18 +178,18 @@ function createNfsOnDisk(who: Credentials): NfsClient {
       answered('CREATE', async () => {
         const path = within(directory, name);
         await (await open(path, 'wx')).close();
-        if (how.mode !== 'exclusive') dress(path, how.set);
+        if (how.mode !== 'exclusive') setAttributes(path, how.set);
         return await found(path);
       }),
     mkdir: (directory, name, set) =>
       answered('MKDIR', async () => {
         const path = within(directory, name);
         await mkdir(path);
-        dress(path, set);
+        setAttributes(path, set);
         return await found(path);
       }),
-    symlink: unused,
-    mknod: unused,
+    symlink: notImplemented,
+    mknod: notImplemented,
     remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => unknownChange)),
     rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => unknownChange)),
     rename: (from, to) =>
@@ -215,8 +218,8 @@ function createNfsOnDisk(who: Credentials): NfsClient {
           attributes: undefined,
         };
       }),
-    fsinfo: unused,
-    pathconf: unused,
+    fsinfo: notImplemented,
+    pathconf: notImplemented,
     commit: async () => ({ verifier: 0n, attributes: undefined }),
   };
 }

@@ -1,7 +1,7 @@
 import type { Records } from '#core/ports.ts';
 import { openRecords } from '#records/sqlite.ts';
 
-/** Records in memory, by the real code. They survive a close, so that the next one to open them finds them, as in a file. */
+/** The real records on a database in memory. They survive a close, like a file. */
 export interface MemoryRecords extends Disposable {
   open(): Records;
 }
@@ -13,7 +13,7 @@ export function createMemoryRecords(): MemoryRecords {
 
 function opened(records: Records): Records {
   let isOpen = true;
-  // A closed core may still run. Its writes must not reach the records of the next one.
+  // A closed core may still run. Its writes must not reach the records of the next core.
   const whileOpen = (part: object): object =>
     Object.fromEntries(
       Object.entries(part).map(([name, value]) => {

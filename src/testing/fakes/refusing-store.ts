@@ -2,16 +2,16 @@ import type { StowageError } from '#core/errors.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
-/** Stores of a kind whose verbs fail on a test's request. */
+/** A store kind whose verbs fail when a test says so. */
 export interface RefusingKind extends StoreKind {
   /** Calls of that verb fail from now on. */
   fail(verb: VerbPath, error: StowageError): Refusing;
 }
 
 export interface Refusing {
-  /** How many calls have failed. */
+  /** The number of calls that have failed. */
   readonly refused: () => number;
-  /** Stops failing: later calls work. */
+  /** Later calls succeed again. */
   stop(): void;
 }
 

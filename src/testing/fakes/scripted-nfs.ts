@@ -11,6 +11,6 @@ export function connectScripted(folder: string, script: (real: NfsClient) => Par
   };
 }
 
-/** Answers every call with that status. */
+/** Fails every call with that status. */
 export const refusing = (status: NfsStatusName) => (): Promise<never> =>
   Promise.reject(new NfsError('SCRIPTED', nfsStatus[status], false));

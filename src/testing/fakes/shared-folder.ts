@@ -7,14 +7,14 @@ export interface SharedFolder {
   readonly texts: Map<string, string>;
   /** The folder as one node sees it. */
   files(): LedgerFiles;
-  /** Waits until another request has been executed, at a random point of the schedule. */
+  /** Waits until the server has executed another request, at a random point of the schedule. */
   turn(): Promise<void>;
   random(below: number): number;
   /** Executes the requests one by one until `done`, and calls `look` after each one. */
   run(done: Promise<unknown>, look: () => void): Promise<void>;
 }
 
-/** Ends a test that would wait forever. */
+/** Ends a run that would continue forever. */
 const mostSteps = 200_000;
 const idleMs = 250;
 
@@ -75,7 +75,7 @@ export function createSharedFolder(seed: number): SharedFolder {
       end.catch(() => undefined);
       for (let steps = 0; !isDone; steps++) {
         if (steps > mostSteps) throw new Error(`still running after ${mostSteps} steps`);
-        // All settled promises are handled before the next request runs.
+        // Callbacks of resolved promises run before the next request.
         await new Promise(setImmediate);
         const [next] = waiting.splice(random(waiting.length), 1);
         if (next === undefined) clock.advance(idleMs);
@@ -88,7 +88,7 @@ export function createSharedFolder(seed: number): SharedFolder {
   };
 }
 
-/** A small generator: the same seed gives the same sequence. */
+/** A seeded random generator. */
 function createRandom(seed: number): (below: number) => number {
   let state = seed >>> 0 || 1;
   return (below) => {

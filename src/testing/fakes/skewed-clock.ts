@@ -1,10 +1,13 @@
 import { type Clock, systemClock } from '#base/clock.ts';
 
-/** The clock of one of several hosts. Real time passes, and a test can set the time of day or let more time pass. */
+/**
+ * The clock of one of several hosts. It advances with real time. A test can change the time of day or let more time
+ * pass.
+ */
 export interface SkewedClock extends Clock {
-  /** Sets the time of day without letting time pass. */
+  /** Changes the time of day, but lets no time pass. */
   jump(ms: number): void;
-  /** Lets that much time pass for this host at once. Does not wake sleepers. */
+  /** Lets that much more time pass for this host. Does not wake sleepers. */
   pass(ms: number): void;
 }
 

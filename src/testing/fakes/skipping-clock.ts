@@ -1,8 +1,8 @@
 import { type Clock, deadlineBy, systemClock } from '#base/clock.ts';
 
-/** The system clock. A test can skip time that it would only wait for. */
+/** The system clock. A test can skip waits. */
 export interface SkippingClock extends Clock {
-  /** Advances by so much, and fires every timer that is due by then. */
+  /** Advances by that time, and fires every timer that is due. */
   skip(ms: number): void;
 }
 
@@ -36,7 +36,7 @@ export function createSkippingClock(): SkippingClock {
     skip: (ms) => {
       skipped += ms;
       const due = [...waiting].filter(({ at }) => at <= elapsed()).sort((a, b) => a.at - b.at);
-      // One timer may dispose of another.
+      // A timer's callback may dispose of another timer.
       for (const one of due) if (waiting.has(one)) one.fire();
     },
   };

@@ -71,7 +71,7 @@ async function call(store: Store, path: GatedVerb): Promise<unknown> {
 const others = (path: VerbPath): GatedVerb[] => verbs.filter((verb) => verb !== path);
 
 describe('a store with gates', () => {
-  test.each(verbs)('holds %s at its gate until it opens, and no other verb', async (path) => {
+  test.each(verbs)('holds %s at its gate until it opens, and holds no other verb', async (path) => {
     const kind = gated(plainKind());
     const store = await openIn(kind);
     const gate = kind.close(path);
@@ -86,7 +86,7 @@ describe('a store with gates', () => {
     expect(await call(store, path)).toBe(path);
   });
 
-  test('keeps members that are no verbs', async () => {
+  test('leaves members alone that are not verbs', async () => {
     const { name, access, sources, identity } = await openIn(gated(plainKind()));
     expect({ name, access, sources, identity }).toEqual({
       name: 'silver',
@@ -98,7 +98,7 @@ describe('a store with gates', () => {
 });
 
 describe('a store that refuses', () => {
-  test.each(verbs)('refuses %s until it stops, and no other verb', async (path) => {
+  test.each(verbs)('refuses %s until it stops, and refuses no other verb', async (path) => {
     const kind = refusing(plainKind());
     const store = await openIn(kind);
     const error = new StowageError('refused', { code: 'busy', reason: 'store-busy', action: 'None.' });
@@ -122,7 +122,7 @@ describe('a store with some verbs replaced', () => {
       if (path !== 'trash.list' && path !== 'housekeeping.sweep') expect(await call(store, path)).toBe(path);
   });
 
-  test('is rejected if the store lacks the verb', async () => {
+  test('cannot be made if the store lacks the verb', async () => {
     const { uses: _, ...store } = await openIn(plainKind());
     expect(() => replaceVerbs(store, { 'uses.list': async () => [] })).toThrow('the store has no uses.list');
   });

@@ -38,7 +38,10 @@ export function wrapVerbs(store: Store, wrap: (path: VerbPath, verb: AnyVerb) =>
   return wrapped(store, []) as Store;
 }
 
-/** The store with these verbs instead of its own. Throws if it lacks one of them: the replacement would never be called. */
+/**
+ * The store with these verbs replaced. Throws if the store lacks one of them, because the replacement would never be
+ * called.
+ */
 export function replaceVerbs(store: Store, verbs: { readonly [P in VerbPath]?: VerbAt<Store, P> }): Store {
   const left = new Map<string, unknown>(Object.entries(verbs));
   const replaced = wrapVerbs(store, (path, verb) => {

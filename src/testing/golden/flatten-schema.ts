@@ -1,10 +1,10 @@
-/** Text for people. It may change at any time. */
+/** Keys whose values are text for people, which may change at any time. */
 const prose = new Set(['description', 'summary', 'title', 'message', 'example', 'examples']);
 
 const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** Inside these, the keys above are names of fields. */
+/** Inside these, keys such as `title` are names of fields. */
 const namesFields = new Set(['properties', 'paths', 'schemas', 'responses']);
 
 /**
@@ -25,7 +25,10 @@ export function flat(value: unknown, path = '', within = ''): readonly string[] 
   return kept.flatMap(([key, one]) => flat(one, at + key, key));
 }
 
-/** Parameters and columns are named by `name`, CEL rules by themselves: adding one doesn't change the paths of the others. */
+/**
+ * Parameters and columns are identified by `name`, CEL rules by their text, so that adding one doesn't change the paths
+ * of the others.
+ */
 const nameOf = (value: unknown): string | undefined => {
   if (!isObject(value)) return undefined;
   const name = value['name'] ?? value['rule'];

@@ -4,13 +4,13 @@ import { dirname, join } from 'node:path';
 /** Paths below a folder, with the text of each file, and null for an empty folder. */
 export type Tree = Readonly<Record<string, string | null>>;
 
-/** Longer files are images, which contain only zeros here. */
-const most = 64 * 1024;
+/** Longer files are images, which contain only zeros in these tests. */
+const maxTextBytes = 64 * 1024;
 
-/** Replaces what differs in each run. */
-export type Fixed = readonly (readonly [pattern: RegExp, by: string])[];
+/** Replacements for text that differs in each run. */
+export type Replacements = readonly (readonly [pattern: RegExp, by: string])[];
 
-export async function readTree(root: string, fixed: Fixed = []): Promise<Tree> {
+export async function readTree(root: string, fixed: Replacements = []): Promise<Tree> {
   const paths = (await readdir(root, { recursive: true })).toSorted();
   const found: [string, string | null][] = [];
   for (const path of paths) {
@@ -18,7 +18,7 @@ export async function readTree(root: string, fixed: Fixed = []): Promise<Tree> {
     if (status.isDirectory() && paths.some((other) => other.startsWith(`${path}/`))) continue;
     const text = status.isDirectory()
       ? null
-      : status.size > most
+      : status.size > maxTextBytes
         ? `${status.size} zeros`
         : await readFile(join(root, path), 'utf8');
     found.push([path, text && fixed.reduce((so, [pattern, by]) => so.replaceAll(pattern, by), text)]);

@@ -41,12 +41,12 @@ test('Events and conditions keep their reasons, types and actions', () => {
   expect(words).toContain('ProvisioningSucceeded');
   expectGolden(
     'kubernetes-reasons',
-    words.filter((word) => !ofKubernetes.has(word)),
+    words.filter((word) => !kubernetesNames.has(word)),
   );
 });
 
-/** Names that Kubernetes defines. The sources may use them or not. */
-const ofKubernetes = new Set([
+/** Names that Kubernetes defines. Removing or adding a use of one breaks nothing. */
+const kubernetesNames = new Set([
   'AlreadyExists',
   'Conflict',
   'Forbidden',
@@ -73,12 +73,12 @@ const ofKubernetes = new Set([
   'Unknown',
   'Normal',
   'Warning',
-  // Names inside the program.
+  // Names that never leave the program.
   'LeadershipLost',
   'Many',
 ]);
 
-test('a Store keeps its fields, their rules and what kubectl shows of it', () => {
+test('a Store keeps its fields, their validation rules and its kubectl columns', () => {
   const { metadata: _metadata, ...definition } = storeDefinition;
   expectGolden('kubernetes-store', flat(definition));
 });
@@ -101,7 +101,7 @@ test('agents and controllers of different versions keep the names and calls that
 });
 
 describe('the chart', () => {
-  test('keeps its values, and what they may be', () => {
+  test('keeps its values and their schema', () => {
     const schema = JSON.parse(readFileSync(files.schema, 'utf8')) as unknown;
     const paths = (values: readonly ChartValue[]): readonly string[] =>
       values.flatMap(({ path, inside, byDefault }) =>
@@ -110,17 +110,17 @@ describe('the chart', () => {
     expectGolden('chart-values', [...flat(schema), ...paths(chartValues())]);
   });
 
-  test('keeps the names, labels, selectors and folders of what it installs', () => {
+  test('keeps the names, labels, selectors and folders of the objects that it installs', () => {
     const objects = parseAllDocuments(readFileSync(files.manifests, 'utf8')).map((one) => one.toJS() as unknown);
     const lines = objects.flatMap((object) => {
       const { kind, metadata } = object as { kind: string; metadata: { name: string } };
-      return [`${kind} ${metadata.name}`, ...kept(object, '').map((line) => `${kind} ${metadata.name} ${line}`)];
+      return [`${kind} ${metadata.name}`, ...namesKept(object, '').map((line) => `${kind} ${metadata.name} ${line}`)];
     });
     expect(lines.length).toBeGreaterThan(100);
     expectGolden('chart-objects', lines);
   });
 
-  test('keeps the names of objects that only some values make', async () => {
+  test('keeps the names of objects that only some values create', async () => {
     const names: string[] = [];
     for await (const path of glob('templates/*.yaml', { cwd: chart })) {
       const text = await readFile(join(chart, path), 'utf8');
@@ -132,8 +132,8 @@ describe('the chart', () => {
 });
 
 /** The labels, selectors, port names and host paths of an object, without its version. */
-function kept(value: unknown, path: string): readonly string[] {
-  if (Array.isArray(value)) return value.flatMap((one) => kept(one, path));
+function namesKept(value: unknown, path: string): readonly string[] {
+  if (Array.isArray(value)) return value.flatMap((one) => namesKept(one, path));
   if (typeof value !== 'object' || value === null) return [];
   return Object.entries(value).flatMap(([key, inner]) => {
     const at = path === '' ? key : `${path}.${key}`;
@@ -143,6 +143,6 @@ function kept(value: unknown, path: string): readonly string[] {
     if (/\.(?:matchLabels|selector)$/.test(`.${path}`) && typeof inner === 'string') return [`${at}=${inner}`];
     if (path.endsWith('hostPath') && key === 'path') return [`${at}=${String(inner)}`];
     if (path.endsWith('ports') && key === 'name') return [`${at}=${String(inner)}`];
-    return kept(inner, at);
+    return namesKept(inner, at);
   });
 }

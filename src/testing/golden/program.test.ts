@@ -21,7 +21,7 @@ beforeAll(async () => {
   [sources, told] = await Promise.all([programSources(), askServer()]);
 });
 
-test('error codes keep their HTTP, gRPC and exit status, and whether a retry can help', () => {
+test('error codes keep their HTTP, gRPC and exit status, and whether they are retried', () => {
   expectGolden(
     'error-codes',
     Object.entries(errorCodes).map(
@@ -31,7 +31,7 @@ test('error codes keep their HTTP, gRPC and exit status, and whether a retry can
   );
 });
 
-test('every error keeps its reason, with the code that belongs to it', () => {
+test('every error keeps its reason, and the code of that reason', () => {
   expectGolden(
     'error-reasons',
     failuresIn(sources).map(({ reason, code }) => `${reason}: ${code}`),

@@ -13,7 +13,7 @@ export function settingsIn(sources: readonly Source[]): ReadonlySet<string> {
   return keys;
 }
 
-/** The key in `settings.get(key)` and `settings.set(key, value)`. */
+/** The expression of the key in `settings.get(key)` or `settings.set(key, value)`. */
 function keyOf(part: Syntax): Syntax | undefined {
   const callee = part.type === 'CallExpression' ? partOf(part['callee']) : undefined;
   if (callee?.type !== 'MemberExpression') return undefined;
@@ -23,7 +23,7 @@ function keyOf(part: Syntax): Syntax | undefined {
   return ownerName === 'settings' && (verb === 'get' || verb === 'set') ? partsOf(part['arguments'])[0] : undefined;
 }
 
-/** Undefined: the key is a parameter. The search finds it at the call. */
+/** Undefined: the key is a parameter. The search finds its value at the call of that function. */
 function keyText(source: Source, key: Syntax): string | undefined {
   const isText = key.type === 'Literal' || key.type === 'TemplateLiteral';
   if (isText) return rendered(source, key, { ways: new Map(), given: new Map() }).replaceAll(/<[^>]*>/g, '<>');

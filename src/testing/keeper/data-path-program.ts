@@ -1,6 +1,6 @@
 /**
- * A fake data path. It writes what its keeper passed to it into the file that is the mount's descriptor, one line per
- * mount. It reads its behaviour from a file at each start (`Behaviour`).
+ * A fake data path. It writes everything that its keeper passes to it into the file that stands for the mount's
+ * /dev/fuse, one line per mount. At each start it reads its behaviour from a file (`Behaviour`).
  */
 
 import { appendFileSync, closeSync, readFileSync, writeSync } from 'node:fs';
@@ -20,11 +20,11 @@ if (behaviour.dies === 'at once') process.kill(process.pid, 'SIGKILL');
 const until = performance.now() + (behaviour.loadsForMs ?? 0);
 while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);
 
-/** The journal offset, after the keeper's part, of the number of data paths that had it. */
+/** The offset in the journal, after the keeper's part, of a counter of the data paths that have served. */
 const servedAt = 100;
 const open = new Map<string, number>();
 
-function note(as: string, { fd, id, spec }: HeldMount, more = {}): void {
+function writeRecord(as: string, { fd, id, spec }: HeldMount, more = {}): void {
   const at = performance.timeOrigin + performance.now();
   writeSync(fd, `${JSON.stringify({ as, id, spec, pid: process.pid, version, at, ...more })}\n`);
 }
@@ -41,16 +41,16 @@ const link = joinKeeper({
       const served = (words[servedAt] ?? 0) + 1;
       words[servedAt] = served;
       for (const mount of mounts) open.set(mount.id, mount.fd);
-      for (const mount of mounts) note(as, mount, { served, sockets: sockets.map(({ about }) => about) });
+      for (const mount of mounts) writeRecord(as, mount, { served, sockets: sockets.map(({ about }) => about) });
       for (const { fd } of sockets) closeSync(fd);
-      if (behaviour.letsGo === true) for (const { id } of sockets) link.letGo(id);
-      if (behaviour.connectsTo !== undefined) hold(behaviour.connectsTo);
+      if (behaviour.releasesHeld === true) for (const { id } of sockets) link.letGo(id);
+      if (behaviour.connectsToPort !== undefined) hold(behaviour.connectsToPort);
       link.report(`served ${served}`);
       link.ready();
     },
     add: (mount) => {
       open.set(mount.id, mount.fd);
-      note('added', mount);
+      writeRecord('added', mount);
     },
     remove: (id) => {
       closeSync(open.get(id) ?? -1);

@@ -7,15 +7,15 @@ export interface FakeChild {
   readonly program: string;
   readonly sent: readonly Message[];
   readonly isOpen: boolean;
-  /** The keeper has told it to end, and it has not ended yet. */
+  /** The keeper has told the process to end, and it has not ended yet. */
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
-  /** It was killed, but a thread of it hangs, so its connection is still open. */
+  /** Marks the process as killed while one of its threads hangs, so its connection is still open. */
   wasKilled(): void;
-  /** Closes its connection while it keeps running. */
+  /** Closes the connection while the process keeps running. */
   breaks(): void;
-  /** Closes its connection. It ends if the keeper has told it to end, or as soon as the keeper does. */
+  /** Closes the connection and ends the process. */
   dies(): Promise<void>;
 }
 

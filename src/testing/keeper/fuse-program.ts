@@ -1,7 +1,7 @@
 /**
- * A data path that serves one file, `who`, on each mount of its keeper. The file contains its process id. The first data path never
- * answers a MKDIR: it stores it in the journal, and notifies the kernel of a name in the same directory from a thread, which
- * then hangs in the kernel until the MKDIR is answered. A successor answers it.
+ * A data path that serves one file, `who`, on each mount of its keeper. The file contains the data path's process id.
+ * The first data path never answers a MKDIR: it stores the request in the journal, and a thread of it notifies the
+ * kernel of a name in the same directory. That thread hangs in the kernel until a successor answers the MKDIR.
  */
 
 import { readSync, writeSync } from 'node:fs';
@@ -16,14 +16,14 @@ import { header, type Message } from '#wire/fuse/message.ts';
 import { invalidateEntry } from '#wire/fuse/notify.ts';
 import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import { defaultWishes } from '../fuse-mount.ts';
+import { defaultInitOptions } from '../fuse-mount.ts';
 
 hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
-/** The journal offset of the MKDIR. */
-const keptAt = 1024;
-const longestKept = 1024;
+/** The offset in the journal of the stored MKDIR. */
+const mkdirOffset = 1024;
+const maxMkdirBytes = 1024;
 const content = Buffer.from(`${process.pid}\n`);
 const attr = (node: number): Attr => ({
   ino: node,
@@ -61,19 +61,19 @@ let journal = -1;
 async function serve(fd: number, as: As): Promise<Device> {
   const free = Array.from({ length: 8 }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
-  const letGo = (place: number): void => {
+  const freeSlot = (place: number): void => {
     free.push(used.get(place) ?? createSlot(place));
     used.delete(place);
   };
   const session = createSession({
     operations,
-    initOptions: defaultWishes,
+    initOptions: defaultInitOptions,
     store: {
       reply: (place, bytes) => {
         device.write(bytes);
-        letGo(place);
+        freeSlot(place);
       },
-      finished: letGo,
+      finished: freeSlot,
     },
   });
   const device = openDevice({
@@ -91,26 +91,26 @@ async function serve(fd: number, as: As): Promise<Device> {
     },
     onEnd: () => undefined,
   });
-  const left = leftBehind();
+  const left = readStoredMkdir();
   if (as === 'successor' && left !== undefined) session.handle(-1, left);
   return device;
 }
 
 function hang(device: Device, { buffer, end }: Message): void {
-  writeSync(journal, buffer, 0, end, keptAt);
+  writeSync(journal, buffer, 0, end, mkdirOffset);
   void device.writeInThread(invalidateEntry(root, Buffer.from('who'), { expireOnly: false }));
 }
 
-function leftBehind(): Message | undefined {
-  const buffer = Buffer.alloc(longestKept);
-  readSync(journal, buffer, 0, buffer.length, keptAt);
+function readStoredMkdir(): Message | undefined {
+  const buffer = Buffer.alloc(maxMkdirBytes);
+  readSync(journal, buffer, 0, buffer.length, mkdirOffset);
   const view = new DataView(buffer.buffer, buffer.byteOffset, buffer.length);
   const end = view.getUint32(0, true);
   return end === 0 ? undefined : { buffer, view, end };
 }
 
 function createSlot(place: number): Slot {
-  const memory = new ArrayBuffer(defaultWishes.maxWrite + requestOverhead);
+  const memory = new ArrayBuffer(defaultInitOptions.maxWrite + requestOverhead);
   return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 

@@ -20,16 +20,16 @@ export interface Behaviour {
   readonly dies?: 'at once' | 'serving';
   readonly loadsForMs?: number;
   readonly stops?: boolean;
-  /** A port that it stays connected to. */
-  readonly connectsTo?: number;
-  /** It releases what its predecessor held. */
-  readonly letsGo?: boolean;
-  /** The number of dirty files that it reports; undefined: it never reports. */
+  /** The data path stays connected to this port. */
+  readonly connectsToPort?: number;
+  /** The data path releases the descriptors that its predecessor held. */
+  readonly releasesHeld?: boolean;
+  /** The number of dirty files that the data path reports. Undefined: it never reports. */
   readonly unwritten?: number;
 }
 
 /** What a data path recorded about a mount. */
-export interface Noted {
+export interface MountRecord {
   readonly as: string;
   readonly id: string;
   readonly spec: unknown;
@@ -46,26 +46,26 @@ export interface KeeperFixture extends AsyncDisposable {
   readonly folder: string;
   readonly socket: string;
   readonly signal: AbortSignal;
-  /** Resolves when the keeper is in charge. */
+  /** Resolves when the keeper serves. */
   startKeeper(how?: Partial<StartOptions>): Promise<StartedKeeper>;
   client(changed?: (state: KeeperState) => void, user?: number): KeeperClient;
   behave(how: Behaviour): void;
-  /** Makes the keeper adopt a file as if it were /dev/fuse. */
+  /** Passes a file to the keeper as if it were /dev/fuse. */
   adopt(client: KeeperClient, mount: string, spec?: unknown): Promise<void>;
-  noted(mount: string): readonly Noted[];
-  /** The last record, once there are that many. */
-  notedAfter(mount: string, count: number): Promise<Noted>;
+  recordsOf(mount: string): readonly MountRecord[];
+  /** The record with that number, as soon as it exists. */
+  recordAfter(mount: string, count: number): Promise<MountRecord>;
   log(): string;
 }
 
 export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
-const patienceMs = 20_000;
+const defaultLimitMs = 20_000;
 
-/** Polls until it succeeds; otherwise throws the last value. */
+/** Polls until the result satisfies the condition. Throws at the limit. */
 export async function eventually<T>(
   look: () => T | Promise<T>,
   isSo: (found: T) => boolean,
-  limitMs = patienceMs,
+  limitMs = defaultLimitMs,
 ): Promise<T> {
   const until = performance.now() + limitMs;
   for (;;) {
@@ -86,7 +86,7 @@ export function createKeeperFixture(): KeeperFixture {
   const behave = (how: Behaviour): void => writeFileSync(join(folder, 'behaviour.json'), JSON.stringify(how));
   const read = (name: string): string =>
     existsSync(join(folder, name)) ? readFileSync(join(folder, name), 'utf8') : '';
-  const noted = (mount: string): readonly Noted[] =>
+  const recordsOf = (mount: string): readonly MountRecord[] =>
     read(mount)
       .split('\n')
       .filter((line) => line !== '')
@@ -97,7 +97,7 @@ export function createKeeperFixture(): KeeperFixture {
     folder,
     socket,
     behave,
-    noted,
+    recordsOf,
     signal: stop.signal,
     startKeeper: async (how = {}) => {
       const keeper = await startKeeper(
@@ -136,18 +136,18 @@ export function createKeeperFixture(): KeeperFixture {
         closeSync(fd);
       }
     },
-    notedAfter: async (mount, count) => {
+    recordAfter: async (mount, count) => {
       const all = await eventually(
-        () => noted(mount),
+        () => recordsOf(mount),
         (found) => found.length >= count,
       );
-      return all[count - 1] as Noted;
+      return all[count - 1] as MountRecord;
     },
     log: () => read('log'),
     [Symbol.asyncDispose]: async () => {
       stop.abort();
       for (const client of clients) client[Symbol.dispose]();
-      // A data path keeps running without its keeper, and one that is just starting would still write into the folder.
+      // A data path outlives its keeper, and one that is just starting would still write into the folder.
       await eventually(
         () => startedFor(folder),
         (pids) => {
@@ -161,7 +161,7 @@ export function createKeeperFixture(): KeeperFixture {
   };
 }
 
-/** The processes that have this folder in their environment. A zombie has no environment. */
+/** The processes whose environment names this folder. A zombie has no environment. */
 function startedFor(folder: string): readonly number[] {
   return readdirSync('/proc')
     .map(Number)
@@ -178,6 +178,6 @@ function kill(pid: number): void {
   try {
     process.kill(pid, 'SIGKILL');
   } catch {
-    // It has ended.
+    // The process has already ended.
   }
 }

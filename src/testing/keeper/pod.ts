@@ -10,9 +10,9 @@ import { eventually } from './keeper-process.ts';
 export interface KeeperPod {
   /** The pid in this process's namespace. */
   readonly pid: number;
-  /** Resolves when all its processes have ended. */
+  /** Resolves when all processes of the pod have ended. */
   readonly ended: Promise<unknown>;
-  /** The kernel ends all other processes of the namespace before process 1 is gone. */
+  /** Kills process 1. The kernel ends all other processes of the namespace first. */
   kill(): Promise<void>;
 }
 
@@ -66,7 +66,7 @@ export async function startKeeperPod({ socket, program, user, uid, log }: Keeper
       try {
         process.kill(first, 'SIGKILL');
       } catch {
-        // It has ended.
+        // The process has already ended.
       }
       await ended;
     },

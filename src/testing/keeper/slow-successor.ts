@@ -4,7 +4,7 @@ import { acceptConnection, connectTo, listenAt, shutDown } from '#base/linux/des
 import { createConnection } from '#keeper/connection.ts';
 import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 
-/** A successor that has just received everything from the keeper at this socket, but does not listen there yet. */
+/** A successor that has received everything from the keeper at this socket, but does not listen there yet. */
 export async function createSlowSuccessor(socket: string): Promise<Disposable> {
   using all = new DisposableStack();
   const clock = systemClock();

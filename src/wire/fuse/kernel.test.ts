@@ -9,7 +9,7 @@ import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
-import { defaultWishes, mountFuse } from '#testing/fuse-mount.ts';
+import { defaultInitOptions, mountFuse } from '#testing/fuse-mount.ts';
 import { createScratchFolder, type ScratchFolder } from '#testing/scratch-folder.ts';
 import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
@@ -26,7 +26,7 @@ async function call(prototype: string, ...args: readonly unknown[]): Promise<num
   return await promise;
 }
 
-const mounted = async (ground: ScratchFolder, wishes = defaultWishes) => {
+const mounted = async (ground: ScratchFolder, wishes = defaultInitOptions) => {
   const memory = createMemoryFileSystem();
   const mount = await mountFuse(ground, memory.operations, wishes);
   return { memory, mount, path: (name: string) => join(mount.at, name) };
@@ -37,7 +37,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
-    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, defaultWishes);
+    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, defaultInitOptions);
     await fs.symlink('somewhere', join(mount.at, 'link'));
     await expect(fs.readlink(join(mount.at, 'link'))).rejects.toThrow('EIO');
     await fs.writeFile(join(mount.at, 'file'), 'data');
@@ -103,9 +103,9 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   });
 
   test('directories longer than one reply are listed with and without attributes', async () => {
-    for (const flags of [defaultWishes.flags, ['asyncRead'] as const]) {
+    for (const flags of [defaultInitOptions.flags, ['asyncRead'] as const]) {
       using ground = createScratchFolder();
-      const { mount, path } = await mounted(ground, { ...defaultWishes, flags });
+      const { mount, path } = await mounted(ground, { ...defaultInitOptions, flags });
       await using _ = mount;
       const names = Array.from({ length: 2000 }, (_, i) => `a-name-that-is-not-short-${i}`);
       for (const name of names) await fs.writeFile(path(name), '');
@@ -176,8 +176,8 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
 
   test('locks are passed to a file system that requested them', async () => {
     using ground = createScratchFolder();
-    const flags = [...defaultWishes.flags, 'posixLocks', 'flockLocks'] as const;
-    const { memory, mount, path } = await mounted(ground, { ...defaultWishes, flags });
+    const flags = [...defaultInitOptions.flags, 'posixLocks', 'flockLocks'] as const;
+    const { memory, mount, path } = await mounted(ground, { ...defaultInitOptions, flags });
     await using _ = mount;
     await fs.writeFile(path('file'), '');
     const holder = spawn('flock', [path('file'), 'sh', '-c', 'echo locked; read line'], {
@@ -271,7 +271,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   test('reading pauses while there is no memory for another request', async () => {
     using ground = createScratchFolder();
     const memory = createMemoryFileSystem();
-    await using mount = await mountFuse(ground, memory.operations, defaultWishes, { slots: 3 });
+    await using mount = await mountFuse(ground, memory.operations, defaultInitOptions, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
     const held = memory.hold();
     const direct = Array.from({ length: 8 }, async () => {

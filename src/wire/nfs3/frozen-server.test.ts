@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { rpcTo, user } from '#testing/nfs-export.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { createNfsClient } from './client.ts';
@@ -82,13 +82,13 @@ describe.skipIf(needs('root', 'ganesha'))('a frozen server', () => {
     const nfs = createNfsClient(rpc, systemClock());
     await nfs.null();
     const data = Buffer.alloc(mib, 1);
-    const before = heldMib();
+    const before = usedMemoryMib();
     await it.frozen(async () => {
       const writes = Array.from({ length: 64 }, (_, i) =>
         nfs.write(handle, i * mib, data, stability.unstable, { deadlineMs: 300 }),
       );
       const all = Promise.allSettled(writes);
-      expect(heldMib() - before).toBeLessThan(8);
+      expect(usedMemoryMib() - before).toBeLessThan(8);
       for (const { status } of await all) expect(status).toBe('rejected');
       expect(rpc.pending).toBe(0);
       // The memory is the caller's again: what he does with it must not go to the server.

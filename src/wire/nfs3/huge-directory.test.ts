@@ -2,7 +2,7 @@ import * as fs from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { listDirectory } from './listing.ts';
 
 const count = 100_000;
@@ -13,7 +13,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a directory of 100,000 entri
   test('is listed with all attributes, with only a few of them in memory', async () => {
     for (let i = 0; i < count; i++) fs.closeSync(fs.openSync(it.on(`entry-${i}`), 'w'));
     const seen = new Uint8Array(count);
-    const before = heldMib();
+    const before = usedMemoryMib();
     let held = 0;
     let pages = 0;
     for await (const page of listDirectory(it.nfs, it.directory)) {
@@ -21,7 +21,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a directory of 100,000 entri
         const i = Number(name.slice('entry-'.length));
         if (attributes?.size === 0 && handle !== undefined) seen[i] = (seen[i] ?? 0) + 1;
       }
-      if (++pages % 100 === 0) held = Math.max(held, heldMib() - before);
+      if (++pages % 100 === 0) held = Math.max(held, usedMemoryMib() - before);
     }
     expect(seen.every((times) => times === 1)).toBe(true);
     expect(pages).toBeGreaterThan(200);

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { startFakeNfs } from '#testing/fake-nfs.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import type { Reply, ServedProcedure } from '../rpc/server.ts';
 import type { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
@@ -85,13 +85,13 @@ describe('an endless directory', () => {
 
   test('is listed up to a limit, and its names do not fill the memory', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: endless });
-    const before = heldMib();
+    const before = usedMemoryMib();
     let held = 0;
     let given = 0;
     const list = async (): Promise<void> => {
       for await (const { length } of listDirectory(nfs, root, { maxEntries: 400_000 })) {
         given += length;
-        if (given % 100_000 === 0) held = heldMib() - before;
+        if (given % 100_000 === 0) held = usedMemoryMib() - before;
       }
     };
     await expect(list()).rejects.toThrow('the server lists a directory without coming to its end');
@@ -156,14 +156,14 @@ describe('an endless tree', () => {
 
   test('is walked up to a limit', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: wide });
-    const before = heldMib();
+    const before = usedMemoryMib();
     await expect(walkTree(nfs, root, () => undefined)).rejects.toThrow('too many directories to walk it');
-    expect(heldMib() - before).toBeLessThan(150);
+    expect(usedMemoryMib() - before).toBeLessThan(150);
   });
 
   test('is removed in parts, until the caller aborts', async () => {
     const mine = new AbortController();
-    const before = heldMib();
+    const before = usedMemoryMib();
     let removed = 0;
     const { nfs } = await startFakeNfs({
       [getattr.number]: aDirectory,
@@ -176,7 +176,7 @@ describe('an endless tree', () => {
     });
     let most = 0;
     const look = (done: number): void => {
-      if (done % 4_000 === 0) most = Math.max(most, heldMib() - before);
+      if (done % 4_000 === 0) most = Math.max(most, usedMemoryMib() - before);
     };
     await expect(emptyDirectory(nfs, root, { signal: mine.signal, onProgress: look })).rejects.toMatchObject({
       failure: 'canceled',
@@ -192,10 +192,10 @@ describe('an endless tree', () => {
     );
     const { nfs } = await startFakeNfs({ [readdirplus.number]: self });
     const mine = new AbortController();
-    const before = heldMib();
+    const before = usedMemoryMib();
     setTimeout(() => mine.abort(), 500);
     await expect(walkTree(nfs, root, () => undefined, { signal: mine.signal })).rejects.toThrow();
-    expect(heldMib() - before).toBeLessThan(20);
+    expect(usedMemoryMib() - before).toBeLessThan(20);
   });
 });
 

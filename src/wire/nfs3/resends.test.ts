@@ -10,8 +10,8 @@ import {
   delayFirstCopy,
   failOver,
   loseReply,
-  loseReplyOfSecondLane,
-  loseReplyOfUnknown,
+  loseReplyOnSecondConnection,
+  loseReplyWithoutVerifier,
   refuseExisting,
   restartAfter,
   restartBefore,
@@ -82,9 +82,9 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     '$name: the reply is lost, and a restart of the server is not excluded: it did not restart',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
-      await loseReplyOfUnknown(nodes, mutation);
+      await loseReplyWithoutVerifier(nodes, mutation);
       const isTaking = removingMutations.includes(mutation);
-      expect(nodes.proxy.passed(mutation.procedure)).toBeGreaterThanOrEqual(isTaking ? 1 : 2);
+      expect(nodes.proxy.deliveries(mutation.procedure)).toBeGreaterThanOrEqual(isTaking ? 1 : 2);
     },
   );
 
@@ -92,15 +92,15 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     '$name: the reply is lost, and a restart of the server is not excluded: it restarted, and node B makes a change',
     async (mutation) => {
       const nodes = await nodesOf({ stallMs: 500 });
-      await loseReplyOfUnknown(nodes, mutation, () => own.restart());
-      expect(nodes.proxy.passed(mutation.procedure)).toBe(1);
+      await loseReplyWithoutVerifier(nodes, mutation, () => own.restart());
+      expect(nodes.proxy.deliveries(mutation.procedure)).toBe(1);
     },
   );
 
   test.each(removingMutations)(
     '$name: the reply is lost on a connection without writes: another connection knows the verifier',
     async (mutation) => {
-      await loseReplyOfSecondLane(await nodesOf({ connections: 2 }), mutation);
+      await loseReplyOnSecondConnection(await nodesOf({ connections: 2 }), mutation);
     },
   );
 

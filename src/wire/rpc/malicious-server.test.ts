@@ -5,7 +5,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { startRawServer } from '#testing/fake-nfs.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { asRecord, onRecords, type RpcRecord, reply, uint32s } from '#testing/rpc-records.ts';
 import { nullCall } from '../nfs3/procedures.ts';
 import { createRpcClient } from './client.ts';
@@ -150,12 +150,12 @@ describe('memory is not what a server says it needs', () => {
       void pour(socket, more, 64);
     });
     const raw = await startRawServer(answer, { stallMs: 100 });
-    const before = heldMib();
+    const before = usedMemoryMib();
     let most = 0;
     for (let i = 0; i < 3; i++) {
       const deadlineMs = failure === 'deadline' ? 300 : 5_000;
       await expect(raw.nfs.null({ deadlineMs })).rejects.toMatchObject({ name: 'RpcError', failure });
-      most = Math.max(most, heldMib() - before);
+      most = Math.max(most, usedMemoryMib() - before);
     }
     // A record of 2 MiB is taken, and the test's own server has a little under way.
     expect(most).toBeLessThan(12);

@@ -6,7 +6,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { uint32s } from '#testing/rpc-records.ts';
 import { createRpcServer, type RpcServerOptions } from './server.ts';
 
@@ -114,7 +114,7 @@ describe('a call that is received only in part', () => {
     const honest = await connected('127.0.0.2');
     const long = Buffer.concat([uint32s(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
     honest.write(long.subarray(0, mib / 2));
-    const before = heldMib();
+    const before = usedMemoryMib();
     const part = long.subarray(0, -1);
     const attackers = await Promise.all(Array.from({ length: 100 }, () => connected()));
     for (const socket of attackers) socket.write(part);
@@ -123,7 +123,7 @@ describe('a call that is received only in part', () => {
     await expect.poll(left, { timeout: 10_000 }).toBeLessThan(16);
     expect(left()).toBeGreaterThan(8);
     // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
-    await expect.poll(() => heldMib() - before).toBeLessThan(30);
+    await expect.poll(() => usedMemoryMib() - before).toBeLessThan(30);
     await isAnswered(honest, long.subarray(mib / 2));
     expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
   });
@@ -151,11 +151,11 @@ describe('a call that is received only in part', () => {
 
   test.skipIf(needs('openssl'))('is freed if it follows an accepted TLS probe', async () => {
     const { connected } = await listening({ tls: certificate('server') });
-    const before = heldMib();
+    const before = usedMemoryMib();
     const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
     const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, uint32s(0x8000_0000 | mib)])));
     await Promise.all(granted);
-    await expect.poll(() => heldMib() - before).toBeLessThan(40);
+    await expect.poll(() => usedMemoryMib() - before).toBeLessThan(40);
     expect(sockets.filter(({ closed }) => closed)).toEqual([]);
   });
 

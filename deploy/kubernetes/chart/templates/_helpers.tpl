@@ -1,4 +1,4 @@
-{{/* Names are fixed, since there is one Stowage in a cluster: its drivers' names are the cluster's. */}}
+{{/* Names are fixed: a cluster has only one Stowage, because the names of CSI drivers are cluster-wide. */}}
 
 {{- define "stowage.image" -}}
 {{- with .Values.image -}}
@@ -6,20 +6,20 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Of all objects. */}}
+{{/* The labels of all objects. */}}
 {{- define "stowage.labels" -}}
 app.kubernetes.io/name: stowage
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
-{{/* By which pods are found: these never change. */}}
+{{/* The labels in selectors, which can never change. */}}
 {{- define "stowage.selector" -}}
 app.kubernetes.io/name: stowage
 app.kubernetes.io/component: {{ . }}
 {{- end -}}
 
-{{/* What has no rights: no privileges, no capabilities, nothing to write to. */}}
+{{/* A security context without privileges, capabilities and writable root file system. */}}
 {{- define "stowage.unprivileged" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -27,9 +27,9 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 
 {{/*
-Folders of the nodes that agents are shown, besides their own. Not those of the stores themselves, but those that they lie in: a folder that is shown is
-made where it is missing, and on a node whose disk is not mounted a store would begin on the disk below, to be hidden as soon as it is. Where that folder is
-one that the agent's container needs for itself, such as /, it is the store's own.
+The node folders that agents mount in addition to their own: the parent folders of stores. Kubernetes creates a missing folder that a pod mounts. If it created
+the folder of a store whose disk is not mounted, the store would write to the disk below, and its volumes would be hidden once the disk is mounted. If the parent
+is a folder that the agent's container needs for itself, such as /, agents mount the store's own folder.
 */}}
 {{- define "stowage.hostPaths" -}}
 {{- $paths := .Values.agent.hostPaths -}}
@@ -55,19 +55,19 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- $outermost | toJson -}}
 {{- end -}}
 
-{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. A disabled server keeps running, so agents still need its certificates. */}}
+{{/* The Secret with the certificates of the embedded NFS server. Empty: the server requires none. A disabled server keeps running, so agents still need its certificates. */}}
 {{- define "stowage.nfsSecret" -}}
 {{- with .Values.embeddedNFS.tls -}}
 {{- if .enabled -}}{{ .secretName | default "stowage-nfs-tls" }}{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* By which name or address clients know the embedded NFS server. */}}
+{{/* The name or address by which clients reach the embedded NFS server. */}}
 {{- define "stowage.nfsHost" -}}
 {{ .Values.embeddedNFS.clusterIP | default (printf "stowage-nfs.%s.svc" .Release.Namespace) }}
 {{- end -}}
 
-{{/* Certificates of stores, under the names that stores look for. Kubelets bring them: no account may read any Secret for it. */}}
+{{/* Certificates of stores, at the paths that stores use. Kubelets mount them, so no account needs a right to read Secrets. */}}
 {{- define "stowage.secretMounts" -}}
 {{- if include "stowage.nfsSecret" . }}
 - {name: secret-nfs, mountPath: /etc/stowage/embedded-nfs, readOnly: true}
@@ -106,12 +106,12 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- end }}
 {{- end -}}
 
-{{/* Empty: agents show no figures to others. */}}
+{{/* Empty: agents serve no metrics. */}}
 {{- define "stowage.agentMetrics" -}}
 {{- if and .Values.monitoring.enabled .Values.agent.metrics.enabled }}true{{ end -}}
 {{- end -}}
 
-{{/* The store that is there without configuration, and those that are asked for. */}}
+{{/* The default store, and the stores in the values. */}}
 {{- define "stowage.stores" -}}
 {{- $stores := list -}}
 {{- with .Values.defaultStore -}}

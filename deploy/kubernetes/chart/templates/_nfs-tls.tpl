@@ -1,6 +1,6 @@
 {{/*
-The data of the Secret with the certificates of the embedded NFS server, as JSON. A cluster keeps those that it has, since mounts go on with them. Where there is no
-cluster to ask, as with `helm template`, each rendering makes new ones. To be included once: what it makes is different each time.
+The data of the Secret with the certificates of the embedded NFS server, as JSON. If the cluster has certificates already, they are kept, because mounts use them.
+Without a cluster, as with `helm template`, each rendering creates new ones. Include this only once, because each result is different.
 */}}
 {{- define "stowage.nfsCertificates" -}}
 {{- $host := include "stowage.nfsHost" . -}}
@@ -18,7 +18,7 @@ cluster to ask, as with `helm template`, each rendering makes new ones. To be in
 {{- $cert := printf "%s.crt" $name -}}
 {{- $key := printf "%s.key" $name -}}
 {{- $isServer := eq $name "server" -}}
-{{- /* The server's is for one host. */ -}}
+{{- /* The server's certificate is for one host. */ -}}
 {{- if and (hasKey $found $cert) (hasKey $found $key) (or (not $isServer) (eq (get $found "host") (b64enc $host))) -}}
 {{- $_ := set $data $cert (get $found $cert) -}}
 {{- $_ := set $data $key (get $found $key) -}}

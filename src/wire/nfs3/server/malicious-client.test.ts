@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { heldMib } from '#testing/memory.ts';
+import { usedMemoryMib } from '#testing/memory.ts';
 import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { uint32s } from '#testing/rpc-records.ts';
 import type { Procedure } from '../../rpc/procedure.ts';
@@ -72,14 +72,14 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
   test('that sends endless fragments, full or empty, takes no memory, and the server serves other clients meanwhile', async () => {
     const own = await startOwnServer({ durable: false });
     const mounted = await own.mount();
-    const before = heldMib();
+    const before = usedMemoryMib();
     const [full, empty] = [await attacker(own), await attacker(own)];
     const fragments = Buffer.concat([uint32s(65_536), Buffer.alloc(65_536)]);
     const pouring = [pour(full, fragments, 64 * mib), pour(empty, Buffer.alloc(65_536), 16 * mib)];
     let most = 0;
     for (let i = 0; i < 20; i++) {
       await works(mounted, `file-${i}`);
-      most = Math.max(most, heldMib() - before);
+      most = Math.max(most, usedMemoryMib() - before);
     }
     await Promise.all(pouring);
     expect(full.destroyed).toBe(true);
@@ -89,7 +89,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
   test('that opens a thousand idle connections does not lock out other clients', async () => {
     const own = await startOwnServer({ durable: false });
     const early = await own.mount();
-    const before = heldMib();
+    const before = usedMemoryMib();
     const idle = await crowd(own, 1000);
     // A client that was connected before, and a new one.
     await works(early, 'early');
@@ -98,19 +98,19 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
       .poll(() => idle.filter(({ destroyed, readableEnded }) => destroyed || readableEnded).length)
       .toBeGreaterThan(700);
     // 256 places, each with the memory to receive and to send. What those had who lost theirs is given back a moment later.
-    await expect.poll(() => heldMib() - before).toBeLessThan(256 * 0.6);
+    await expect.poll(() => usedMemoryMib() - before).toBeLessThan(256 * 0.6);
   });
 
   test('that sends only parts of calls takes only the memory of the sent bytes, and does not lock out other clients', async () => {
     const places = 64;
     const own = await startOwnServer({ maxConnections: places, durable: false });
-    const before = heldMib();
+    const before = usedMemoryMib();
     // All but the last byte of a WRITE, and more connections than there are places.
     const part = Buffer.concat([uint32s(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
     await Promise.all((await crowd(own, places * 2)).map((socket) => pour(socket, part, part.length)));
     await works(await own.mount(), 'file');
     // In each place one call, and the memory to receive and to send.
-    expect(heldMib() - before).toBeLessThan(places * 1.7);
+    expect(usedMemoryMib() - before).toBeLessThan(places * 1.7);
   });
 
   test('that asks for huge counts gets no more than the maximum of one reply', async () => {
@@ -174,7 +174,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     const places = 64;
     const own = await startOwnServer({ maxConnections: places, durable: false });
     const mounted = await own.mount();
-    const before = heldMib();
+    const before = usedMemoryMib();
     let isOver = false;
     const attacks: ((socket: Socket) => Promise<unknown>)[] = [
       (socket) => pour(socket, Buffer.alloc(65_536, 0xff), mib),
@@ -193,7 +193,7 @@ describe.skipIf(needs('linux'))('a malicious client', () => {
     let most = 0;
     for (let i = 0; i < 30; i++) {
       await works(i % 10 === 0 ? await own.mount() : mounted, `file-${i}`);
-      if (i % 10 === 9) most = Math.max(most, heldMib() - before);
+      if (i % 10 === 9) most = Math.max(most, usedMemoryMib() - before);
     }
     isOver = true;
     await Promise.all(attackers);
