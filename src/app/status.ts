@@ -28,7 +28,7 @@ export async function statusOf(about: StatusSources, principal: Principal): Prom
   const [mounts, engines, silent] = await Promise.all([
     core.mounts.list(scope),
     enginesJson(everywhere ? about.sockets : []),
-    core.liveness.silent(
+    core.liveness.findSilent(
       stores.map(({ config }) => config.name),
       scope,
     ),
@@ -51,10 +51,10 @@ export async function statusOf(about: StatusSources, principal: Principal): Prom
     engines: [...engines],
     stores: stores.length,
     storesInTrouble: stores
-      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || core.liveness.refusal(name))
+      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || core.liveness.denialOf(name))
       .map(({ config }) => config.name),
     volumes: stores.reduce((sum, { config }) => sum + core.catalogue.totals(config.name).volumes, 0),
-    mounts: mounts.filter(({ volumeId }) => visible(core.catalogue.recorded(volumeId)?.store)).length,
+    mounts: mounts.filter(({ volumeId }) => visible(core.catalogue.findRecorded(volumeId)?.store)).length,
     operations: core.operations.runningIn(visible),
     rssBytes: process.memoryUsage.rss(),
   };

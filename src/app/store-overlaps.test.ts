@@ -75,7 +75,7 @@ describe('one address in two networks', () => {
           changedByOthers: {},
           identity: `${server(network)} ${new URL(uri).pathname}`,
           close: async () => undefined,
-          identityBelow: async (below: string) => `${server(network)} ${new URL(uri).pathname}/${below}`,
+          identityOfSubdirectory: async (below: string) => `${server(network)} ${new URL(uri).pathname}/${below}`,
         }) as unknown as Store,
     } as unknown as StoreKind,
     locateNfsStore,

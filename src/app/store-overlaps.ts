@@ -99,7 +99,7 @@ async function refuseNested(place: StoreRoot, places: Iterable<StoreRoot>): Prom
 
 /** Undefined also if the store does not answer: opening one store must not depend on the server of another. */
 async function identitySeen({ store }: StoreRoot, below: string): Promise<string | undefined> {
-  const seen = store?.identityBelow?.(below).catch(() => undefined);
+  const seen = store?.identityOfSubdirectory?.(below).catch(() => undefined);
   return seen !== undefined && (await endsWithin(seen, lookMs, systemClock())) ? await seen : undefined;
 }
 

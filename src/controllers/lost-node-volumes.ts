@@ -53,7 +53,7 @@ export function createLostNodeVolumes(
       if (!gone.has(instance)) return;
       const volume = await resolved(id, scope);
       if (volume === undefined) return;
-      const uses = (await core.uses.of(volume, scope)) ?? [];
+      const uses = (await core.uses.list(volume, scope)) ?? [];
       // The use record says that the machine is another node, so the agent's word does not count.
       if (uses.some((use) => gone.has(use.host) && !isOwnUse(use))) return;
       if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await isStillLost())) {
@@ -73,7 +73,7 @@ export function createLostNodeVolumes(
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
-      const { id = handle as VolumeId, store = '' as StoreName } = core.catalogue.recorded(handle) ?? {};
+      const { id = handle as VolumeId, store = '' as StoreName } = core.catalogue.findRecorded(handle) ?? {};
       own.set(id, { id, store });
     }
     for (const volume of volumesWith(core, { [claimLabels.cluster]: core.instance })) own.set(volume.id, volume);
@@ -86,7 +86,7 @@ export function createLostNodeVolumes(
     try {
       await eachByStore(clusterVolumes(), async ({ id }) => {
         const volume = isBack ? undefined : await resolved(id, scope);
-        const uses = volume === undefined ? [] : ((await core.uses.of(volume, scope)) ?? []).filter(isOwnUse);
+        const uses = volume === undefined ? [] : ((await core.uses.list(volume, scope)) ?? []).filter(isOwnUse);
         for (const { host } of uses) {
           if (!(await isStillLost())) isBack = true;
           if (isBack) return;

@@ -21,7 +21,7 @@ const use = (host: string, node: string, kind: Use['users'][number]['kind'] = 'p
     .view('silver')
     .store?.uses?.put(volume, { host, node: node as NodeName, users: [{ kind, name: 'x' }] }, aCall());
 const hosts = async (): Promise<readonly string[]> =>
-  ((await it.core.uses.of(volume, aCall())) ?? []).map(({ host }) => host).sort();
+  ((await it.core.uses.list(volume, aCall())) ?? []).map(({ host }) => host).sort();
 const node = (name: string, ...taints: readonly string[]) => ({
   metadata: { name },
   spec: { taints: taints.map((key) => ({ key, effect: 'NoExecute' })) },
@@ -166,10 +166,10 @@ test.each<[string, () => void]>([
   lose();
   knew({ 'host-2': 'node-2 its-uid' });
   let isLooked = false;
-  const of: typeof it.core.uses.of = async (asked, scope) => {
+  const of: typeof it.core.uses.list = async (asked, scope) => {
     if (!isLooked) it.api.put(paths.nodes, node('node-2'));
     isLooked = true;
-    return await it.core.uses.of(asked, scope);
+    return await it.core.uses.list(asked, scope);
   };
   const core = { ...it.core, uses: { ...it.core.uses, of } };
   const controller = it.start((parts) => createNodeLoss({ ...parts, core, agents, namespace }));
@@ -206,9 +206,9 @@ test('a store that does not answer does not delay others, and is retried', async
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { ...silver?.spec } });
   let isSilent = true;
   const silent = new StowageError('no answer', { code: 'unavailable', reason: 'store-silent', action: '' });
-  const of: typeof it.core.uses.of = async (asked, scope) => {
+  const of: typeof it.core.uses.list = async (asked, scope) => {
     if (isSilent && asked.store === 'gold') throw silent;
-    return await it.core.uses.of(asked, scope);
+    return await it.core.uses.list(asked, scope);
   };
   const core = { ...it.core, uses: { ...it.core.uses, of } };
   it.api.remove(paths.nodes, 'node-1');

@@ -130,7 +130,7 @@ describe.skipIf(needs('ext4'))('an orphan image', () => {
   });
   /** Records the first use, as a publish does before it mounts. */
   const given = async (volume: Volume): Promise<void> =>
-    node.server.core.stores.view('disks').store?.noteUse?.(volume, aCall());
+    node.server.core.stores.view('disks').store?.markUsed?.(volume, aCall());
 
   test.each(['filesystem', 'block'])(
     'is deleted if it was never mounted, and reported otherwise (%s)',

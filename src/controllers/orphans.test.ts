@@ -124,7 +124,7 @@ test('a volume stays if only the API server knows a PersistentVolume that refers
 
 test('a volume on a store that does not answer stays', async () => {
   await make('orphan');
-  it.nfs.close('changedByOthers.marks', { store: 'silver' });
+  it.nfs.close('changedByOthers.revisions', { store: 'silver' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
   const controller = it.start(createOrphans, { clock: later() });
   await eventually(() => controller.counts().again).toBeGreaterThan(0);

@@ -134,7 +134,7 @@ export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provi
       return { volume, nodeSelector: undefined, identity };
     },
     deleteAbandoned: async (uid, isHad, scope) => {
-      const volume = core.catalogue.madeBy(uid, fileStoreNames());
+      const volume = core.catalogue.createdByRequest(uid, fileStoreNames());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
       await ignoreDiscardRefused(

@@ -10,7 +10,7 @@ export const isAccessDenied = ({ reason }: ErrorWithReason): boolean => errorRea
 const notNetwork = 'a permission problem, not a network problem';
 
 /** The text for users. Names a permission problem as the cause, but not the server, the export or this host. */
-export function refusalToUsers({ reason }: ErrorWithReason, subject = 'the store'): string {
+export function accessDeniedMessage({ reason }: ErrorWithReason, subject = 'the store'): string {
   const mostLikely = errorReason(reason)?.denial?.mostLikely;
   if (mostLikely !== undefined)
     return `the server of ${subject} ${mostLikely}: most likely it does not allow this host, which is ${notNetwork}`;

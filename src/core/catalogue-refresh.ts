@@ -82,7 +82,7 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
   /** The names on the store; true: unchanged since the last refresh, so our record is up to date. */
   async function listNames(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
     const previousRevisions = lastRevisions.get(store);
-    const revisions = await store.changedByOthers?.marks?.(scope);
+    const revisions = await store.changedByOthers?.revisions?.(scope);
     if (revisions === undefined) return new Map((await namesOf(store, scope)).map((name) => [name, true]));
     lastRevisions.set(store, revisions);
     return new Map(Array.from(revisions, ([name, mark]) => [name, previousRevisions?.get(name) === mark]));
@@ -90,7 +90,7 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueR
 
   /** Listings of this store include the names of unreadable records. */
   const listsUnreadable = (store: Store): boolean =>
-    store.names !== undefined || store.changedByOthers?.marks !== undefined;
+    store.names !== undefined || store.changedByOthers?.revisions !== undefined;
 
   /** The recorded names that the store no longer has. `unlisted`: recorded names that the listing did not return. */
   async function findRemoved(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {

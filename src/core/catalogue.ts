@@ -21,11 +21,11 @@ export interface Catalogue {
     scope: Scope,
   ): Promise<VolumePage>;
   /** Our record of a volume, by id or `store..name`, without asking the store. The record outlives the configuration of its store. */
-  recorded(handle: string): Volume | undefined;
+  findRecorded(handle: string): Volume | undefined;
   /** A page of our records, ordered by store and name, without asking stores. */
   recordedPage(query: VolumeQuery): readonly Volume[];
   /** The record of the volume that a request created on one of these stores, even if it was renamed since. Does not ask the stores. */
-  madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
+  createdByRequest(requestId: string, stores: readonly StoreName[]): Volume | undefined;
   /** Counts our records, without asking the store. */
   totals(store: StoreName): VolumeTotals;
   refresh: CatalogueRefresh['refreshStore'];
@@ -63,16 +63,16 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       // A possibly stale list is better than none.
       const unanswered = await (query.after === undefined
         ? lookup.refreshAll(names, scope)
-        : parts.liveness.late(names));
+        : parts.liveness.lateStores(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
-    recorded: (handle) => {
+    findRecorded: (handle) => {
       if (isVolumeId(handle)) return records.volumes.byId(handle);
       const parts = partsOfQualified(handle);
       return parts && records.volumes.byName(parts.store as StoreName, parts.name as VolumeName);
     },
     recordedPage: (query) => records.volumes.page(query),
-    madeBy: (requestId, stores) => {
+    createdByRequest: (requestId, stores) => {
       for (const store of stores) {
         const volume = records.volumes.byRequest(store, requestId);
         if (volume !== undefined) return volume;
@@ -104,7 +104,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueR
 
   /** Like `refreshAll` for a single name, since a store can have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
-    (await parts.liveness.look(store, scope, (open) => refresh.refreshName(open, name, scope))) ? [] : [store];
+    (await parts.liveness.lookUp(store, scope, (open) => refresh.refreshName(open, name, scope))) ? [] : [store];
 
   /** The unreadable records of these stores, of all names or only of `onlyName`. */
   async function findUnreadable(
@@ -134,7 +134,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueR
   const toUnsearched = (name: StoreName): UnsearchedStore => ({
     name,
     isOpen: parts.stores().view(name).store !== undefined,
-    refusal: parts.liveness.refusal(name),
+    denial: parts.liveness.denialOf(name),
   });
 
   return {
@@ -180,7 +180,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueR
       const down = (await Promise.all(searched.map((store) => refreshOne(store, validName, scope)))).flat();
       const [unreadableRecord] = await findUnreadable(searched, scope, validName);
       // Our records may still contain volumes of stores that are no longer configured.
-      const found = records.volumes.named(validName).filter((volume) => searched.includes(volume.store));
+      const found = records.volumes.allByName(validName).filter((volume) => searched.includes(volume.store));
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);

@@ -17,9 +17,9 @@ export interface Clients {
   /** False for an unknown kind. */
   isFixedWhileStaged(source: Source): boolean;
   /** The source for another mount of a staged volume. Returns `wanted` if the client does not share mounts or the kinds differ. */
-  join(volume: Pick<Volume, 'store' | 'name'>, wanted: Source, staged: Source, log: Log): Source;
+  sharedSource(volume: Pick<Volume, 'store' | 'name'>, wanted: Source, staged: Source, log: Log): Source;
   /** The source for remounting a dead mount. Returns `staged` if the client does not share mounts or the kinds differ. */
-  replace(staged: Source, now: Source): Source;
+  remountSource(staged: Source, now: Source): Source;
   /** The group that the volume is mounted for. Undefined: none, or the client does not support groups. */
   groupOf(source: Source): number | undefined;
   withMountOptions(source: Source, use: MountUse): Source;
@@ -42,8 +42,9 @@ export function createClients(table: ClientTable): Clients {
     isNodeLocal: (source) => find(source)?.nodeLocal === true,
     outlivesMount: (source) => find(source)?.outlivesMount === true,
     isFixedWhileStaged: (source) => find(source)?.sourceFixedWhileStaged === true,
-    join: (volume, wanted, staged, log) => sharingOf(wanted, staged)?.join(volume, wanted, staged, log) ?? wanted,
-    replace: (staged, now) => sharingOf(staged, now)?.replace(staged, now) ?? staged,
+    sharedSource: (volume, wanted, staged, log) =>
+      sharingOf(wanted, staged)?.sharedSource(volume, wanted, staged, log) ?? wanted,
+    remountSource: (staged, now) => sharingOf(staged, now)?.remountSource(staged, now) ?? staged,
     groupOf: (source) => find(source)?.sharing?.groupOf(source),
     withMountOptions: (source, use) => find(source)?.withMountOptions?.(source, use) ?? source,
     filesystemOf: (source) => find(source)?.filesystemOf?.(source),

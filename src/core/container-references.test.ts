@@ -27,7 +27,7 @@ test('publishes running and stopped containers as users on the store, and remove
   const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
   const volume = await core.volumes.create(wanted, aCall());
   const said = async (): Promise<readonly string[]> =>
-    ((await core.uses.of(volume, aCall())) as readonly SeenUse[]).flatMap(({ users }) =>
+    ((await core.uses.list(volume, aCall())) as readonly SeenUse[]).flatMap(({ users }) =>
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
@@ -87,7 +87,7 @@ test('a store that does not answer does not make the engine appear unresponsive'
     changed: () => undefined,
   });
   for (let i = 0; i < 10; i++) docker.run(`c${i}`, { [`never${i}`]: 'stowage-local' });
-  const asked = references.of('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());
+  const asked = references.query('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());
   await begun.promise;
   clock.advance(1_000);
   expect(await asked).toMatchObject({ silent: [], references: [] });

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { waitWithGrace } from '#base/wait.ts';
-import type { ContainerEngine, EngineKind, Reference } from './containers.ts';
+import type { ContainerEngine, ContainerReference, EngineKind } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { createListedContainers } from './listed-containers.ts';
 import type { Volume, VolumeId } from './model.ts';
@@ -15,9 +15,9 @@ import type { Records } from './ports.ts';
  */
 export interface ContainerReferences extends AsyncDisposable {
   /** Asks the engines now. Pass the id if the volume no longer exists. */
-  of(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
+  query(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
   /** The references of the last refresh. */
-  known(volume: VolumeId): readonly Reference[];
+  lastKnown(volume: VolumeId): readonly ContainerReference[];
   /** True if a container had the volume mounted at the engine's last refresh. */
   isLive(volume: VolumeId): boolean;
   /** Lists the engine's containers and reports the volumes whose containers changed to `changed`. */
@@ -26,7 +26,7 @@ export interface ContainerReferences extends AsyncDisposable {
    * When this process last connected to an engine of this kind, by its own clock. State that the engine lost in a crash was lost before
    * this time. Undefined: never connected.
    */
-  foundAt(kind: EngineKind): number | undefined;
+  lastConnectedAt(kind: EngineKind): number | undefined;
   /** Refreshes all engines and returns those that answered. */
   refreshAll(scope: Scope): Promise<readonly ContainerEngine[]>;
   /** Refreshes each engine now and whenever its containers change. */
@@ -34,7 +34,7 @@ export interface ContainerReferences extends AsyncDisposable {
 }
 
 export interface ReferenceReport {
-  readonly references: readonly Reference[];
+  readonly references: readonly ContainerReference[];
   /** The engine kinds of which every engine answered. References of the other engines are from an earlier refresh. */
   readonly answered: ReadonlySet<EngineKind>;
   /** The configured engines that gave no usable answer. */
@@ -102,13 +102,13 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     refresh,
     refreshAll: async (scope) =>
       (await refreshEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
-    known: (volume) => records.references.of(volume),
+    lastKnown: (volume) => records.references.byVolume(volume),
     isLive: (volume) =>
       records.references
-        .of(volume)
+        .byVolume(volume)
         .some(({ engine, container, running }) => listedContainers.isLive(engine, container) ?? running),
-    foundAt: (kind) => connectedAt.get(kind),
-    of: async (volume, scope) => {
+    lastConnectedAt: (kind) => connectedAt.get(kind),
+    query: async (volume, scope) => {
       const silent = (await refreshEach(scope)).flatMap(({ engine: { kind }, why }) =>
         why === undefined ? [] : [{ kind, why }],
       );
@@ -121,7 +121,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
         listedContainers.findUnresolved(engine, namesOfVolume).map((one) => ({ ...one, volumeId: id })),
       );
       return {
-        references: [...records.references.of(id), ...possible],
+        references: [...records.references.byVolume(id), ...possible],
         answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !isSilent(kind))),
         silent,
       };
@@ -187,8 +187,11 @@ function createCoalescedRefresh(
   };
 }
 
-function volumesThatDiffer(previous: readonly Reference[], current: readonly Reference[]): readonly VolumeId[] {
-  const keyOf = ({ container, name, volumeId, running }: Reference): string =>
+function volumesThatDiffer(
+  previous: readonly ContainerReference[],
+  current: readonly ContainerReference[],
+): readonly VolumeId[] {
+  const keyOf = ({ container, name, volumeId, running }: ContainerReference): string =>
     JSON.stringify([container, name, volumeId, running]);
   const [oldByKey, newByKey] = [
     new Map(previous.map((one) => [keyOf(one), one])),

@@ -18,7 +18,7 @@ export interface EngineMount {
   readonly since: number;
 }
 
-export interface EngineHolds {
+export interface HeldTargets {
   /** True if `target` is the volume's engine target and an engine has it mounted. */
   isHeld(volume: VolumeId, target: string): boolean;
 }
@@ -30,7 +30,7 @@ export const engineKindOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind =>
   id === podmanMountId ? 'podman' : 'docker';
 
 /** A container, running or stopped, that references a volume. */
-export interface Reference {
+export interface ContainerReference {
   readonly engine: string;
   /** The engine's id of the container. */
   readonly container: string;
@@ -85,13 +85,13 @@ export interface ContainerRecords {
     /** Decrements the count and removes the record at zero. Succeeds if there is no record. */
     release(volume: VolumeId, plugin: PluginName, id: string): void;
     clear(volume: VolumeId): void;
-    of(volume: VolumeId): readonly EngineMount[];
+    byVolume(volume: VolumeId): readonly EngineMount[];
     list(): readonly EngineMount[];
   };
   readonly references: {
     /** Replaces all references of the engine. */
-    replace(engine: string, references: readonly Reference[]): void;
-    of(volume: VolumeId): readonly Reference[];
-    list(): readonly Reference[];
+    replace(engine: string, references: readonly ContainerReference[]): void;
+    byVolume(volume: VolumeId): readonly ContainerReference[];
+    list(): readonly ContainerReference[];
   };
 }

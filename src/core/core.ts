@@ -39,7 +39,7 @@ export interface Core {
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
   readonly stores: ConfiguredStores;
-  readonly liveness: Pick<StoreLiveness, 'silent' | 'rooms' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'findSilent' | 'rooms' | 'denialOf'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
   readonly provision: Provision;
@@ -58,7 +58,7 @@ export interface Core {
   readonly tokens: Tokens;
   readonly events: Events;
   /** Responses to requests with an idempotency key, kept for a day. */
-  readonly requestAnswers: Pick<Records['answers'], 'get' | 'put'>;
+  readonly idempotentResponses: Pick<Records['idempotentResponses'], 'get' | 'put'>;
   /** Periodic tasks: reopening stores, renewing use records, emptying the trash, dropping old idempotency keys. */
   readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
@@ -67,10 +67,10 @@ export interface Core {
 /** What `createCore` returns. Front ends and controllers get it as `Core`; tests inspect its records and stores. */
 export interface WholeCore extends Core {
   readonly stores: Stores;
-  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
+  readonly records: Pick<Records, 'idempotentResponses' | 'transaction' | 'volumes'>;
 }
 
-const answerRetentionMs = 86_400_000;
+const responseRetentionMs = 86_400_000;
 const maintenanceEveryMs = 30_000;
 /** Longer than any deadline inside the tasks. A task that reaches it lacks a deadline of its own. */
 const taskDeadlineMs = 600_000;
@@ -81,10 +81,10 @@ const maintenanceTask = (name: string, run: MaintenanceTask['run'], deadlineMs =
   deadlineMs,
   everyMs: maintenanceEveryMs,
 });
-const pruneAnswers =
+const pruneResponses =
   ({ records, clock }: Pick<CoreParts, 'records' | 'clock'>): MaintenanceTask['run'] =>
   async () =>
-    records.answers.prune(clock.now() - answerRetentionMs);
+    records.idempotentResponses.prune(clock.now() - responseRetentionMs);
 const unending = new AbortController().signal;
 
 export interface CoreParts {
@@ -124,7 +124,7 @@ export function createCore(parts: CoreParts): WholeCore {
   };
   const liveness = createStoreLiveness({ clock, stores: storesLater });
   const catalogue = createCatalogue({ records, liveness, stores: storesLater, instance });
-  const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
+  const stagingPathOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const engineMounts: EngineMounts = createEngineMounts({
     records,
     mounter,
@@ -135,7 +135,7 @@ export function createCore(parts: CoreParts): WholeCore {
     folder: parts.publishedFolder,
     mounts: () => mounts,
     references: referencesLater,
-    stageOf,
+    stagingPathOf,
     remapped: createRemappedUsers({ engines: parts.engines, kinds: parts.kinds, clients, stores: storesLater, clock }),
   });
   const mounts: Mounts = createMounts({
@@ -171,7 +171,7 @@ export function createCore(parts: CoreParts): WholeCore {
     identities,
     context,
     recover: recoverStore,
-    mountedOn: mounts.mountedOn,
+    mountedVolumesOf: mounts.mountedVolumesOf,
   });
   const reclaim = createSpaceReclaimer({ stores, clock, log });
   Object.assign(deferred, { stores, reclaim });
@@ -220,7 +220,7 @@ export function createCore(parts: CoreParts): WholeCore {
     records,
     mounts,
     clients,
-    stageOf,
+    stagingPathOf,
     stores: storesLater,
     liveness,
     clock,
@@ -247,7 +247,7 @@ export function createCore(parts: CoreParts): WholeCore {
     operations,
     tokens,
     events,
-    requestAnswers: records.answers,
+    idempotentResponses: records.idempotentResponses,
     records,
     maintenance: [
       maintenanceTask('open stores', (scope) => stores.retry(scope)),
@@ -255,9 +255,9 @@ export function createCore(parts: CoreParts): WholeCore {
       maintenanceTask('renew use records', (scope) => mounts.renewUses(scope)),
       maintenanceTask('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
       maintenanceTask('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
-      maintenanceTask('empty the trash', (scope) => deletions.expire(scope)),
+      maintenanceTask('empty the trash', (scope) => deletions.purgeExpired(scope)),
       maintenanceTask('free space', async () => reclaim.resume()),
-      maintenanceTask('drop old idempotency keys', pruneAnswers(parts)),
+      maintenanceTask('drop old idempotency keys', pruneResponses(parts)),
     ],
     close: async () => {
       await references[Symbol.asyncDispose]();

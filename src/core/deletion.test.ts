@@ -147,7 +147,7 @@ describe('delete', () => {
       await add('layout=image&onDelete=archive');
       const image = { store: 'keep', name: 'a', bytes: 16n << 20n, access: 'block', labels: {} } as const;
       const volume = await server.core.volumes.create(image, aCall());
-      beforeDelete = async () => server.core.stores.view('keep').store?.noteUse?.(volume, aCall());
+      beforeDelete = async () => server.core.stores.view('keep').store?.markUsed?.(volume, aCall());
       await expect(discard(volume.id)).rejects.toMatchObject({ code: 'conflict', reason: 'volume-not-empty' });
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
       expect(unfinished()).toEqual([]);
@@ -205,7 +205,7 @@ async function passObservedTime(ms: number): Promise<void> {
   const longestMs = 5 * 60_000;
   for (let left = ms; left > 0; left -= longestMs) {
     clock.advance(Math.min(left, longestMs));
-    await server.core.deletions.expire(aCall());
+    await server.core.deletions.purgeExpired(aCall());
   }
 }
 
@@ -299,7 +299,7 @@ describe('the trash', () => {
     await passObservedTime(hour - 1);
     clock.advance(1);
     const log = collectingLog();
-    await server.core.deletions.expire(aCall({ log }));
+    await server.core.deletions.purgeExpired(aCall({ log }));
     expect(new Set((await trash()).map(({ volume }) => volume.id))).toEqual(stuck);
     expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });

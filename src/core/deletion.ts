@@ -46,7 +46,7 @@ export interface Deletions extends TrashPurge {
 export interface DeletionParts extends VolumeParts {
   readonly scheduleReclaim: (store: string) => void;
   readonly engineRequests: Pick<PendingEngineRequests, 'block'>;
-  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'findSilent' | 'denialOf'>;
 }
 
 export function createDeletions(parts: DeletionParts): Deletions {

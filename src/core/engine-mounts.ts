@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ContainerReferences } from './container-references.ts';
-import { type EngineHolds, engineKindOf, type PluginName } from './containers.ts';
+import { engineKindOf, type HeldTargets, type PluginName } from './containers.ts';
 import { createEngineTargets } from './engine-targets.ts';
 import { stowageError } from './errors.ts';
 import { createIdleEngineMounts, engineMountIdentity, enginesAnswered } from './idle-engine-mounts.ts';
@@ -20,7 +20,7 @@ import type { Unpublish } from './unpublish.ts';
  * Mounts that container engines requested. All engine mounts of a volume share one target: the first one publishes it, the last one
  * unpublishes it. Counts become wrong when either side dies between acting and answering; then the engines' container lists decide.
  */
-export interface EngineMounts extends EngineHolds {
+export interface EngineMounts extends HeldTargets {
   /**
    * Returns the path of the volume's files. A repeated request with the same id needs one more unmount, except from Podman, which always
    * uses the same id.
@@ -51,11 +51,14 @@ export interface EngineMountsParts {
   };
   readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
-  readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'refreshAll' | 'foundAt'>;
+  readonly references: () => Pick<
+    ContainerReferences,
+    'query' | 'lastKnown' | 'isLive' | 'refreshAll' | 'lastConnectedAt'
+  >;
   readonly remapped: RemappedUsers;
   /** Volumes are published for engines at `<folder>/<volume id>`. */
   readonly folder: string;
-  readonly stageOf: (volume: VolumeId) => string;
+  readonly stagingPathOf: (volume: VolumeId) => string;
   readonly node: NodeName;
   readonly clock: Clock;
   readonly log: Log;
@@ -81,7 +84,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     try {
       for (const ms of refreshDelaysMs) {
         await clock.sleep(ms, signal);
-        if (records.engineMounts.of(id).length > 0 || !parts.references().isLive(id)) return;
+        if (records.engineMounts.byVolume(id).length > 0 || !parts.references().isLive(id)) return;
         await parts.references().refreshAll({ signal, log });
       }
     } catch (thrown) {
@@ -92,18 +95,18 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
 
   return {
     pathOf,
-    isHeld: (id, target) => target === targetOf(id) && records.engineMounts.of(id).length > 0,
+    isHeld: (id, target) => target === targetOf(id) && records.engineMounts.byVolume(id).length > 0,
     mount: async (volume, plugin, id, call) => {
       await parts.remapped.refuseIfRemapped(volume, id, call);
       using _ = await operations.lock([engineMountKey(volume.id)], call.signal);
       idle.noteRequest(volume.id);
       // The mount is left over from a container that just ended, possibly because the mount died.
-      const isLeftover = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
+      const isLeftover = pathOf(volume.id) !== undefined && records.engineMounts.byVolume(volume.id).length === 0;
       if (isLeftover && (await parts.mounts().isDead(volume.id, call))) await tryUnpublish(volume.id, call);
       // Record the engine mount before mounting: after a crash, the start-up unmounts engine targets without a record.
       const engineMount = { volumeId: volume.id, plugin, id, since: clock.now() };
       const isKnown = records.engineMounts
-        .of(volume.id)
+        .byVolume(volume.id)
         .some((one) => engineMountIdentity(one) === engineMountIdentity(engineMount));
       const isAlreadyRecorded = isKnown && engineKindOf(engineMount) === 'podman';
       if (!isAlreadyRecorded) records.engineMounts.add(engineMount);
@@ -122,7 +125,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     unmount: async (id, plugin, mountId, call) => {
       using _ = await operations.lock([engineMountKey(id)], call.signal);
       records.engineMounts.release(id, plugin, mountId);
-      if (records.engineMounts.of(id).length > 0) return;
+      if (records.engineMounts.byVolume(id).length > 0) return;
       // Docker unmounts before its list shows the end of the container. And if counts went wrong, another container may still run: it
       // must not lose its mount.
       if (parts.references().isLive(id)) void refreshUntilEnded(id);
@@ -130,7 +133,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     },
     handleContainerChange: async (ids, scope) => {
       const isOver = (id: VolumeId): boolean =>
-        records.engineMounts.of(id).length === 0 && !parts.references().isLive(id);
+        records.engineMounts.byVolume(id).length === 0 && !parts.references().isLive(id);
       const unusedVolumes = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
       await eachBounded(unusedVolumes, maxConcurrentVolumes, async (id) => {
         using limit = clock.deadline(volumeTimeoutMs, scope.signal);
@@ -144,12 +147,12 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       });
     },
     dropStale: async (volume, scope) => {
-      if (records.engineMounts.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
-      const mountsBefore = records.engineMounts.of(volume.id);
+      if (records.engineMounts.byVolume(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
+      const mountsBefore = records.engineMounts.byVolume(volume.id);
       // Query the engines before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
-      const report = await parts.references().of(volume, scope);
+      const report = await parts.references().query(volume, scope);
       using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
-      const engineMounts = records.engineMounts.of(volume.id);
+      const engineMounts = records.engineMounts.byVolume(volume.id);
       if (!isDeepStrictEqual(engineMounts, mountsBefore)) return;
       // If the count is certain, the engine may be filling the volume for a container that it does not list yet.
       if (

@@ -22,13 +22,19 @@ export interface EngineTargetsParts {
   readonly mounts: () => Pick<MountQueries, 'mountsOf'> & { readonly unpublish: Unpublish };
   /** Volumes are published for engines at `<folder>/<volume id>`. */
   readonly folder: string;
-  readonly stageOf: (volume: VolumeId) => string;
+  readonly stagingPathOf: (volume: VolumeId) => string;
   readonly log: Log;
 }
 
-export function createEngineTargets({ records, mounts, folder, stageOf, log }: EngineTargetsParts): EngineTargets {
+export function createEngineTargets({
+  records,
+  mounts,
+  folder,
+  stagingPathOf,
+  log,
+}: EngineTargetsParts): EngineTargets {
   const targetOf = (id: VolumeId): string => `${folder}/${id}`;
-  const pathOf = (id: VolumeId): string | undefined => records.mounts.at(targetOf(id))?.target;
+  const pathOf = (id: VolumeId): string | undefined => records.mounts.byTarget(targetOf(id))?.target;
 
   async function tryUnpublish(id: VolumeId, call: Call): Promise<boolean> {
     if (pathOf(id) === undefined) return true;
@@ -45,9 +51,9 @@ export function createEngineTargets({ records, mounts, folder, stageOf, log }: E
   }
 
   async function isBoundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
-    const mount = records.mounts.at(targetOf(id));
+    const mount = records.mounts.byTarget(targetOf(id));
     if (mount === undefined) return false;
-    const ourPaths = new Set([stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
+    const ourPaths = new Set([stagingPathOf(id), ...records.mounts.byVolume(id).map(({ target }) => target)]);
     const mountPaths = await mounts().mountsOf(mount.source, id, scope);
     // Keep the mount if its source kind is unknown: no client can tell where it is bound.
     return mountPaths === undefined || mountPaths.some((at) => !ourPaths.has(at));

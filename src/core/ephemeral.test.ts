@@ -53,7 +53,7 @@ const sharedKind: StoreKind = {
   ...createLocalStoreKind(),
   scheme: 'far',
   placement: 'anywhere',
-  refuse: () => undefined,
+  validate: () => undefined,
   open: ({ uri, ...config }, ...rest) =>
     createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),
 };

@@ -111,8 +111,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   function isMounted(record: EphemeralRecord): boolean {
     const volume = ephemeralRecords.volumeOf(record);
     return (
-      records.mounts.at(record.target) !== undefined ||
-      (volume !== undefined && records.mounts.of(volume.id).length > 0)
+      records.mounts.byTarget(record.target) !== undefined ||
+      (volume !== undefined && records.mounts.byVolume(volume.id).length > 0)
     );
   }
 

@@ -1,4 +1,4 @@
-import { isAccessDenied, refusalToUsers } from './access-denial.ts';
+import { accessDeniedMessage, isAccessDenied } from './access-denial.ts';
 import { errorCodes, isErrorCode } from './error-codes.ts';
 import { errorReason } from './error-reasons.ts';
 
@@ -23,7 +23,7 @@ export function redactForUser(error: DisclosableError, whereToFind: string): Dis
   const { code, reason, toUsers } = error;
   if (isAccessDenied(error)) {
     const action = `Ask the administrator to grant Stowage access; the reason is found ${whereToFind}`;
-    return { code, reason, message: toUsers?.message ?? refusalToUsers(error), action };
+    return { code, reason, message: toUsers?.message ?? accessDeniedMessage(error), action };
   }
   if (toUsers !== undefined) return { code, reason, action: error.action, ...toUsers };
   if (isForEverybody(reason)) return error;

@@ -13,10 +13,10 @@ export interface Event {
 export interface Events {
   /** Changes at every start: sequence numbers of an earlier server process are invalid. */
   readonly epoch: string;
-  readonly last: number;
+  readonly lastSeq: number;
   publish(type: string, subject: string, store: string | undefined, data: unknown): void;
   /** Events after `seq`, oldest first. Undefined: some were already dropped, so the reader must start over. */
-  since(seq: number): readonly Event[] | undefined;
+  eventsAfter(seq: number): readonly Event[] | undefined;
   subscribe(listener: (event: Event) => void): Disposable;
 }
 
@@ -27,7 +27,7 @@ export function createEvents(epoch: string, clock: Clock, capacity = 2048): Even
   let lastSeq = 0;
   return {
     epoch,
-    get last() {
+    get lastSeq() {
       return lastSeq;
     },
     publish: (type, subject, store, data) => {
@@ -35,7 +35,7 @@ export function createEvents(epoch: string, clock: Clock, capacity = 2048): Even
       ring[event.seq % capacity] = event;
       for (const listener of listeners) listener(event);
     },
-    since: (seq) => {
+    eventsAfter: (seq) => {
       if (seq > lastSeq || seq < 0 || lastSeq - seq > capacity) return undefined;
       const missed: Event[] = [];
       for (let next = seq + 1; next <= lastSeq; next++) {

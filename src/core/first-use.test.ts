@@ -44,7 +44,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
 
   test('is mounted only after its use is recorded', async () => {
     const { id } = await create('filesystem');
-    const gate = kind.close('noteUse');
+    const gate = kind.close('markUsed');
     const mounted = mount();
     await gate.reached;
     expect(await server.core.mounts.isStaged(id, aCall())).toBe(false);
@@ -55,7 +55,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
 
   test('is not mounted if its use cannot be recorded', async () => {
     const { id } = await create('filesystem');
-    const gate = kind.close('noteUse');
+    const gate = kind.close('markUsed');
     const ending = new AbortController();
     const mounted = mount(false, { ...aCall(), signal: ending.signal });
     await gate.reached;

@@ -75,7 +75,7 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
         clients,
         records: {
           mounts: {
-            of: () => [...mounts.values()],
+            byVolume: () => [...mounts.values()],
             put: (one: Mount) => mounts.set(one.target, one),
             remove: (target: string) => mounts.delete(target),
           },

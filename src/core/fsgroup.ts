@@ -38,7 +38,7 @@ export function createGroupRemount(
 ): GroupRemount {
   return {
     unbindForGroup: async (volume, wanted, scope) => {
-      const mounts = records.mounts.of(volume.id);
+      const mounts = records.mounts.byVolume(volume.id);
       const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
       if (!isIdle || mounts.every(({ source }) => clients.groupOf(source) === clients.groupOf(wanted))) return [];
       const unbound: Mount[] = [];

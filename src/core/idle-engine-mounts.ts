@@ -27,7 +27,10 @@ export interface IdleEngineMounts {
 export interface IdleEngineMountsParts {
   readonly records: Pick<Records, 'engineMounts' | 'mounts' | 'volumes'>;
   readonly operations: Pick<Operations, 'lock'>;
-  readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'refreshAll' | 'foundAt'>;
+  readonly references: () => Pick<
+    ContainerReferences,
+    'query' | 'lastKnown' | 'isLive' | 'refreshAll' | 'lastConnectedAt'
+  >;
   readonly clock: Clock;
   readonly log: Log;
   /** Aborted when the engine mounts close. */
@@ -61,7 +64,7 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
   const requestedAt = new Map<string, number>();
 
   async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
-    for (const { plugin } of records.engineMounts.of(id))
+    for (const { plugin } of records.engineMounts.byVolume(id))
       log.info('a mount that no container uses is dropped', { volume: id, plugin, why });
     // Keep the record while the volume cannot be unmounted; the next pass retries.
     if (!(await targets.tryUnpublish(id, { ...scope, requestId: `holds:${id}` }))) return;
@@ -73,16 +76,17 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
   function isCountCertain(engineMount: EngineMount): boolean {
     const at = requestedAt.get(engineMountIdentity(engineMount));
     return (
-      at !== undefined && at >= (parts.references().foundAt(engineKindOf(engineMount)) ?? Number.POSITIVE_INFINITY)
+      at !== undefined &&
+      at >= (parts.references().lastConnectedAt(engineKindOf(engineMount)) ?? Number.POSITIVE_INFINITY)
     );
   }
 
   async function dropIfUnused(id: VolumeId, scope: Scope): Promise<void> {
     const volume = records.volumes.byId(id);
     // Query the engines before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
-    const report = await parts.references().of(volume ?? id, scope);
+    const report = await parts.references().query(volume ?? id, scope);
     using _ = await operations.lock([engineMountKey(id)], scope.signal);
-    const engineMounts = records.engineMounts.of(id);
+    const engineMounts = records.engineMounts.byVolume(id);
     if (targets.pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
     if (engineMounts.length === 0) return await dropIfStopped(id, scope);
     // Podman remembers what it has mounted and does not request it again.
@@ -108,9 +112,9 @@ export function createIdleEngineMounts(parts: IdleEngineMountsParts, targets: En
     // A shortcut for the usual case, a running container. `dropIfUnused` decides the rest with fresh data and the lock held.
     const runs = parts
       .references()
-      .known(id)
+      .lastKnown(id)
       .some(({ running }) => running);
-    if (runs && targets.pathOf(id) !== undefined && records.engineMounts.of(id).length > 0) {
+    if (runs && targets.pathOf(id) !== undefined && records.engineMounts.byVolume(id).length > 0) {
       idleSince.delete(id);
       return;
     }

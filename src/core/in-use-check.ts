@@ -14,7 +14,7 @@ export interface InUseCheck {
 
 export interface InUseCheckParts {
   readonly records: Pick<Records, 'mounts'>;
-  readonly references: () => Pick<ContainerReferences, 'of'>;
+  readonly references: () => Pick<ContainerReferences, 'query'>;
   readonly node: NodeName;
 }
 
@@ -25,7 +25,7 @@ export function createInUseCheck(
 ): InUseCheck {
   return {
     refuseInUse: async (volume, store, verb, scope) => {
-      const recorded = (await staging.withKernelState(records.mounts.of(volume.id), scope)).filter(
+      const recorded = (await staging.withKernelState(records.mounts.byVolume(volume.id), scope)).filter(
         (mount) => mount.mounted,
       );
       const ourPaths = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
@@ -35,7 +35,7 @@ export function createInUseCheck(
       const mountPaths = (source && (await staging.mountsOf(source, volume.id, scope))) ?? [];
       const foreignPaths = mountPaths.filter((at) => !ourPaths.has(at));
       // Ask the engines now: stopped containers have nothing mounted, so the mount table does not show them.
-      const { references: containers, silent } = await references().of(volume, scope);
+      const { references: containers, silent } = await references().query(volume, scope);
       const users = [...usersOnRecord(recorded, containers, node), ...foreignPaths.map((at) => pathUser(at, node))];
       if (users.length > 0) throw volumeInUse(volume, verb, users);
       if (silent.length > 0) throw engineNotAnswering(volume, verb, silent);

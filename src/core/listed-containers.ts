@@ -2,9 +2,9 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import {
   type ContainerEngine,
+  type ContainerReference,
   type PluginName,
   pluginNames,
-  type Reference,
   type SeenContainer,
 } from './containers.ts';
 import type { VolumeId } from './model.ts';
@@ -14,11 +14,15 @@ import type { Records } from './ports.ts';
 /** The containers that the engines listed, and which volumes the names in their lists refer to. */
 export interface ListedContainers {
   /** The references of the containers that the engine has just listed. Replaces its earlier list. */
-  replace(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<readonly Reference[]>;
+  replace(
+    engine: ContainerEngine,
+    seen: readonly SeenContainer[],
+    scope: Scope,
+  ): Promise<readonly ContainerReference[]>;
   /** Whether the container has its volumes mounted. Undefined: this process has no list of the engine. */
   isLive(engine: string, container: string): boolean | undefined;
   /** The containers with a volume of one of these names that could not be resolved. */
-  findUnresolved(engine: ContainerEngine, names: readonly string[]): readonly Omit<Reference, 'volumeId'>[];
+  findUnresolved(engine: ContainerEngine, names: readonly string[]): readonly Omit<ContainerReference, 'volumeId'>[];
 }
 
 export interface ListedContainersParts {
@@ -37,7 +41,7 @@ export function createListedContainers({ records, names, clock }: ListedContaine
   const unresolvedNames = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   const replace: ListedContainers['replace'] = async (engine, seen, scope) => {
-    const references: Reference[] = [];
+    const references: ContainerReference[] = [];
     const unresolved: { container: SeenContainer; name: string }[] = [];
     // One deadline for all names together.
     using limit = clock.deadline(resolveTimeoutMs, scope.signal);
@@ -85,7 +89,7 @@ export function createListedContainers({ records, names, clock }: ListedContaine
 const referenceTo = (
   { name: engine }: ContainerEngine,
   { id, name, running }: SeenContainer,
-): Omit<Reference, 'volumeId'> => ({
+): Omit<ContainerReference, 'volumeId'> => ({
   engine,
   container: id,
   name,

@@ -69,7 +69,7 @@ async function mountProblems(
         return dead.has(id);
       },
     },
-    stageOf: (id: VolumeId) => `/s/${id}`,
+    stagingPathOf: (id: VolumeId) => `/s/${id}`,
     clients: createClients({ nfs: createNfsClient(nfsParts) } as unknown as ClientTable),
     stores: () => ({
       view: (name: string) => {
@@ -79,8 +79,8 @@ async function mountProblems(
       },
     }),
     liveness: {
-      silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))),
-      refusal: () => undefined,
+      findSilent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))),
+      denialOf: () => undefined,
     },
   } as unknown as MountHealthParts;
   const all = await createMountHealth(parts)(scope, only);

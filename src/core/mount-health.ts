@@ -39,9 +39,9 @@ export interface MountHealthParts {
   readonly mounts: Pick<MountQueries, 'list' | 'ofVolume' | 'isDead'>;
   readonly clients: Clients;
   /** Where a volume is staged. */
-  readonly stageOf: (id: VolumeId) => string;
+  readonly stagingPathOf: (id: VolumeId) => string;
   readonly stores: () => Pick<Stores, 'view'>;
-  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'findSilent' | 'denialOf'>;
   readonly clock: Clock;
 }
 
@@ -60,7 +60,7 @@ export type CheckMountHealth = (scope: Scope, volume?: VolumeId) => Promise<read
 
 /** Checks the health of this machine's mounts. Never accesses the mounts themselves, since that can hang forever. */
 export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
-  const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
+  const { records, mounts, clients, stagingPathOf, stores, liveness, clock } = parts;
 
   async function findDeadMounts(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
     const problems = new Map<VolumeId, string>();
@@ -79,9 +79,9 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
     const client = clients.find(source);
     const daemon = client?.daemon;
     if (client === undefined || daemon === undefined) return undefined;
-    const target = { volumeId, path: stageOf(volumeId) };
+    const target = { volumeId, path: stagingPathOf(volumeId) };
     const key = JSON.stringify([client.kind, daemon.key(source, target)]);
-    return { key, trouble: (scope) => daemon.trouble(source, target, scope) };
+    return { key, trouble: (scope) => daemon.findProblem(source, target, scope) };
   }
 
   /** The problems of the processes that serve the mounts. Asks each process once. */
@@ -112,8 +112,8 @@ export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
         problems.set(name, `store '${name}' is not open: ${redactForUser(view.problem, '').message}`);
       else if (view !== undefined) open.push(name);
     }
-    for (const name of await liveness.silent(open, scope))
-      problems.set(name, notAnswering(name, liveness.refusal(name as StoreName)).message);
+    for (const name of await liveness.findSilent(open, scope))
+      problems.set(name, notAnswering(name, liveness.denialOf(name as StoreName)).message);
     return problems;
   }
 

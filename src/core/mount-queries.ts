@@ -17,7 +17,7 @@ export interface MountQueries {
   /** The mount table shows the volume, but no process serves it. */
   isDead(volume: VolumeId, scope: Scope): Promise<boolean>;
   /** The volumes of the store that are mounted, as `store/name`. */
-  mountedOn(store: string): readonly string[];
+  mountedVolumesOf(store: string): readonly string[];
 }
 
 export interface MountQueriesParts {
@@ -28,12 +28,12 @@ export interface MountQueriesParts {
 export function createMountQueries({ records, clients }: MountQueriesParts, staging: VolumeStaging): MountQueries {
   return {
     list: (scope) => staging.withKernelState(records.mounts.list(), scope),
-    ofVolume: (volume, scope) => staging.withKernelState(records.mounts.of(volume), scope),
+    ofVolume: (volume, scope) => staging.withKernelState(records.mounts.byVolume(volume), scope),
     isStaged: staging.isStaged,
     mountsOf: staging.mountsOf,
     filesystemOf: clients.filesystemOf,
-    isDead: async (volume, scope) => (await staging.findDead(records.mounts.of(volume), scope)).length > 0,
-    mountedOn: (store) =>
+    isDead: async (volume, scope) => (await staging.findDead(records.mounts.byVolume(volume), scope)).length > 0,
+    mountedVolumesOf: (store) =>
       records.mounts
         .list()
         .filter((mount) => records.volumes.byId(mount.volumeId)?.store === store)

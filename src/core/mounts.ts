@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import type { ContainerReferences } from './container-references.ts';
-import type { EngineHolds } from './containers.ts';
+import type { HeldTargets } from './containers.ts';
 import type { Events } from './events.ts';
 import { createInUseCheck, type InUseCheck } from './in-use-check.ts';
 import type { NodeName, VolumeId } from './model.ts';
@@ -45,8 +45,8 @@ export interface MountParts extends VolumeStagingParts {
   readonly log: Log;
   readonly node: NodeName;
   readonly instance: string;
-  readonly engineMounts: () => EngineHolds;
-  readonly references: () => Pick<ContainerReferences, 'of'>;
+  readonly engineMounts: () => HeldTargets;
+  readonly references: () => Pick<ContainerReferences, 'query'>;
 }
 
 export function createMounts(parts: MountParts): Mounts {

@@ -67,7 +67,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
 
   /** A container still references the volume, or an engine has it mounted and will unmount it by this name. */
   const isReferenced = (id: VolumeId): boolean =>
-    records.engineMounts.of(id).length > 0 || records.references.of(id).length > 0;
+    records.engineMounts.byVolume(id).length > 0 || records.references.byVolume(id).length > 0;
 
   function forgetWhere(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
     for (const { name, id } of records.engineNames.list(plugin))
@@ -78,7 +78,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
     const other = otherPlugin(plugin);
     const bare = partsOfQualified(name)?.name ?? name;
     if (stowageError(thrown).code !== 'not-found' || !isVolumeName(bare)) return thrown;
-    const otherVolume = records.volumes.named(bare).find(({ store }) => isStoreOf(other)(store));
+    const otherVolume = records.volumes.allByName(bare).find(({ store }) => isStoreOf(other)(store));
     if (otherVolume === undefined) return thrown;
     // Still 'not-found', so that an engine can remove the volume.
     return otherScope(`volume '${otherVolume.store}/${otherVolume.name}'`, otherVolume.store, plugin, 'not-found');
@@ -137,7 +137,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
       const isOtherPluginsStore = isStoreOf(otherPlugin(plugin));
       const isOtherPluginsName = ({ name, store }: Volume): boolean =>
         otherPluginsNames.has(name) ||
-        (store !== stores.defaultName && records.volumes.named(name).some((one) => isOtherPluginsStore(one.store)));
+        (store !== stores.defaultName && records.volumes.allByName(name).some((one) => isOtherPluginsStore(one.store)));
       return nameVolumes(volumes, records.engineNames.list(plugin), stores.defaultName, isOtherPluginsName);
     },
     storeAndNameFor: (plugin, name, requestedStore) => {

@@ -63,7 +63,7 @@ export interface Store {
    */
   readonly identity?: string | undefined;
   /** Reads the identity of another store in a subdirectory. Present if one location can have several URIs. */
-  identityBelow?(path: string): Promise<string | undefined>;
+  identityOfSubdirectory?(path: string): Promise<string | undefined>;
   /** Present if names are cheaper to list than volumes. Includes the names of unreadable records. */
   names?(scope: Scope): Promise<readonly VolumeName[]>;
   /** Present if other hosts can add, change and remove volumes. A listing then asks the store first. */
@@ -89,12 +89,12 @@ export interface Store {
   /** The total and free space, with a single call to the disk or server. Absent: unknown. */
   room?(scope: Scope): Promise<Room>;
   /** Throws if a writable mount would be useless, such as when no container could write to it. Absent: every writable mount is usable. */
-  usable?(source: Source, scope: Scope): Promise<void>;
+  checkWritable?(source: Source, scope: Scope): Promise<void>;
   /**
    * Records durably that the volume was mounted, so that it is never considered empty again. Core calls it before every mount. Present if
    * the store cannot see what a volume contains. Idempotent: returns success if already done.
    */
-  noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
+  markUsed?(volume: VolumeRef, scope: Scope): Promise<void>;
   /**
    * Changes the group of all files of the volume. Present if a group can use a volume only if it owns the files on the store. If the top
    * directory already has the group, returns success after one call. A call continues what an interrupted call left.
@@ -118,7 +118,7 @@ export interface ChangedByOthers {
    * The names that `names` returns, each with a mark that changes when the volume changes. Absent: a listing detects added and
    * removed names, but not changes of recorded volumes.
    */
-  marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
+  revisions?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
 }
 
 export interface Enforcement {
@@ -189,7 +189,7 @@ export interface Trash {
    * The entries that this host may purge now. Counts the time during which it observed them, so call it regularly.
    * `retention` applies to entries without a date, from older versions.
    */
-  expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]>;
+  listExpired(retention: number, scope: Scope): Promise<readonly TrashEntry[]>;
   /** Checks again with the volume locked, then purges. False: this host may not purge the entry, or no longer. */
   purgeExpired(id: VolumeId, scope: Scope): Promise<boolean>;
 }
@@ -230,7 +230,7 @@ export interface StoreKind {
   /** The kind's own options, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
   /** Throws a StowageError for options or a location that can never be valid. */
-  refuse?(config: StoreConfig): void;
+  validate?(config: StoreConfig): void;
   /** Opens and locks the store. Throws a StowageError if the location or the options are wrong. */
   open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
   /**
@@ -292,7 +292,7 @@ export interface Client<K extends SourceKind = SourceKind> {
   /** For further mounts of a staged volume, core uses the recorded source without asking the store. */
   readonly sourceFixedWhileStaged: boolean;
   /** Throws for a source that no process could stage, whatever its privileges. */
-  refuse?(source: SourceOf<K>): void;
+  validate?(source: SourceOf<K>): void;
   /**
    * Idempotent: returns success if already done. Also completes an expansion that could not happen while the volume was unmounted.
    */
@@ -309,28 +309,33 @@ export interface Client<K extends SourceKind = SourceKind> {
    * True if a mount of the volume is still served in another mount namespace, such as a container's. Waits a moment for a mount that
    * was just unmounted. Present if the client can tell.
    */
-  elsewhere?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<boolean>;
+  isServedElsewhere?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<boolean>;
   /**
    * The paths of dead mounts, which the kernel still shows. Never accesses them. Throws if it cannot tell. Present if mounts can
    * die.
    */
-  dead?(
+  findDeadMounts?(
     staged: readonly { readonly source: SourceOf<K>; readonly target: StagingTarget }[],
     scope: Scope,
   ): Promise<readonly string[]>;
   /** Present if one of our processes serves the mounts. */
   readonly daemon?: {
-    /** Sources with equal keys are served by the same process, so core calls `trouble` once for them. */
+    /** Sources with equal keys are served by the same process, so core calls `findProblem` once for them. */
     key(source: SourceOf<K>, target: StagingTarget): string;
     /** The problem of the process. Undefined: it is healthy. */
-    trouble(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<string | undefined>;
+    findProblem(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<string | undefined>;
   };
   /** Pure functions. Present if all mounts of a volume on a node share the options of the first one. */
   readonly sharing?: {
     /** The source for another mount. Logs options that differ; throws 'conflict' if sharing would break a guarantee. */
-    join(volume: Pick<Volume, 'store' | 'name'>, wanted: SourceOf<K>, staged: SourceOf<K>, log: Log): SourceOf<K>;
+    sharedSource(
+      volume: Pick<Volume, 'store' | 'name'>,
+      wanted: SourceOf<K>,
+      staged: SourceOf<K>,
+      log: Log,
+    ): SourceOf<K>;
     /** The source for remounting a dead mount: the same options, at the store's current address. */
-    replace(staged: SourceOf<K>, now: SourceOf<K>): SourceOf<K>;
+    remountSource(staged: SourceOf<K>, now: SourceOf<K>): SourceOf<K>;
     /** The group that the volume is mounted for. Core remounts an idle volume for another group. */
     groupOf(source: SourceOf<K>): number | undefined;
   };
@@ -442,7 +447,7 @@ export interface Records extends ContainerRecords {
     /** The volume that the request created, even if it was renamed since. */
     byRequest(store: StoreName, requestId: string): Volume | undefined;
     /** The volumes with this name, in all stores. */
-    named(name: VolumeName): readonly Volume[];
+    allByName(name: VolumeName): readonly Volume[];
     page(query: VolumeQuery): readonly Volume[];
     names(store: StoreName): readonly { readonly id: VolumeId; readonly name: VolumeName }[];
     totals(store: StoreName): VolumeTotals;
@@ -452,7 +457,7 @@ export interface Records extends ContainerRecords {
   readonly operations: {
     begin(operation: Operation): void;
     end(id: OperationId, state: Exclude<OperationState, 'running'>, endedAt: number, error: Operation['error']): void;
-    unfinished(): readonly Operation[];
+    listUnfinished(): readonly Operation[];
     get(id: OperationId): Operation | undefined;
     /** Newest first. */
     page(query: OperationQuery): Page<Operation>;
@@ -462,8 +467,8 @@ export interface Records extends ContainerRecords {
   readonly mounts: {
     put(mount: Mount): void;
     remove(target: string): void;
-    at(target: string): Mount | undefined;
-    of(volume: VolumeId): readonly Mount[];
+    byTarget(target: string): Mount | undefined;
+    byVolume(volume: VolumeId): readonly Mount[];
     list(): readonly Mount[];
   };
   readonly tokens: {
@@ -472,9 +477,9 @@ export interface Records extends ContainerRecords {
     list(): readonly Token[];
     remove(id: string): boolean;
   };
-  readonly answers: {
-    get(key: string): StoredAnswer | undefined;
-    put(key: string, answer: StoredAnswer): void;
+  readonly idempotentResponses: {
+    get(key: string): StoredResponse | undefined;
+    put(key: string, answer: StoredResponse): void;
     /** Idempotency keys are kept for a day. */
     prune(olderThan: number): void;
   };
@@ -487,7 +492,7 @@ export interface VolumeTotals {
   readonly bytes: bigint;
 }
 
-export interface StoredAnswer {
+export interface StoredResponse {
   readonly fingerprint: string;
   /** Undefined: the first request with this key is still running, or was running when the process died. */
   readonly status: number | undefined;

@@ -25,7 +25,7 @@ export type Provision = (wanted: ProvisionRequest, call: Call) => Promise<Create
 
 export interface ProvisionParts {
   readonly stores: Pick<Stores, 'list'>;
-  readonly catalogue: Pick<Catalogue, 'madeBy' | 'resolve'>;
+  readonly catalogue: Pick<Catalogue, 'createdByRequest' | 'resolve'>;
   readonly volumes: Pick<Volumes, 'createWithStoreIdentity' | 'complete'>;
 }
 
@@ -40,7 +40,7 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
   }
 
   return async ({ stores: candidateStores, want, accept, acceptData }, call) => {
-    const recordedVolume = catalogue.madeBy(call.requestId, candidateStores);
+    const recordedVolume = catalogue.createdByRequest(call.requestId, candidateStores);
     if (recordedVolume !== undefined) {
       accept?.(recordedVolume);
       const completed = await volumes.complete(recordedVolume, call);

@@ -60,18 +60,20 @@ export function createPublish(
 
   /** Asks the store only if the source can change while the volume is staged. */
   async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
-    const [first] = records.mounts.of(volume.id);
+    const [first] = records.mounts.byVolume(volume.id);
     if (first === undefined || !clients.isFixedWhileStaged(first.source)) return await store.source(volume, scope);
     return (await staging.isStaged(volume.id, scope)) ? first.source : await store.source(volume, scope);
   }
 
   /** The source to share with existing mounts of the volume. */
   async function sourceToShare(volume: Volume, newSource: Source, scope: Scope): Promise<Source> {
-    const mounts = clients.find(newSource)?.sharing !== undefined ? records.mounts.of(volume.id) : [];
+    const mounts = clients.find(newSource)?.sharing !== undefined ? records.mounts.byVolume(volume.id) : [];
     const [first] = mounts;
     if (first === undefined || !(await staging.isStaged(volume.id, scope))) return newSource;
     const isDead = (await staging.findDead(mounts, scope)).length > 0;
-    return isDead ? clients.replace(first.source, newSource) : clients.join(volume, newSource, first.source, scope.log);
+    return isDead
+      ? clients.remountSource(first.source, newSource)
+      : clients.sharedSource(volume, newSource, first.source, scope.log);
   }
 
   async function mountVolume(
@@ -83,7 +85,7 @@ export function createPublish(
     work: Work,
   ): Promise<void> {
     try {
-      await store.noteUse?.(volume, work);
+      await store.markUsed?.(volume, work);
       await uses.publish(volume, store, work, options.singleNodeWriter === true ? 'writer' : 'user');
       await chownVolumeToGroup(store, volume, mount, options.group, work);
       await binding.bind(mount, volume, work);
@@ -122,20 +124,20 @@ export function createPublish(
       // Another host renamed the volume, so the locks are for the wrong name: start again.
       if (volume.name !== unlockedVolume.name || volume.store !== unlockedVolume.store) return undefined;
       const readOnly = options.readOnly || config.policy.readOnly;
-      const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isDefined), call);
+      const [present] = await staging.withKernelState([records.mounts.byTarget(target)].filter(isDefined), call);
       if (present?.mounted) {
         requireSameMount(present, volume, readOnly);
         return present;
       }
       // The record is stale: the target was unmounted by somebody else, or an earlier unmount failed half-way.
       using _present = present && removeStaleRecord(parts, present, volume);
-      if (options.singlePod === true) requireNoOtherPod(volume, records.mounts.of(volume.id));
+      if (options.singlePod === true) requireNoOtherPod(volume, records.mounts.byVolume(volume.id));
       // Inspect again with the lock held: a concurrent unmount may have removed the target that it created.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = options.user ?? { kind: 'path', name: target, node };
       const use = { readOnly, group: options.group };
       const newSource = clients.withMountOptions(await sourceOf(volume, store, call), use);
-      if (!readOnly) await store.usable?.(newSource, call);
+      if (!readOnly) await store.checkWritable?.(newSource, call);
       const unboundMounts = await groupRemount.unbindForGroup(volume, newSource, call);
       const source = await sourceToShare(volume, newSource, call);
       // A target that we created is still ours after somebody else unmounted it.
@@ -175,7 +177,7 @@ function removeStaleRecord(
   if (!outlivesMount) return undefined;
   return {
     [Symbol.dispose]: () => {
-      if (records.mounts.at(mount.target) === undefined) records.mounts.put(mount);
+      if (records.mounts.byTarget(mount.target) === undefined) records.mounts.put(mount);
     },
   };
 }

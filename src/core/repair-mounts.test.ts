@@ -64,9 +64,9 @@ function failingParts(): Pick<MountParts, 'mounter' | 'clients'> {
       ...clients,
       nfs: {
         ...nfs,
-        dead: async (all, own) => {
+        findDeadMounts: async (all, own) => {
           if (all.some((one) => unreachableStages.has(one.target.path))) throw new Error('the keeper does not answer');
-          return (await nfs.dead?.(all, own)) ?? [];
+          return (await nfs.findDeadMounts?.(all, own)) ?? [];
         },
         stage: async (from, ...rest) => {
           stagedSources.push(from);
@@ -137,7 +137,7 @@ const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));
 /** The target shows the staged mount, and a process serves it. */
 async function isServedAt(id: VolumeId, target: string): Promise<boolean> {
   const table = await mounts.readTable();
-  const dead = await clients.nfs.dead?.([{ source, target: targetAt(stageOf(id)) }], scope);
+  const dead = await clients.nfs.findDeadMounts?.([{ source, target: targetAt(stageOf(id)) }], scope);
   return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
 }
 
@@ -216,7 +216,7 @@ test('a remount keeps the options of the mount even if those of the store have c
   const id = await volumeAt(at('a'));
   const way = { client: 'built-in', addresses: ['10.0.0.1'], port: 2049, root: 'AAAA', softMs: undefined, uid: 0 };
   const known = { ...source, way } as unknown as Source;
-  for (const mount of records.mounts.of(id)) records.mounts.put({ ...mount, source: known });
+  for (const mount of records.mounts.byVolume(id)) records.mounts.put({ ...mount, source: known });
   const moved = { addresses: ['10.0.0.2'], port: 2050, mountPort: 635, root: 'BBBB', quota: { bytes: 1, ledger: 'C' } };
   currentSource = {
     ...known,
@@ -229,5 +229,5 @@ test('a remount keeps the options of the mount even if those of the store have c
   expect(await repair()).toEqual([]);
   const anew = { ...known, hosts: ['other'], way: { ...way, ...moved } };
   expect(stagedSources).toEqual([anew]);
-  expect(records.mounts.of(id).map((mount) => mount.source)).toEqual([JSON.parse(JSON.stringify(anew))]);
+  expect(records.mounts.byVolume(id).map((mount) => mount.source)).toEqual([JSON.parse(JSON.stringify(anew))]);
 });

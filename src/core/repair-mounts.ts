@@ -55,7 +55,7 @@ export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStag
       const sourceFromStore = parts
         .stores()
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
-      return clients.replace(known, await unlessAborted(sourceFromStore, limit.signal));
+      return clients.remountSource(known, await unlessAborted(sourceFromStore, limit.signal));
     } catch (thrown) {
       log.info('a dead mount is repaired with its recorded source', { volume: id, why: stowageError(thrown).message });
       return known;
@@ -64,7 +64,7 @@ export function createRepairMounts(parts: RepairMountsParts, staging: VolumeStag
 
   async function repairOne(id: VolumeId, scope: Scope): Promise<void> {
     using _ = await operations.lock([stageKey(id)], scope.signal);
-    const mounts = records.mounts.of(id);
+    const mounts = records.mounts.byVolume(id);
     const [first] = mounts;
     if (first === undefined) return setRepairing(id, false);
     const isDead = (await staging.findDead(mounts, scope)).length > 0;

@@ -25,7 +25,7 @@ export function createReplayMounts(parts: ReplayMountsParts, binding: TargetBind
 
   async function replayOne(kind: string, mount: Mount, work: Work): Promise<void> {
     if (kind === 'volume.unmount') return await binding.unmount(mount, work);
-    if (records.mounts.at(mount.target) !== undefined) return;
+    if (records.mounts.byTarget(mount.target) !== undefined) return;
     try {
       await binding.undo(mount, work);
     } catch (thrown) {
@@ -51,7 +51,7 @@ export function createReplayMounts(parts: ReplayMountsParts, binding: TargetBind
   }
 
   return async (scope) => {
-    const interrupted = records.operations.unfinished().filter(({ kind }) => isMountOperation(kind));
+    const interrupted = records.operations.listUnfinished().filter(({ kind }) => isMountOperation(kind));
     await eachBounded(interrupted, maxConcurrentReplays, (operation) => resume(operation, scope));
   };
 }

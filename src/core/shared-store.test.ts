@@ -126,6 +126,6 @@ test.skipIf(needs('mount'))(
     await expect(one.core.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
       reason: 'volume-written-elsewhere',
     });
-    expect((await other.core.uses.of(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
+    expect((await other.core.uses.list(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
   },
 );

@@ -136,7 +136,7 @@ test('a store that denies every request is shown with that problem until it allo
   await server.core.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}`, aCall());
   const action = 'Have it exported to this host.';
   const error = new StowageError('it says no', { code: 'denied', reason: 'nfs-credential-denied', action });
-  const verbs = (['changedByOthers.marks', 'names'] as const).map((verb) => kind.fail(verb, error));
+  const verbs = (['changedByOthers.revisions', 'names'] as const).map((verb) => kind.fail(verb, error));
   const shown = async (): Promise<Answer['body']> => (await server.admin.get('/v1/stores/silver')).body;
   expect(await shown()).toMatchObject({ state: 'open', problem: null });
   expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: ['silver'] });
@@ -172,7 +172,7 @@ test('a store whose trash listing times out because its server no longer allows 
 test('a store whose list takes long is not shown as unresponsive, and single names are still looked up', async () => {
   const clock = createFakeClock();
   const { server, kind } = await startSilentStore({ clock });
-  const gate = kind.close('changedByOthers.marks', { deaf: true, store: 'silver' });
+  const gate = kind.close('changedByOthers.revisions', { deaf: true, store: 'silver' });
   const listed = server.admin.get('/v1/volumes');
   await gate.reached;
   clock.advance(3_000);

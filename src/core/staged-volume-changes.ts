@@ -33,12 +33,12 @@ export function createStagedVolumeChanges(
   return {
     unstageForDelete: async (volume, store, scope) => {
       if (mounter.unable !== undefined) return;
-      const isRecorded = records.mounts.of(volume.id).length > 0;
+      const isRecorded = records.mounts.byVolume(volume.id).length > 0;
       const isStaged = isRecorded || (await staging.isStaged(volume.id, scope));
       // A device can be attached even if nothing is mounted or recorded.
       if (!isStaged && !store.sources.some((kind) => clients.ofKind(kind).outlivesMount)) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
-      const mounts = records.mounts.of(volume.id);
+      const mounts = records.mounts.byVolume(volume.id);
       const readSource = (): Promise<Source | undefined> =>
         isStaged ? store.source(volume, scope) : sourceIfReadable(volume, store, scope);
       // Prefer the recorded source: the store may no longer have the data.
@@ -52,7 +52,7 @@ export function createStagedVolumeChanges(
     finishUnmounts: async (id, scope) => {
       if (mounter.unable !== undefined) return;
       using _ = await operations.lock([stageKey(id)], scope.signal);
-      for (const mount of await staging.withKernelState(records.mounts.of(id), scope)) {
+      for (const mount of await staging.withKernelState(records.mounts.byVolume(id), scope)) {
         if (mount.mounted || !clients.outlivesMount(mount.source)) continue;
         await staging.unstageIfIdle(mount, scope);
         records.mounts.remove(mount.target);

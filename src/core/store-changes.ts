@@ -18,14 +18,14 @@ export interface StoreChanges {
 }
 
 /** The store's volumes that are mounted on this node. A store with mounted volumes is not closed. */
-export type MountedOn = (store: StoreName) => readonly string[];
+export type MountedVolumesOf = (store: StoreName) => readonly string[];
 
 export interface StoreChangesParts {
   readonly records: Records;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly identities: Pick<StoreIdentities, 'forget'>;
   readonly events: Events;
-  readonly mountedOn: MountedOn;
+  readonly mountedVolumesOf: MountedVolumesOf;
   readonly clock: Clock;
 }
 
@@ -80,7 +80,7 @@ export function createStoreChanges(parts: StoreChangesParts, entries: StoreEntri
       const entry = lookup.entryOf(name);
       const { config } = entry;
       if (config.origin !== 'api') throw notRemovable(config);
-      refuseWhileMounted(parts.mountedOn, config);
+      refuseWhileMounted(parts.mountedVolumesOf, config);
       // The store keeps its name until its calls end. Changes of other stores do not wait for that.
       await entries.close(entry);
       const current = lookup.entryOf(name);
@@ -101,13 +101,13 @@ export function createStoreChanges(parts: StoreChangesParts, entries: StoreEntri
 /** Ends the store's interrupted operations, which can never be replayed now. */
 function cancelOperations({ records, clock }: Pick<StoreChangesParts, 'records' | 'clock'>, store: StoreName): void {
   const { code, reason, message, action } = storeRemoved(store);
-  for (const operation of records.operations.unfinished()) {
+  for (const operation of records.operations.listUnfinished()) {
     if (operation.store !== store) continue;
     records.operations.end(operation.id, 'canceled', clock.now(), { code, reason, message, action });
   }
 }
 
-export function refuseWhileMounted(mountedOn: MountedOn, config: StoreConfig): void {
+export function refuseWhileMounted(mountedOn: MountedVolumesOf, config: StoreConfig): void {
   const mounted = mountedOn(config.name);
   if (mounted.length > 0) throw storeMounted(config, mounted);
 }

@@ -5,7 +5,7 @@ import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreConfig } from './model.ts';
 import type { Records } from './ports.ts';
-import { type MountedOn, publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
+import { type MountedVolumesOf, publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
 import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { refusePolicy } from './store-facets.ts';
 import type { StoreLookup } from './store-lookup.ts';
@@ -34,7 +34,7 @@ export interface StoreConfiguration {
 export interface StoreConfigurationParts {
   readonly records: Pick<Records, 'stores'>;
   readonly events: Events;
-  readonly mountedOn: MountedOn;
+  readonly mountedVolumesOf: MountedVolumesOf;
   readonly log: Log;
 }
 
@@ -66,7 +66,7 @@ async function writableFirst<T>(
 }
 
 export function createStoreConfiguration(
-  { records, events, mountedOn, log }: StoreConfigurationParts,
+  { records, events, mountedVolumesOf, log }: StoreConfigurationParts,
   entries: StoreEntries,
   lookup: Pick<StoreLookup, 'setPreferred'>,
 ): StoreConfiguration {
@@ -89,7 +89,7 @@ export function createStoreConfiguration(
       await entries.open(entry, scope);
       return undefined;
     }
-    refuseWhileMounted(mountedOn, entry.config);
+    refuseWhileMounted(mountedVolumesOf, entry.config);
     const wasOpen = entry.store !== undefined;
     await entries.close(entry);
     if (next !== undefined) return { entry, next, wasOpen };

@@ -1,4 +1,4 @@
-import { isAccessDenied, refusalToUsers } from './access-denial.ts';
+import { accessDeniedMessage, isAccessDenied } from './access-denial.ts';
 import { errorReason } from './error-reasons.ts';
 import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
@@ -70,15 +70,15 @@ export function storeBusy(name: string, users: number): StowageError {
   });
 }
 
-/** For an open store. `refusal`: it answers but denies access. */
-export function notAnswering(name: string, refusal: StowageError | undefined): StowageError {
-  if (refusal !== undefined) {
-    const what = refusalToUsers(refusal, `store '${name}'`);
+/** For an open store. `denial`: it answers but denies access. */
+export function notAnswering(name: string, denial: StowageError | undefined): StowageError {
+  if (denial !== undefined) {
+    const what = accessDeniedMessage(denial, `store '${name}'`);
     return new StowageError(what, {
       code: 'unavailable',
       reason: 'store-access-denied',
       action: `Ask the administrator to grant Stowage access; the reason is found with: stowage store check ${name}`,
-      cause: refusal,
+      cause: denial,
     });
   }
   return new StowageError(`the server of store '${name}' does not answer`, {
@@ -93,7 +93,7 @@ export interface UnsearchedStore {
   readonly name: string;
   readonly isOpen: boolean;
   /** Set only if the store denies access. */
-  readonly refusal: StowageError | undefined;
+  readonly denial: StowageError | undefined;
 }
 
 /** Why a search over these stores is incomplete, and what to do if access is denied. Safe to show to users. */
@@ -101,9 +101,9 @@ export function describeUnsearched(stores: readonly UnsearchedStore[]): {
   readonly summary: string;
   readonly action: string | undefined;
 } {
-  const silent = stores.filter(({ refusal, isOpen }) => refusal === undefined && isOpen);
-  const closed = stores.filter(({ refusal, isOpen }) => refusal === undefined && !isOpen);
-  const denied = stores.flatMap(({ name, refusal }) => (refusal === undefined ? [] : notAnswering(name, refusal)));
+  const silent = stores.filter(({ denial, isOpen }) => denial === undefined && isOpen);
+  const closed = stores.filter(({ denial, isOpen }) => denial === undefined && !isOpen);
+  const denied = stores.flatMap(({ name, denial }) => (denial === undefined ? [] : notAnswering(name, denial)));
   const describe = (some: readonly UnsearchedStore[], what: string): string[] =>
     some.length === 0 ? [] : [`store ${some.map(({ name }) => quoted(name)).join(', ')} ${what}`];
   return {
@@ -186,7 +186,7 @@ export function storeUnavailable({ name }: StoreConfig, problem: StowageError | 
     code: 'unavailable',
     reason: problem?.reason ?? 'store-not-open',
     action: problem?.action ?? 'Try again in a moment.',
-    ...(isDenied ? { toUsers: { message: refusalToUsers(problem, `store '${name}'`) } } : {}),
+    ...(isDenied ? { toUsers: { message: accessDeniedMessage(problem, `store '${name}'`) } } : {}),
     cause: problem,
   });
 }

@@ -109,7 +109,7 @@ describe('a store with the required members only', () => {
     const made = await create('a');
     minimal.volumesAt(root).delete(made.name);
     expect(await volumes()).toEqual(['a']);
-    expect(await server.core.liveness.silent([view().config.name], aCall())).toEqual(new Set());
+    expect(await server.core.liveness.findSilent([view().config.name], aCall())).toEqual(new Set());
   });
 
   test('cannot enforce the size of a volume, which is informational', async () => {
@@ -219,7 +219,7 @@ describe('a store with the required members only', () => {
 
   test('has no use records', async () => {
     const made = await create('a');
-    expect(await server.core.uses.of(made, aCall())).toBeUndefined();
+    expect(await server.core.uses.list(made, aCall())).toBeUndefined();
     await expect(server.core.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'uses-unsupported',

@@ -48,7 +48,7 @@ export function createStoreIdentities({
       records.transaction(() => {
         if (settings.get(locationKey(config.name)) !== undefined) {
           records.volumes.forgetStore(config.name);
-          for (const operation of records.operations.unfinished()) {
+          for (const operation of records.operations.listUnfinished()) {
             if (operation.store === config.name)
               records.operations.end(operation.id, 'failed', clock.now(), storeMovedError);
           }

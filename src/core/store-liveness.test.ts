@@ -25,27 +25,27 @@ function setUp(ping: () => Promise<void>, verbs: object = {}) {
 }
 
 const failingLookup = (liveness: StoreLiveness, thrown: Error): Promise<boolean> =>
-  liveness.look(silver, aCall(), () => Promise.reject(thrown));
+  liveness.lookUp(silver, aCall(), () => Promise.reject(thrown));
 
 test('records a denial that arrives after the timeout', async () => {
   const { promise, reject } = Promise.withResolvers<void>();
   const { clock, liveness } = setUp(() => promise);
-  const asked = liveness.silent([silver], aCall());
+  const asked = liveness.findSilent([silver], aCall());
   clock.advance(2_000);
   expect(await asked).toEqual(new Set([silver]));
-  expect(liveness.refusal(silver)).toBeUndefined();
+  expect(liveness.denialOf(silver)).toBeUndefined();
   reject(denied);
-  await vi.waitFor(() => expect(liveness.refusal(silver)).toBe(denied));
+  await vi.waitFor(() => expect(liveness.denialOf(silver)).toBe(denied));
 });
 
 test('has no denial for a store that was removed in the meantime', () => {
   const { liveness } = setUp(() => Promise.reject(denied));
-  expect(liveness.refusal('removed' as StoreName)).toBeUndefined();
+  expect(liveness.denialOf('removed' as StoreName)).toBeUndefined();
 });
 
 test.each([
   ['list', 'names'],
-  ['look', 'get'],
+  ['lookUp', 'get'],
 ] as const)(
   'keeps the denial of a %s while the server answers pings, until the store allows it',
   async (question, verb) => {
@@ -53,16 +53,16 @@ test.each([
     const { liveness } = setUp(() => Promise.resolve(), { [verb]: () => verbs() });
     expect(await liveness[question](silver, aCall(), () => Promise.reject(denied))).toBe(false);
     for (let n = 0; n < 2; n++) {
-      expect(await liveness.silent([silver], aCall())).toEqual(new Set());
-      expect(liveness.refusal(silver)).toBe(denied);
+      expect(await liveness.findSilent([silver], aCall())).toEqual(new Set());
+      expect(liveness.denialOf(silver)).toBe(denied);
     }
     verbs = () => Promise.resolve(undefined);
-    expect(await liveness.silent([silver], aCall())).toEqual(new Set());
-    expect(liveness.refusal(silver)).toBeUndefined();
+    expect(await liveness.findSilent([silver], aCall())).toEqual(new Set());
+    expect(liveness.denialOf(silver)).toBeUndefined();
   },
 );
 
-test.each(['list', 'look'] as const)('uses a ping to find out why a %s is not answered in time', async (question) => {
+test.each(['list', 'lookUp'] as const)('uses a ping to find out why a %s is not answered in time', async (question) => {
   const { clock, liveness } = setUp(() => Promise.reject(denied));
   const reached = Promise.withResolvers<void>();
   const asked = liveness[question](silver, aCall(), () => {
@@ -72,7 +72,7 @@ test.each(['list', 'look'] as const)('uses a ping to find out why a %s is not an
   await reached.promise;
   clock.advance(3_000);
   expect(await asked).toBe(false);
-  expect(liveness.refusal(silver)).toBe(denied);
+  expect(liveness.denialOf(silver)).toBe(denied);
 });
 
 test.each([
@@ -85,11 +85,11 @@ test.each([
   async (code, reason, ping) => {
     let now: Error = denied;
     const { liveness } = setUp(() => Promise.reject(now));
-    await liveness.silent([silver], aCall());
-    expect(liveness.refusal(silver)).toBe(denied);
+    await liveness.findSilent([silver], aCall());
+    expect(liveness.denialOf(silver)).toBe(denied);
     now = failure('unavailable', ping);
     expect(await failingLookup(liveness, failure(code, reason))).toBe(false);
-    expect(liveness.refusal(silver)).toBeUndefined();
+    expect(liveness.denialOf(silver)).toBeUndefined();
   },
 );
 
@@ -97,8 +97,8 @@ test.each(['nfs-connection-lost', 'nfs-timeout'])(
   'keeps a denial when a lookup fails with %s and the server still closes every connection',
   async (reason) => {
     const { liveness } = setUp(() => Promise.reject(denied));
-    await liveness.silent([silver], aCall());
+    await liveness.findSilent([silver], aCall());
     await failingLookup(liveness, failure('unavailable', reason));
-    expect(liveness.refusal(silver)).toBe(denied);
+    expect(liveness.denialOf(silver)).toBe(denied);
   },
 );

@@ -20,15 +20,15 @@ export interface StoreLiveness {
    * Like `list` for a single name. Asks even if the list was late, since a long list can take long, unless the server does not answer at
    * all.
    */
-  look(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
+  lookUp(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
   /** The stores whose last list was late. */
-  late(names: readonly StoreName[]): readonly StoreName[];
+  lateStores(names: readonly StoreName[]): readonly StoreName[];
   /** Asks now, and returns the open stores that do not answer. */
-  silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
+  findSilent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
   /** The free space of open stores that answer soon. A list must not wait longer for this than for `silent`. */
   rooms(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, Room>>;
   /** Why the store denied access when it was last opened or asked. Undefined: it did not. */
-  refusal(name: StoreName): StowageError | undefined;
+  denialOf(name: StoreName): StowageError | undefined;
 }
 
 /** The name for lookups that only test access. No volume needs to have it. */
@@ -81,13 +81,13 @@ export function createStoreLiveness(parts: {
       if (store?.changedByOthers === undefined) return store !== undefined;
       return !late.isLate(name, 'list', 'ping') && (await questions.ask('list', name, scope, ask));
     },
-    look: async (name, scope, ask) => {
+    lookUp: async (name, scope, ask) => {
       const { store } = stores().view(name);
       if (store?.changedByOthers === undefined) return store !== undefined;
       return (await isWorthAsking(name, store, scope)) && (await questions.ask('look', name, scope, ask));
     },
-    late: (names) => names.filter((name) => late.isLate(name, 'list', 'ping')),
-    silent: async (names, scope) => {
+    lateStores: (names) => names.filter((name) => late.isLate(name, 'list', 'ping')),
+    findSilent: async (names, scope) => {
       const silentFlags = await Promise.all(names.map((name) => isSilent(name, scope)));
       return new Set(names.filter((_name, index) => silentFlags[index]));
     },
@@ -95,7 +95,7 @@ export function createStoreLiveness(parts: {
       const rooms = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));
       return new Map(rooms.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
     },
-    refusal: (name) => {
+    denialOf: (name) => {
       // The store may have been removed since the caller listed it.
       const { store, problem } =
         stores()

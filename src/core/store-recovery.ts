@@ -83,7 +83,7 @@ export function createStoreRecovery(parts: {
     // Skip the backoff of pending operations; their next attempt waits until this store is open.
     operations.wake(store.name);
     const unfinished = records.operations
-      .unfinished()
+      .listUnfinished()
       .filter((operation) => operation.store === store.name && operation.kind in steps);
     const [short, long] = [
       unfinished.filter(({ kind }) => !(kind in longDeadlineMs)),

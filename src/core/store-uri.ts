@@ -67,7 +67,7 @@ export function parseStoreConfig(
     }
   }
   const config: StoreConfig = { name: checkedName, uri, origin, policy: parsePolicy(name, policy), options };
-  kind.refuse?.(config);
+  kind.validate?.(config);
   return config;
 }
 

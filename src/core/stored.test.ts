@@ -224,7 +224,7 @@ describe('an operation that 0.1 left unfinished', () => {
     expect(await finish('volume.label')).toMatchObject({ labels: { more: 'x', team: 'a' } });
 
     await useElsewhere(made ?? expect.fail());
-    const whoUses = () => runServer(({ core }) => core.uses.of(made ?? expect.fail(), aCall()));
+    const whoUses = () => runServer(({ core }) => core.uses.list(made ?? expect.fail(), aCall()));
     expect(await whoUses()).toMatchObject([{ host: 'other' }]);
     await finish('volume.release');
     expect(await whoUses()).toEqual([]);

@@ -32,7 +32,7 @@ export interface StoresParts extends Omit<StoreEntryParts, 'identityOf'>, StoreC
 const closeDeadlineMs = 5_000;
 
 export function createStores(parts: StoresParts): Stores {
-  const { clock, identities, mountedOn } = parts;
+  const { clock, identities, mountedVolumesOf } = parts;
   const entries = createStoreEntries({ ...parts, identityOf: identities.identityOf });
   const lookup = createStoreLookup(parts, entries);
   return {
@@ -49,7 +49,7 @@ export function createStores(parts: StoresParts): Stores {
     accept: async (name, scope) => {
       const entry = lookup.entryOf(name);
       if (entry.problem?.reason !== 'store-identity') return;
-      refuseWhileMounted(mountedOn, entry.config);
+      refuseWhileMounted(mountedVolumesOf, entry.config);
       // The running attempt still expects the old identity.
       if (entry.opening !== undefined) await endsWithin(entry.opening, requestedOpenTimeoutMs, clock);
       identities.forget(name);

@@ -58,7 +58,7 @@ export function createTargetBinding(
       if (!clients.isNodeLocal(mount.source)) await uses.update(mount.volumeId, scope);
     },
     unmount: async (mount, scope, options) => {
-      const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
+      const isLast = records.mounts.byVolume(mount.volumeId).every(({ target }) => target === mount.target);
       // Flush before unmounting anything, so that a failed call can be repeated.
       if (isLast && options?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountIfOurs(mount, scope, options);

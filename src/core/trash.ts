@@ -43,7 +43,7 @@ export type RestoreVolume = (
 export interface TrashPurge {
   purge(id: string, isAllowed: (store: string) => boolean, call: Call): Promise<void>;
   /** Purges entries whose retention has expired. */
-  expire(scope: Scope): Promise<void>;
+  purgeExpired(scope: Scope): Promise<void>;
   /** Cancels the work that `expire` started. */
   stop(): void;
 }
@@ -53,7 +53,7 @@ export interface TrashParts {
   readonly stores: Pick<Stores, 'list' | 'view' | 'use'>;
   readonly operations: Operations;
   readonly limits: StoreLimits;
-  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'findSilent' | 'denialOf'>;
   readonly clock: Clock;
 }
 
@@ -70,9 +70,9 @@ export function createTrashFinder({
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
     const listing = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
     if (await endsWithin(listing, listTimeoutMs, clock)) return await listing;
-    await liveness.silent([storeName(name)], scope);
-    const refusal = liveness.refusal(storeName(name));
-    throw refusal === undefined ? trashNotAnswering(name) : notAnswering(name, refusal);
+    await liveness.findSilent([storeName(name)], scope);
+    const denial = liveness.denialOf(storeName(name));
+    throw denial === undefined ? trashNotAnswering(name) : notAnswering(name, denial);
   }
 
   /** Undefined: the store did not answer. The other stores are listed anyway. */
@@ -190,7 +190,7 @@ export function createPurge(
     try {
       const expired = await stores.use(
         store,
-        async ({ trash }, { policy }) => (await trash?.expired(policy.retention, scope)) ?? [],
+        async ({ trash }, { policy }) => (await trash?.listExpired(policy.retention, scope)) ?? [],
       );
       const byId = new Map(expired.map((entry) => [entry.volume.id, entry]));
       await passOf(store)(byId.keys(), scope, async (id, itemScope) => {
@@ -219,7 +219,7 @@ export function createPurge(
     stop: () => stopping.abort(),
     purge: async (id, isAllowed, call) =>
       await purgeEntry(await finder.find(id, isAllowed, call), call, { expired: false }),
-    expire: async (scope) => {
+    purgeExpired: async (scope) => {
       for (const { config } of stores.list().filter(isWritable)) {
         if (!expiring.has(config.name)) expiring.set(config.name, expireStore(config.name, scope));
       }
@@ -254,8 +254,8 @@ function trashNotAnswering(store: string): StowageError {
 }
 
 function lookupIncomplete(id: string, { config: { name }, problem }: StoreView): StowageError {
-  const refusal = problem !== undefined && isAccessDenied(problem) ? problem : undefined;
-  const { summary, action } = describeUnsearched([{ name, isOpen: false, refusal }]);
+  const denial = problem !== undefined && isAccessDenied(problem) ? problem : undefined;
+  const { summary, action } = describeUnsearched([{ name, isOpen: false, denial }]);
   return new StowageError(`the trash cannot be searched for ${quoted(id)}: ${summary}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',

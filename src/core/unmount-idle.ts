@@ -1,5 +1,5 @@
 import type { Log, Scope } from '#base/log.ts';
-import type { EngineHolds } from './containers.ts';
+import type { HeldTargets } from './containers.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { Mounter, Records } from './ports.ts';
@@ -14,7 +14,7 @@ export type UnmountIdle = (scope: Scope) => Promise<{
 export interface UnmountIdleParts {
   readonly records: Pick<Records, 'mounts'>;
   readonly mounter: Pick<Mounter, 'unable'>;
-  readonly engineMounts: () => EngineHolds;
+  readonly engineMounts: () => HeldTargets;
   readonly log: Log;
 }
 

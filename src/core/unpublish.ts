@@ -1,5 +1,5 @@
 import { createClearTarget } from './clear-target.ts';
-import type { EngineHolds } from './containers.ts';
+import type { HeldTargets } from './containers.ts';
 import type { Events } from './events.ts';
 import { stageKey, targetKey } from './lock-keys.ts';
 import type { VolumeId } from './model.ts';
@@ -33,7 +33,7 @@ export interface UnpublishParts {
   readonly mounter: Mounter;
   readonly operations: Operations;
   readonly events: Events;
-  readonly engineMounts: () => EngineHolds;
+  readonly engineMounts: () => HeldTargets;
 }
 
 export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBinding, 'unmount'>): Unpublish {
@@ -43,13 +43,13 @@ export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBindi
   /** The volume at the target, after waiting for a mount that is in progress. */
   async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
-    return records.mounts.at(target)?.volumeId;
+    return records.mounts.byTarget(target)?.volumeId;
   }
 
   return async (path, expectedVolume, call, options) => {
     const trimmedPath = path.length > 1 ? path.replace(/\/+$/, '') : path;
     const isRecorded = (at: string): boolean => {
-      const mountedVolume = records.mounts.at(at)?.volumeId;
+      const mountedVolume = records.mounts.byTarget(at)?.volumeId;
       return mountedVolume !== undefined && (expectedVolume === undefined || mountedVolume === expectedVolume);
     };
     const target = isRecorded(trimmedPath) ? trimmedPath : await resolvePath(trimmedPath, call);
@@ -57,7 +57,7 @@ export function createUnpublish(parts: UnpublishParts, binding: Pick<TargetBindi
     // Lock before checking: a mount in progress must not appear after we reported that nothing is mounted.
     const stage = volume === undefined ? [] : [stageKey(volume)];
     using _ = await operations.lock([...stage, targetKey(target)], call.signal);
-    const mount = records.mounts.at(target);
+    const mount = records.mounts.byTarget(target);
     if (mount === undefined) return options?.claimTarget === true ? await clearTarget(target, call) : undefined;
     // The volume was mounted after volumeAt found nothing.
     if (volume === undefined) return;

@@ -12,7 +12,7 @@ import type { VolumeParts } from './volumes.ts';
 /** Shows the use records of a volume, and lets a person break the record of a host that is gone. */
 export interface UseAdmin {
   /** Undefined: the store keeps no use records, since other hosts cannot use its volumes. */
-  of(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
+  list(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
   /**
    * Breaks the use record and the writer lease of a host; 'not-found' if it has none. Does not contact the host: if it is
    * alive, it continues writing and recreates the record at its next renewal.
@@ -32,7 +32,7 @@ export function createUseAdmin({
   };
 
   return {
-    of: (volume, scope) => stores.use(volume.store, async (store) => store.uses?.list(volume.id, scope)),
+    list: (volume, scope) => stores.use(volume.store, async (store) => store.uses?.list(volume.id, scope)),
     release: async (ref, host, call) => {
       const unlockedVolume = await catalogue.resolve(ref, call);
       await stores.use(unlockedVolume.store, async (store, config) => {

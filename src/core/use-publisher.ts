@@ -73,8 +73,8 @@ export function createUsePublisher({
 
   /** The current users. Call it only while holding the volume's turn. */
   const usersOf = (id: VolumeId): readonly User[] => {
-    const mounted = [...mounts.of(id), ...expected.usersOf(id).map((user) => ({ user }))];
-    return usersOnRecord(mounted, references.of(id), node);
+    const mounted = [...mounts.byVolume(id), ...expected.usersOf(id).map((user) => ({ user }))];
+    return usersOnRecord(mounted, references.byVolume(id), node);
   };
 
   /** `force`: publish even if unchanged, since others may have removed the record. */

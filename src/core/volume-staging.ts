@@ -82,19 +82,20 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
   async function findDeadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
     const staged = new Map(mounts.map(({ volumeId: id, source }) => [path(id), { id, source }]));
     const stagedMounts = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));
-    const dead = (await client.dead?.(stagedMounts, scope)) ?? [];
+    const dead = (await client.findDeadMounts?.(stagedMounts, scope)) ?? [];
     return dead.flatMap((at) => staged.get(at)?.id ?? []);
   }
 
   return {
     path,
-    validate: (source) => clients.find(source)?.refuse?.(source),
+    validate: (source) => clients.find(source)?.validate?.(source),
     stage: async (source, id, scope, options) => {
       await clients.find(source)?.stage(source, targetOf(id), scope, options);
     },
     unstage,
     unstageIfIdle: async ({ source, volumeId: id, target }, scope, options) => {
-      if (records.mounts.of(id).every((mount) => mount.target === target)) await unstage(source, id, scope, options);
+      if (records.mounts.byVolume(id).every((mount) => mount.target === target))
+        await unstage(source, id, scope, options);
     },
     flush: async (source, id, scope) => {
       await clients.find(source)?.flush?.(source, targetOf(id), scope);
@@ -103,9 +104,9 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
       await clients.find(source)?.grow?.(source, targetOf(id), scope);
     },
     isServedElsewhere: async (source, id, scope) =>
-      (await clients.find(source)?.elsewhere?.(source, targetOf(id), scope)) === true,
+      (await clients.find(source)?.isServedElsewhere?.(source, targetOf(id), scope)) === true,
     staleTargets: async (mounts, scope) => {
-      const served = mounts.filter(({ source }) => clients.find(source)?.dead !== undefined);
+      const served = mounts.filter(({ source }) => clients.find(source)?.findDeadMounts !== undefined);
       if (served.length === 0) return [];
       const [table, underRepair] = [await mounter.list(scope), volumesUnderRepair(records)];
       return served.filter(({ volumeId: id, target }) => {

@@ -1,4 +1,4 @@
-import { pluginNames, type Reference } from './containers.ts';
+import { type ContainerReference, pluginNames } from './containers.ts';
 import type { NodeName, User } from './model.ts';
 
 /**
@@ -7,7 +7,7 @@ import type { NodeName, User } from './model.ts';
  */
 export function usersOnRecord(
   mounted: readonly { readonly user: User }[],
-  references: readonly Pick<Reference, 'name'>[],
+  references: readonly Pick<ContainerReference, 'name'>[],
   node: NodeName,
 ): readonly User[] {
   const users = mounted.map(({ user }) => user);

@@ -41,7 +41,7 @@ beforeEach(async () => {
 
 describe('the creation of a volume', () => {
   test('creates the directory, records the volume and publishes events', async () => {
-    const before = server.core.events.last;
+    const before = server.core.events.lastSeq;
     const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
     expect(volume).toMatchObject({
       name: 'photos',
@@ -52,7 +52,7 @@ describe('the creation of a volume', () => {
     });
     expect(existsSync(join(server.storeFolder, 'photos'))).toBe(true);
     expect(server.core.records.volumes.byId(volume.id)).toEqual(volume);
-    expect(server.core.events.since(before)?.map((event) => event.type)).toEqual([
+    expect(server.core.events.eventsAfter(before)?.map((event) => event.type)).toEqual([
       'operation.started',
       'volume.created',
       'operation.ended',

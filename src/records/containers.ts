@@ -48,7 +48,7 @@ function createEngineMounts(db: Database): ContainerRecords['engineMounts'] {
     clear: (volume) => {
       clear.run(volume);
     },
-    of: (volume) => of.all(volume).map(toEngineMount),
+    byVolume: (volume) => of.all(volume).map(toEngineMount),
     list: () => list.all().map(toEngineMount),
   };
 }
@@ -65,7 +65,7 @@ function createReferences(db: Database): ContainerRecords['references'] {
         for (const { container, name, volumeId, running } of references)
           put.run(engine, container, name, volumeId, running ? 1 : 0);
       }),
-    of: (volume) => of.all(volume).map(toReference),
+    byVolume: (volume) => of.all(volume).map(toReference),
     list: () => list.all().map(toReference),
   };
 }

@@ -97,7 +97,7 @@ describe('the file', () => {
     });
     // Unlike other writes, these are not synced one by one: each sync has a checkpoint, which would shrink the log by itself.
     for (let n = 0; n < 5000; n++)
-      records.answers.put('same', { fingerprint: '', status: 200, body: 'x'.repeat(3000 + n), at: 0 });
+      records.idempotentResponses.put('same', { fingerprint: '', status: 200, body: 'x'.repeat(3000 + n), at: 0 });
     expect(most()).toBeLessThan(6 * 1024 * 1024);
   });
 });
@@ -159,7 +159,7 @@ describe('kill -9', () => {
         expect(records.volumes.byId(`sv1-${n}` as VolumeId)?.labels).toEqual({ n: String(n) });
         expect(records.operations.get(`op1-${n}` as OperationId)?.state).toBe('done');
       }
-      expect(records.operations.unfinished()).toEqual([]);
+      expect(records.operations.listUnfinished()).toEqual([]);
       expect(records.operations.page({ limit: 10_000 }).items).toHaveLength(volumes);
     },
   );
@@ -206,7 +206,9 @@ describe('a database of format 0', () => {
     expect(records.volumes.byName('images' as StoreName, 'volume-8' as VolumeName)?.id).toBe(volumeId(8));
 
     expect(records.operations.page({ limit: 10 }).items.map(({ id }) => id)).toEqual(['op1-b', 'op1-a', 'op1-c']);
-    expect(records.operations.unfinished()).toMatchObject([{ id: 'op1-b', params: { n: 2 }, startedAt: start + 8 }]);
+    expect(records.operations.listUnfinished()).toMatchObject([
+      { id: 'op1-b', params: { n: 2 }, startedAt: start + 8 },
+    ]);
     expect(records.operations.get('op1-a' as OperationId)?.error?.message).toBe("it's full");
     const [one, two] = records.mounts.list();
     expect(one).toMatchObject({ target: '/mnt/one', readOnly: false, madeTarget: false, since: start + 9 });

@@ -20,39 +20,43 @@ function opened() {
 describe('a group commit', () => {
   test('is durable when its promise resolves', async () => {
     const { records } = opened();
-    await records.groupCommit(() => records.answers.put('a', answer));
-    expect(records.answers.get('a')).toMatchObject({ status: 200 });
+    await records.groupCommit(() => records.idempotentResponses.put('a', answer));
+    expect(records.idempotentResponses.get('a')).toMatchObject({ status: 200 });
   });
 
   test('is a single commit for all writes of one turn of the event loop', async () => {
     const { records, logBytes } = opened();
     const before = logBytes();
     await Promise.all(
-      Array.from({ length: 50 }, (_, i) => records.groupCommit(() => records.answers.put(`a${i}`, answer))),
+      Array.from({ length: 50 }, (_, i) => records.groupCommit(() => records.idempotentResponses.put(`a${i}`, answer))),
     );
     const together = logBytes() - before;
-    for (let i = 0; i < 50; i++) records.answers.put(`b${i}`, answer);
+    for (let i = 0; i < 50; i++) records.idempotentResponses.put(`b${i}`, answer);
     expect(together).toBeLessThan((logBytes() - before - together) / 4);
-    expect(records.answers.get('a49')).toBeDefined();
+    expect(records.idempotentResponses.get('a49')).toBeDefined();
   });
 
   test('lets each write succeed or fail by itself', async () => {
     const { records } = opened();
     const why = new Error('not this one');
     const [first, second, third] = await Promise.allSettled([
-      records.groupCommit(() => records.answers.put('a', answer)),
+      records.groupCommit(() => records.idempotentResponses.put('a', answer)),
       records.groupCommit(() => {
-        records.answers.put('b', answer);
+        records.idempotentResponses.put('b', answer);
         throw why;
       }),
-      records.groupCommit(() => records.answers.put('c', answer)),
+      records.groupCommit(() => records.idempotentResponses.put('c', answer)),
     ]);
     expect([first?.status, second, third?.status]).toEqual([
       'fulfilled',
       { status: 'rejected', reason: why },
       'fulfilled',
     ]);
-    expect(['a', 'b', 'c'].map((key) => records.answers.get(key) !== undefined)).toEqual([true, false, true]);
+    expect(['a', 'b', 'c'].map((key) => records.idempotentResponses.get(key) !== undefined)).toEqual([
+      true,
+      false,
+      true,
+    ]);
   });
 
   test('keeps the order of writes, and writes later requests afterwards', async () => {

@@ -27,7 +27,7 @@ export function createOperations(db: Database): Records['operations'] {
     end: (id, state, endedAt, error) => {
       end.run(state, endedAt, fromError(error), id);
     },
-    unfinished: () => unfinished.all().map(toOperation),
+    listUnfinished: () => unfinished.all().map(toOperation),
     get: (id) => {
       const row = get.get(id);
       return row === undefined ? undefined : toOperation(row);

@@ -1,5 +1,5 @@
 import type { SQLInputValue } from 'node:sqlite';
-import type { EngineMount, PluginName, Reference } from '#core/containers.ts';
+import type { ContainerReference, EngineMount, PluginName } from '#core/containers.ts';
 import { StowageError } from '#core/errors.ts';
 import type {
   Access,
@@ -18,7 +18,7 @@ import type {
   VolumeId,
   VolumeName,
 } from '#core/model.ts';
-import type { StoredAnswer } from '#core/ports.ts';
+import type { StoredResponse } from '#core/ports.ts';
 import type { Row } from './database.ts';
 
 function text(row: Row, column: string): string {
@@ -191,7 +191,7 @@ export function fromToken(token: Token, hash: string): SQLInputValue[] {
   ];
 }
 
-export function toAnswer(row: Row): StoredAnswer {
+export function toStoredResponse(row: Row): StoredResponse {
   return {
     fingerprint: text(row, 'fingerprint'),
     status: optional(row, 'status', integer),
@@ -219,7 +219,7 @@ export const toEngineMount = (row: Row): EngineMount => ({
   since: integer(row, 'since'),
 });
 
-export const toReference = (row: Row): Reference => ({
+export const toReference = (row: Row): ContainerReference => ({
   engine: text(row, 'engine'),
   container: text(row, 'container'),
   name: text(row, 'name'),

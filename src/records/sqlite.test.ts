@@ -78,10 +78,10 @@ describe('operations', () => {
     records.operations.begin(operation(2));
     records.operations.begin(operation(2));
     reopen();
-    expect(records.operations.unfinished()).toEqual([operation(1), operation(2)]);
+    expect(records.operations.listUnfinished()).toEqual([operation(1), operation(2)]);
     expect(records.operations.get(operation(2).id)).toEqual(operation(2));
     records.operations.end(operation(1).id, 'failed', 5000, failure);
-    expect(records.operations.unfinished()).toEqual([operation(2)]);
+    expect(records.operations.listUnfinished()).toEqual([operation(2)]);
     expect(records.operations.get(operation(1).id)).toEqual({
       ...operation(1),
       state: 'failed',
@@ -103,7 +103,7 @@ describe('operations', () => {
     records.operations.begin(operation(1));
     records.operations.end(operation(1).id, 'failed', 5000, failure);
     records.operations.begin(operation(1));
-    expect(records.operations.unfinished()).toEqual([operation(1)]);
+    expect(records.operations.listUnfinished()).toEqual([operation(1)]);
   });
 
   test('are listed newest first, up to the limit', () => {
@@ -172,14 +172,14 @@ describe('mounts', () => {
     records.mounts.put(mount('/a', 'sv1-b', false));
     records.mounts.put(mount('/a', 'sv1-b', false));
     reopen();
-    expect(records.mounts.at('/a')).toEqual(mount('/a', 'sv1-b', false));
-    expect(records.mounts.of('sv1-a' as VolumeId)).toEqual([]);
+    expect(records.mounts.byTarget('/a')).toEqual(mount('/a', 'sv1-b', false));
+    expect(records.mounts.byVolume('sv1-a' as VolumeId)).toEqual([]);
     const both = [mount('/a', 'sv1-b', false), mount('/b', 'sv1-b', true)];
-    expect(records.mounts.of('sv1-b' as VolumeId)).toEqual(both);
+    expect(records.mounts.byVolume('sv1-b' as VolumeId)).toEqual(both);
     expect(records.mounts.list()).toEqual(both);
     records.mounts.remove('/a');
     records.mounts.remove('/a');
-    expect(records.mounts.at('/a')).toBeUndefined();
+    expect(records.mounts.byTarget('/a')).toBeUndefined();
     expect(records.mounts.list()).toEqual([mount('/b', 'sv1-b', true)]);
   });
 });
@@ -218,18 +218,18 @@ describe('tokens', () => {
 
 describe('answers', () => {
   test('have no status while the request is running, and are pruned when they are old', () => {
-    records.answers.put('key', { fingerprint: 'f', status: undefined, body: '', at: 100 });
-    expect(records.answers.get('key')).toEqual({ fingerprint: 'f', status: undefined, body: '', at: 100 });
+    records.idempotentResponses.put('key', { fingerprint: 'f', status: undefined, body: '', at: 100 });
+    expect(records.idempotentResponses.get('key')).toEqual({ fingerprint: 'f', status: undefined, body: '', at: 100 });
     const answer = { fingerprint: 'f', status: 201, body: '{"id":"sv1"}', at: 200 };
-    records.answers.put('key', answer);
-    records.answers.put('key', answer);
+    records.idempotentResponses.put('key', answer);
+    records.idempotentResponses.put('key', answer);
     reopen();
-    expect(records.answers.get('key')).toEqual(answer);
-    records.answers.prune(200);
-    expect(records.answers.get('key')).toEqual(answer);
-    records.answers.prune(201);
-    records.answers.prune(201);
-    expect(records.answers.get('key')).toBeUndefined();
+    expect(records.idempotentResponses.get('key')).toEqual(answer);
+    records.idempotentResponses.prune(200);
+    expect(records.idempotentResponses.get('key')).toEqual(answer);
+    records.idempotentResponses.prune(201);
+    records.idempotentResponses.prune(201);
+    expect(records.idempotentResponses.get('key')).toBeUndefined();
   });
 });
 

@@ -2,7 +2,7 @@ import type { Records } from '#core/ports.ts';
 import { createContainerRecords } from './containers.ts';
 import { type Database, openDatabase } from './database.ts';
 import { createOperations } from './operations.ts';
-import { fromMount, fromToken, toAnswer, toMount, toSetting, toStore, toToken } from './rows.ts';
+import { fromMount, fromToken, toMount, toSetting, toStore, toStoredResponse, toToken } from './rows.ts';
 import { createVolumes } from './volumes.ts';
 
 /** Opens and locks the file with this machine's records, and upgrades an older format. */
@@ -17,7 +17,7 @@ export function openRecords(path: string): Records {
     operations: createOperations(db),
     mounts: createMounts(db),
     tokens: createTokens(db),
-    answers: createAnswers(db),
+    idempotentResponses: createIdempotentResponses(db),
     ...createContainerRecords(db),
     close: db.close,
   };
@@ -65,11 +65,11 @@ function createMounts(db: Database): Records['mounts'] {
     remove: (target) => {
       remove.run(target);
     },
-    at: (target) => {
+    byTarget: (target) => {
       const row = at.get(target);
       return row === undefined ? undefined : toMount(row);
     },
-    of: (volume) => of.all(volume).map(toMount),
+    byVolume: (volume) => of.all(volume).map(toMount),
     list: () => list.all().map(toMount),
   };
 }
@@ -96,14 +96,14 @@ function createTokens(db: Database): Records['tokens'] {
   };
 }
 
-function createAnswers(db: Database): Records['answers'] {
+function createIdempotentResponses(db: Database): Records['idempotentResponses'] {
   const get = db.prepare('SELECT * FROM answers WHERE key = ?');
   const put = db.prepare('INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)');
   const prune = db.prepare('DELETE FROM answers WHERE at < ?');
   return {
     get: (key) => {
       const row = get.get(key);
-      return row === undefined ? undefined : toAnswer(row);
+      return row === undefined ? undefined : toStoredResponse(row);
     },
     put: (key, { fingerprint, status, body, at }) => {
       put.run(key, fingerprint, status ?? null, body, at);

@@ -54,17 +54,17 @@ describe('a state.db that 0.1 wrote', () => {
 
   test('gives operations, including interrupted ones', () => {
     for (const operation of stored.operations) expect(records.operations.get(operation.id)).toEqual(operation);
-    expect(records.operations.unfinished()).toEqual(stored.operations.slice(0, 2));
+    expect(records.operations.listUnfinished()).toEqual(stored.operations.slice(0, 2));
   });
 
   test('gives mounts with sources of every kind', () => {
     expect(records.mounts.list()).toEqual(stored.mounts);
-    expect(records.mounts.of(stored.volumeId(2))).toEqual(stored.mounts.slice(3));
+    expect(records.mounts.byVolume(stored.volumeId(2))).toEqual(stored.mounts.slice(3));
   });
 
   test('gives tokens by their hashes, and answers', () => {
     for (const { hash, token } of stored.tokens) expect(records.tokens.byHash(hash)).toEqual(token);
-    for (const [key, answer] of stored.answers) expect(records.answers.get(key)).toEqual(answer);
+    for (const [key, answer] of stored.answers) expect(records.idempotentResponses.get(key)).toEqual(answer);
   });
 
   test('gives the records about container engines', () => {

@@ -50,7 +50,7 @@ describe('volumes', () => {
     for (const each of [one, twin, one]) records.volumes.put(each);
     expect(records.volumes.byId(one.id)).toEqual(one);
     expect(records.volumes.byName(silver, one.name)).toEqual(twin);
-    expect(records.volumes.named(one.name)).toEqual([one, twin]);
+    expect(records.volumes.allByName(one.name)).toEqual([one, twin]);
     expect(records.volumes.names(gold)).toEqual([{ id: one.id, name: one.name }]);
     expect(records.volumes.byId('sv1-none' as VolumeId)).toBeUndefined();
     expect(records.volumes.byName(gold, 'none' as VolumeName)).toBeUndefined();

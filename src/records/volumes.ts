@@ -29,7 +29,7 @@ export function createVolumes(db: Database): Volumes {
     ...createWrites(db, byId, byName, cache),
     byId: cache.get,
     byName: (store, name) => volumeFrom(byName.get(store, name)),
-    named: (name) => named.all(name).map(toVolume),
+    allByName: (name) => named.all(name).map(toVolume),
     byRequest: (store, requestId) => volumeFrom(byRequest.get(requestId, store)),
     page: createPaging(db),
     names: (store) => names.all(store).map(toVolumeName),

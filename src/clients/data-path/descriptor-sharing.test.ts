@@ -190,7 +190,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     };
     await runWithFaults(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
     expect(Math.max(...pauses)).toBeLessThan(pauseMs);
-    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([]);
+    expect(await here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual(
+      [],
+    );
     await run('umount', [here.at]);
   });
 
@@ -224,7 +226,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await expect(run('cat', [join(here.at, 'file')], { timeout: pauseMs })).rejects.toThrow(/not connected|abort/);
     await here.startPod();
     await here.restartAgent();
-    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([here.at]);
+    expect(await here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([
+      here.at,
+    ]);
     await here.client.stage(source(), targetAt(here.at), here.scope);
     expect((await run('cat', [join(here.at, 'file')], { timeout: pauseMs })).stdout).toBe('data');
     expect(held()).toBe(1);
@@ -271,7 +275,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     waits.catch(() => undefined);
     await eventually(here.state, (found) => found === undefined);
     const staged = [{ source: source(), target: targetAt(here.at) }];
-    await expect(here.client.dead?.(staged, here.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
+    await expect(here.client.findDeadMounts?.(staged, here.scope)).rejects.toMatchObject({
+      reason: 'data-path-unavailable',
+    });
     expect(await here.keepers.serving('stowage:', unending)).toHaveLength(1);
     expect(here.lostMounts.times).toBe(0);
     await expect(waits).rejects.toThrow(/not connected|abort/);
@@ -280,7 +286,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       (times) => times > 0,
     );
     expect(held()).toBe(0);
-    expect(await here.client.dead?.(staged, here.scope)).toEqual([here.at]);
+    expect(await here.client.findDeadMounts?.(staged, here.scope)).toEqual([here.at]);
   });
 
   /** Writes on request, and calls fsync on the second request. */
@@ -400,7 +406,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(here.log, (log) => log.includes('received SIGTERM'));
     using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
     here.startAgent();
-    const looked = here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope);
+    const looked = here.client.findDeadMounts?.([{ source: source(), target: targetAt(here.at) }], here.scope);
     await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 

@@ -168,7 +168,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const { way, ...rest } = source();
     const changed = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
     await client.stage(changed, targetAt(at), scope);
-    expect(await client.dead?.([{ source: changed, target: targetAt(at) }], scope)).toEqual([]);
+    expect(await client.findDeadMounts?.([{ source: changed, target: targetAt(at) }], scope)).toEqual([]);
     await file.write('DATA', 0);
     await client.flush?.(changed, targetAt(at), scope);
     expect(readFileSync(it.on('file'), 'utf8')).toBe('DATA');
@@ -220,7 +220,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
     const waits = reader(at);
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
     expect(waits.isWaiting()).toBe(true);
     time.skip(11_000);
     expect(await waits.said).toMatch(/abort|not connected/);
@@ -233,14 +233,14 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(abandoned).toEqual([expect.objectContaining(told)]);
     // It has answered, and is about to end.
     await eventually(
-      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
+      () => client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
     expect(lostMounts.times).toBeGreaterThan(0);
     await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     expect((await eventually(state, whole))?.mounts).toBe(1);
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
   });
 
   test('a data path whose keeper was killed keeps serving, and gets another keeper', { timeout: 60_000 }, async () => {
@@ -256,7 +256,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
     await client.stage(source(), targetAt(at), scope);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
     expect(keeperPid()).not.toBe(before);
@@ -298,7 +298,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       () => lostMounts.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
+    expect(await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
     await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
@@ -317,7 +317,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     onTestFinished(() => presence[Symbol.dispose]());
     for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await eventually(
-      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
+      () => client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
     await client.stage(source(), targetAt(at), scope);
@@ -333,9 +333,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     process.kill(active?.pid ?? 0, 'SIGKILL');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     await eventually(state, whole);
-    expect([lostMounts.times, await client.dead?.([{ source: source(), target: targetAt(at) }], scope)]).toEqual([
-      0,
-      [],
-    ]);
+    expect([
+      lostMounts.times,
+      await client.findDeadMounts?.([{ source: source(), target: targetAt(at) }], scope),
+    ]).toEqual([0, []]);
   });
 });

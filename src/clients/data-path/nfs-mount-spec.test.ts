@@ -71,7 +71,7 @@ test('the spec contains the group that owns all files', async () => {
 });
 
 test("the system's client refuses a volume with an enforced size", () => {
-  const { refuse } = createNfsClient({} as NfsClientParts);
+  const { validate: refuse } = createNfsClient({} as NfsClientParts);
   expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(
     expect.objectContaining({ code: 'unsupported', reason: 'enforcement-unsupported' }),
   );

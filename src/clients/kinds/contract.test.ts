@@ -153,7 +153,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
           const pids = [keeperPid(), found?.active?.pid, found?.standby?.pid];
           for (const pid of pids) process.kill(pid ?? expect.fail('a process of the data path is missing'), 'SIGKILL');
           await eventually(
-            () => client.dead?.([{ source, target: targetAt(place.at) }], ground.scope).catch(() => []),
+            () => client.findDeadMounts?.([{ source, target: targetAt(place.at) }], ground.scope).catch(() => []),
             (dead) => dead?.[0] === place.at,
           );
         },

@@ -20,7 +20,7 @@ export interface OurMount {
 }
 
 /** The mounts that keepers serve, and when they end. */
-export interface ServedMounts extends Required<Pick<Client<'nfs'>, 'elsewhere' | 'dead'>> {
+export interface ServedMounts extends Required<Pick<Client<'nfs'>, 'isServedElsewhere' | 'findDeadMounts'>> {
   isServed(mount: OurMount, scope: Scope): Promise<boolean>;
   /** Waits until the data path has ended the unmounted file system. */
   waitForEnd(mount: OurMount, scope: Scope): Promise<void>;
@@ -81,7 +81,7 @@ export function createServedMounts({ keepers, clock, readTable }: ServedMountsOp
     }
   }
 
-  const dead: ServedMounts['dead'] = async (staged, scope) => {
+  const dead: ServedMounts['findDeadMounts'] = async (staged, scope) => {
     const table = await readTable();
     const dead: string[] = [];
     for (const { source, target } of staged) {
@@ -94,7 +94,7 @@ export function createServedMounts({ keepers, clock, readTable }: ServedMountsOp
     return dead;
   };
 
-  return { isServed, waitForEnd, refuseUnwritten, elsewhere, dead };
+  return { isServed, waitForEnd, refuseUnwritten, isServedElsewhere: elsewhere, findDeadMounts: dead };
 }
 
 export function kindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {

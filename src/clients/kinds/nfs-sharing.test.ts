@@ -40,7 +40,7 @@ const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
 function further(wanted: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
   const warned: Facts[] = [];
   const log = { ...silentLog(), warn: (_: string, facts?: Facts) => void warned.push(facts ?? {}) };
-  return { source: sharing.join(volume, wanted, kept(staged), log), warned };
+  return { source: sharing.sharedSource(volume, wanted, kept(staged), log), warned };
 }
 
 test('refuses another mount of a volume with an enforced size where the size is not enforced', () => {
@@ -78,7 +78,7 @@ test("replaces a dead mount with the same options at the server's current addres
   const dead = kept(by({ softMs: 1000, squash: 'all', group: 2000 }));
   const now = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota });
   const moved = { ...now, hosts: ['filer'], path: '/export/b' } as const;
-  expect(sharing.replace(dead, moved)).toEqual({
+  expect(sharing.remountSource(dead, moved)).toEqual({
     ...moved,
     way: { ...dead.way, addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota },
   });

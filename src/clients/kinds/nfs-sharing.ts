@@ -35,7 +35,7 @@ function replace(known: NfsSource, now: NfsSource): NfsSource {
 
 /** Answers core's questions about NFS sources. Pure functions. */
 export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOptions' | 'isSingleUser'>> = {
-  sharing: { join, replace, groupOf: ({ way }) => way.group },
+  sharing: { sharedSource: join, remountSource: replace, groupOf: ({ way }) => way.group },
   /**
    * If all users are a single user on the server, the mount shows its files as the group's, so the group is an option of the mount. Otherwise
    * the files must belong to the group on the store.

@@ -102,8 +102,8 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     outlivesMount: false,
     sourceFixedWhileStaged: false,
     ...nfsSources,
-    elsewhere: servedMounts.elsewhere,
-    refuse,
+    isServedElsewhere: servedMounts.isServedElsewhere,
+    validate: refuse,
     stage: async (source, target, scope, how) => {
       requireMounting(mounter);
       refuse(source);
@@ -137,11 +137,11 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       if (place !== undefined && there?.type === fuseType)
         await servedMounts.refuseUnwritten(ourMount(there, place, volumeId, source), scope);
     },
-    dead: servedMounts.dead,
+    findDeadMounts: servedMounts.findDeadMounts,
     daemon: {
       // The key includes the client: mounts of the system's client have no process of ours, so they don't share its state.
       key: ({ way: { client, network, sourcePorts } }) => JSON.stringify([client, network, sourcePorts]),
-      trouble: async (source, _target, scope) =>
+      findProblem: async (source, _target, scope) =>
         source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),
     },
   };

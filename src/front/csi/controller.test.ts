@@ -302,7 +302,7 @@ describe('DeleteVolume', () => {
 
   test('fails for a volume that cannot be looked up', async () => {
     const gate = csi.nfs.close('names', { deaf: true });
-    const marks = csi.nfs.close('changedByOthers.marks', { deaf: true });
+    const marks = csi.nfs.close('changedByOthers.revisions', { deaf: true });
     const volumeId = 'sv1-00000000-0000-0000-0000-000000000000';
     await expect(file.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 14 });
     gate.open();

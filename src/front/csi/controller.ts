@@ -101,7 +101,7 @@ async function deleteVolume(ctx: DriverContext, id: string, call: Call): Promise
 
 /** The record of a volume outlives the configuration of its store. Without the store, the data may still exist. */
 function requireConfiguredStore({ core }: DriverContext, id: string): void {
-  const store = core.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
+  const store = core.catalogue.findRecorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || core.stores.list().some(({ config }) => config.name === store)) return;
   throw storeGone(
     store,

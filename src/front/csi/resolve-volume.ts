@@ -15,7 +15,7 @@ export async function resolveVolume(ctx: DriverContext, ref: string, call: Call)
 
 /** Prefers the record: mounting asks the store anyway, with the locks held, and each lookup costs several calls to a shared store. */
 async function findVolumeToMount(ctx: DriverContext, ref: string, call: Call): Promise<Volume> {
-  const known = isVolumeId(ref) ? ctx.core.catalogue.recorded(ref) : undefined;
+  const known = isVolumeId(ref) ? ctx.core.catalogue.findRecorded(ref) : undefined;
   return known !== undefined && isStoreOfDriver(ctx)(known.store) ? known : await resolveVolume(ctx, ref, call);
 }
 

@@ -71,11 +71,11 @@ export async function storeConditionOf(
       reason: 'StoreNotOpen',
       message: `store '${store}' is not open: ${redactForUser(problem, '').message}`,
     };
-  if ((await liveness.silent([store], scope)).has(store))
+  if ((await liveness.findSilent([store], scope)).has(store))
     return {
       health: 'inaccessible',
       reason: 'StoreSilent',
-      message: notAnswering(store, liveness.refusal(store)).message,
+      message: notAnswering(store, liveness.denialOf(store)).message,
     };
   return healthy;
 }

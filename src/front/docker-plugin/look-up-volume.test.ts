@@ -116,7 +116,7 @@ describe('a store that does not answer', () => {
     const call = await it.start('stowage', { core: other.core });
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(emptyResult);
     const why = { code: 'denied', reason: 'nfs-credential-denied', action: 'Look.' } as const;
-    for (const verb of ['changedByOthers.marks', 'names'] as const)
+    for (const verb of ['changedByOthers.revisions', 'names'] as const)
       kind.fail(verb, new StowageError('it says no', why));
     expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({

@@ -26,7 +26,7 @@ export async function lookUpVolume(
   deletionWaitMs?: number,
 ): Promise<LookedUpVolume> {
   const id = core.pluginNames.recordedId(plugin, name);
-  const store = id && core.catalogue.recorded(id)?.store;
+  const store = id && core.catalogue.findRecorded(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(core, store, call));
   const volume = await core.pluginNames.resolve(plugin, name, call);
   const noted = await core.engineRequests.note(volume.id, call.signal, deletionWaitMs);
@@ -39,11 +39,11 @@ export async function lookUpVolume(
 export async function isSilent(core: Core, store: StoreName, call: Call): Promise<boolean> {
   // The store may have been removed from the configuration after the volume was recorded.
   if (!core.stores.list().some(({ config }) => config.name === store)) return false;
-  return (await core.liveness.silent([store], call)).has(store);
+  return (await core.liveness.findSilent([store], call)).has(store);
 }
 
 export function storeNotAnsweringError(core: Core, store: StoreName): StowageError {
-  const refusal = core.liveness.refusal(store);
+  const refusal = core.liveness.denialOf(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
     `the server of store '${store}' does not answer: a network or server failure, not missing permissions`,

@@ -24,7 +24,7 @@ describe('a plugin', () => {
     // The usage is shown once it is known.
     await expect.poll(async () => (await get()).Volume['Status']).toHaveProperty('used');
     const { Volume } = await get();
-    const volume = it.server.core.records.volumes.named('photos' as Volume['name'])[0];
+    const volume = it.server.core.records.volumes.allByName('photos' as Volume['name'])[0];
     expect(Volume).toEqual({
       Name: 'photos',
       Mountpoint: '',

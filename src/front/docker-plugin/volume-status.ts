@@ -49,7 +49,7 @@ export async function statusOf(
 }
 
 function healthOf({ liveness }: Core, { config, store, problem }: StoreView, isSilent: boolean): string {
-  const refusal = liveness.refusal(config.name);
+  const refusal = liveness.denialOf(config.name);
   if (isSilent || (store !== undefined && refusal !== undefined)) return notAnswering(config.name, refusal).message;
   if (store !== undefined) return 'ok';
   if (problem === undefined) return `store '${config.name}' is not open yet`;

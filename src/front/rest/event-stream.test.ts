@@ -23,7 +23,7 @@ describe('following events', () => {
   test('starts with a position to resume from, then has all events in order', async () => {
     using stream = await api.follow();
     const hello = await stream.next();
-    expect(hello).toMatchObject({ type: 'hello', id: `${server.core.events.epoch}-${server.core.events.last}` });
+    expect(hello).toMatchObject({ type: 'hello', id: `${server.core.events.epoch}-${server.core.events.lastSeq}` });
     await api.post('/v1/volumes', { name: 'a', labels: { x: '1' } });
     await api.post('/v1/volumes/a/rename', { name: 'b' });
     await api.delete('/v1/volumes/b');
@@ -87,7 +87,7 @@ describe('resuming an event stream', () => {
   const at = (seq: number): string => `${server.core.events.epoch}-${seq}`;
 
   test('continues after the last seen event, without gaps or duplicates', async () => {
-    const last = server.core.events.last;
+    const last = server.core.events.lastSeq;
     publish(5);
     using stream = await follow(at(last + 2));
     publish(1);
@@ -97,7 +97,7 @@ describe('resuming an event stream', () => {
   });
 
   test('replays a whole ring at once', async () => {
-    const last = server.core.events.last;
+    const last = server.core.events.lastSeq;
     // More than a reader's buffers hold: 2048 events of 1 KiB.
     publish(2048, 'local', { filler: 'x'.repeat(1024) });
     using stream = await follow(at(last));
@@ -105,16 +105,16 @@ describe('resuming an event stream', () => {
   });
 
   test('sends a reset if too much was missed, and continues from there', async () => {
-    const last = server.core.events.last;
+    const last = server.core.events.lastSeq;
     publish(2049);
     using stream = await follow(at(last));
-    expect(await stream.next()).toMatchObject({ type: 'reset', id: at(server.core.events.last), data: '{}' });
+    expect(await stream.next()).toMatchObject({ type: 'reset', id: at(server.core.events.lastSeq), data: '{}' });
     publish(1);
-    expect(await stream.next()).toMatchObject({ type: 'test.event', id: at(server.core.events.last) });
+    expect(await stream.next()).toMatchObject({ type: 'test.event', id: at(server.core.events.lastSeq) });
   });
 
   test('sends a reset after a restart of the server', async () => {
-    const id = at(server.core.events.last);
+    const id = at(server.core.events.lastSeq);
     await server.stop();
     await using next = await startServer({ folder: server.folder });
     using stream = await next.admin.follow({ 'last-event-id': id });
@@ -197,7 +197,7 @@ describe('ending an event stream', () => {
     const { port } = await paced({ heartbeatMs: 20, principal: nobody });
     const { body } = await fetch(`http://127.0.0.1:${port}/v1/events`);
     publish(5, 'local');
-    const beat = `: still here\nid: ${server.core.events.epoch}-${server.core.events.last}\n\n`;
+    const beat = `: still here\nid: ${server.core.events.epoch}-${server.core.events.lastSeq}\n\n`;
     let text = '';
     for await (const chunk of body ?? []) {
       text += Buffer.from(chunk).toString();
@@ -252,7 +252,7 @@ describe('ending an event stream', () => {
   test('a reader that disconnected is forgotten', async () => {
     const stream = await api.follow();
     await stream.until('hello');
-    const since = vi.spyOn(server.core.events, 'since');
+    const since = vi.spyOn(server.core.events, 'eventsAfter');
     publish(1);
     expect(since).toHaveBeenCalled();
     stream[Symbol.dispose]();

@@ -67,13 +67,13 @@ function createPump(core: Core, response: ServerResponse, from: number, options:
     if (!response.write(text)) waitingSince ??= performance.now();
   };
   const mark = (type: 'hello' | 'reset'): void => {
-    position = events.last;
+    position = events.lastSeq;
     say(`id: ${events.epoch}-${position}\nevent: ${type}\ndata: {}\n\n`);
   };
 
   function pump(): void {
     while (waitingSince === undefined) {
-      const missed = events.since(position);
+      const missed = events.eventsAfter(position);
       if (missed?.length === 0) return;
       if (!stillAllowed()) {
         finish();
@@ -130,7 +130,7 @@ export function streamEvents(
   };
   const last = request.headers['last-event-id'];
   const resumed = typeof last === 'string' ? positionOf(core, last) : undefined;
-  const pump = createPump(core, response, resumed ?? core.events.last, { ...options, finish });
+  const pump = createPump(core, response, resumed ?? core.events.lastSeq, { ...options, finish });
   open.use(core.events.subscribe(pump.pump));
   const beat = setInterval(() => {
     if (pump.waitingMs() > stuckMs) response.destroy();

@@ -96,7 +96,10 @@ async function storeGauges(
   const views = core.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => core.catalogue.totals(view.config.name);
   const names = views.map((view) => view.config.name);
-  const [silent, rooms] = await Promise.all([core.liveness.silent(names, scope), core.liveness.rooms(names, scope)]);
+  const [silent, rooms] = await Promise.all([
+    core.liveness.findSilent(names, scope),
+    core.liveness.rooms(names, scope),
+  ]);
   const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
   const room = ({ config }: StoreView, of: keyof Room): number | undefined => {
     const known = rooms.get(config.name)?.[of];
@@ -138,7 +141,7 @@ async function mountGauges(
   for (const { config } of core.stores.list())
     if (visible(config.name)) mounts.set({ store: config.name, condition: 'ok' }, 0);
   for (const { volumeId, health } of await core.mountHealth(scope)) {
-    const store = core.catalogue.recorded(volumeId)?.store;
+    const store = core.catalogue.findRecorded(volumeId)?.store;
     if (store !== undefined && visible(store)) mounts.inc({ store, condition: health.state });
   }
   return registry;

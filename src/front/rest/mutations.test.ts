@@ -189,7 +189,7 @@ describe('Idempotency-Key', () => {
       await using next = await startServer({ folder: server.folder });
       for (const about of [{}, { expiresIn: '2h' }, { expiresIn: '1h', role: 'admin' }]) {
         expect(await make(next.admin, about)).toMatchObject({ status: 409, body: { reason: 'request-differs' } });
-        next.core.records.answers.prune(Number.MAX_SAFE_INTEGER);
+        next.core.records.idempotentResponses.prune(Number.MAX_SAFE_INTEGER);
       }
       expect(await works(next, first.body.secret)).toBe(true);
       expect((await make(next.admin, { expiresIn: '1h' })).body.id).toBe(first.body.id);

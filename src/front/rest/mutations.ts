@@ -4,7 +4,7 @@ import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Operation, OperationId } from '#core/model.ts';
 import type { Call, OperationView } from '#core/operations.ts';
-import type { StoredAnswer } from '#core/ports.ts';
+import type { StoredResponse } from '#core/ports.ts';
 import { operationJson } from './json.ts';
 import type { Answer } from './route.ts';
 import type { OperationJson } from './schemas.ts';
@@ -37,7 +37,7 @@ interface PerformedMutation {
 const maxKeptResults = 256;
 
 /** Runs requests that change something: a repeated Idempotency-Key gets the first answer, and long work can continue after a 202. */
-export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
+export function createMutations(core: Pick<Core, 'idempotentResponses' | 'operations'>, clock: Clock): Mutations {
   const results = new Map<OperationId, unknown>();
 
   function keepResult(id: OperationId, body: unknown): void {
@@ -91,7 +91,7 @@ export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'
 type RunOnce = (key: string, mutation: Mutation, perform: () => Promise<PerformedMutation>) => Promise<Answer>;
 
 function createRunOnce(
-  { requestAnswers: answers, operations }: Pick<Core, 'requestAnswers' | 'operations'>,
+  { idempotentResponses: answers, operations }: Pick<Core, 'idempotentResponses' | 'operations'>,
   clock: Clock,
   accepted: (view: OperationView) => Answer,
 ): RunOnce {
@@ -121,7 +121,7 @@ function createRunOnce(
     }
   }
 
-  function answerFrom(stored: StoredAnswer): Answer | undefined {
+  function answerFrom(stored: StoredResponse): Answer | undefined {
     if (stored.status === undefined) return undefined;
     const kept = JSON.parse(stored.body) as Answer;
     if (kept.status !== 202) return kept;

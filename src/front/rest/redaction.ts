@@ -1,5 +1,5 @@
 import { basename } from 'node:path';
-import { isAccessDenied, refusalToUsers } from '#core/access-denial.ts';
+import { accessDeniedMessage, isAccessDenied } from '#core/access-denial.ts';
 import type { Adoption } from '#core/adoption.ts';
 import { type DisclosableError, isForEverybody, redactForUser } from '#core/error-disclosure.ts';
 import { errorReason } from '#core/error-reasons.ts';
@@ -48,7 +48,7 @@ export function redactedCheck(principal: Principal, name: string, check: StoreCh
       if (ok) return { step, ok, detail: 'fine' };
       if (reason === undefined) return { step, ok, detail: 'this step failed', action };
       if (isForEverybody(reason)) return one;
-      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : errorReason(reason)?.short;
+      const detail = isAccessDenied({ reason }) ? accessDeniedMessage({ reason }) : errorReason(reason)?.short;
       return { step, ok, detail: detail ?? 'this step failed', action, reason };
     }),
   };

@@ -25,7 +25,10 @@ function mutationsOn(kept: ReturnType<typeof createMemoryRecords>) {
   const records = kept.open();
   return {
     records,
-    mutations: createMutations({ requestAnswers: records.answers, operations: {} as Operations }, createFakeClock()),
+    mutations: createMutations(
+      { idempotentResponses: records.idempotentResponses, operations: {} as Operations },
+      createFakeClock(),
+    ),
   };
 }
 
@@ -39,13 +42,17 @@ test('the answer to a request with an Idempotency-Key is stored in the format of
   });
   // The volume's record has the same id, so a repeat is recognised even after the answer expired.
   expect(ids).toEqual(['tk1-0123456789abcdef key-1']);
-  expect(records.answers.get('tk1-0123456789abcdef key-1')).toMatchObject({ fingerprint, status: 201, body });
+  expect(records.idempotentResponses.get('tk1-0123456789abcdef key-1')).toMatchObject({
+    fingerprint,
+    status: 201,
+    body,
+  });
 });
 
 test('a repeated request gets the answer that 0.1 stored', async () => {
   using kept = createMemoryRecords();
   const { records, mutations } = mutationsOn(kept);
-  records.answers.put('tk1-0123456789abcdef key-1', { fingerprint, status: 201, body, at: 0 });
+  records.idempotentResponses.put('tk1-0123456789abcdef key-1', { fingerprint, status: 201, body, at: 0 });
   expect(await mutations.run(mutation, scope, () => expect.fail('it was done again'))).toEqual(answer);
   const other = { ...mutation, content: () => '["DELETE"]' };
   await expect(mutations.run(other, scope, () => answer)).rejects.toMatchObject({ code: 'conflict' });

@@ -50,10 +50,10 @@ export function createEnforce(ctx: VerbContext): Required<Pick<Enforcement, 'enf
 }
 
 /** Works in a full store too, so that volumes can still be mounted. Keeps the revision, which counts changes that users see. */
-export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'noteUse'> {
+export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'markUsed'> {
   const { storeRoot, runVerb, findOrThrow } = ctx;
   return {
-    noteUse: (ref, scope) =>
+    markUsed: (ref, scope) =>
       runVerb(describe('recording the use of', ref.name), [ref.name, ref.id], scope, (at) =>
         storeRoot.reserve.retryWithReserve(async () => {
           const { unused, ...used } = await findOrThrow(ref, at);

@@ -156,7 +156,7 @@ function createRefusals(storeRoot: StoreRoot): Pick<FileStore, ChangeVerb> {
       list: async () => [],
       restore: (_id, name) => refusing('restored')(name),
       purge: (id) => refuse(id, 'purged')(),
-      expired: async () => [],
+      listExpired: async () => [],
       purgeExpired: async () => false,
     },
     adoption: {

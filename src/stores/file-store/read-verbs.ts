@@ -22,7 +22,7 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
 /** For a store that other hosts change too. */
 export function createChangeMarks({ storeRoot, runVerb }: VerbContext): Required<ChangedByOthers> {
   return {
-    marks: (scope) =>
+    revisions: (scope) =>
       runVerb('listing volumes', [], scope, async () => {
         const marks = new Map((await storeRoot.files.list(storeRoot.root)).map(({ name, mark = '' }) => [name, mark]));
         return new Map(recordedNames([...marks.keys()]).map((name) => [name, marks.get(`${name}.meta`) ?? '']));

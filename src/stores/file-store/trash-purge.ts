@@ -19,7 +19,7 @@ const maxConcurrentReads = 16;
 /** The most records that one round of maintenance changes; the rest waits for the next round. */
 const maxWritesPerRound = 100;
 
-export interface TrashPurge extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
+export interface TrashPurge extends Pick<Trash, 'purge' | 'listExpired' | 'purgeExpired'> {
   /** The expiry of a volume that is being deleted now. */
   newExpiry(retention: number): Promise<Expiry>;
 }
@@ -143,7 +143,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
       await purging(id, scope, (held) => purgeHeld(id, held, isThatOne));
     },
     purgeExpired: (id, scope) => purging(id, scope, (held) => purgeHeld(id, held, isExpired)),
-    expired,
+    listExpired: expired,
   };
 }
 

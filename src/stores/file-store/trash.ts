@@ -71,7 +71,7 @@ export function createTrash(ctx: VerbContext): Trash {
     restore: (id, name, scope) =>
       runVerb(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
     purge: purging.purge,
-    expired: purging.expired,
+    listExpired: purging.listExpired,
     purgeExpired: purging.purgeExpired,
   };
 

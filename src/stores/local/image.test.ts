@@ -268,7 +268,7 @@ describe.skipIf(needs('ext4'))('an image', () => {
     'is not empty if a user has mounted it (%s), also after a restart',
     async (access) => {
       const made = await create('a', 16n * MiB, { access });
-      await under.store.noteUse?.(made, scope);
+      await under.store.markUsed?.(made, scope);
       expect(await isEmpty(made)).toBe(false);
       await under.reopen();
       await under.store.label(made, { tier: 'gold' }, scope);

@@ -28,7 +28,7 @@ export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKin
     localDirectory: ({ uri, options }) =>
       localPath(uri).map((path) => ({ path, hasImages: options['layout'] === 'image' }))[0],
     clientName: ({ options }) => (options['layout'] === 'image' ? 'loop' : 'bind'),
-    refuse: ({ uri, options }) => void parseOptions(uri, options),
+    validate: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();

@@ -71,7 +71,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
     make,
     discard,
     // The contents of an image can't be counted from here. The record, read under the volume's lock, says whether a client ever got
-    // it: `noteUse` takes the same lock before every mount, and fails once the volume is gone.
+    // it: `markUsed` takes the same lock before every mount, and fails once the volume is gone.
     discardIfEmpty: async (path, { id, name, unused }) => {
       if (unused !== true) throw volumeNotEmpty({ store: storeRoot.store, name });
       await discard(path, id);

@@ -61,7 +61,7 @@ async function fill(store: FileStore, root: string, more: Partial<VolumeSpec>): 
   await store.trash.put(ref(3, 'trashed'), keptForAWeek(deletedAt), scope);
   await store.adoption.release(ref(4, 'released'), scope);
   // Makes the host record how long it has observed the trash.
-  await store.trash.expired(week, scope);
+  await store.trash.listExpired(week, scope);
 }
 
 describe.each([

@@ -75,11 +75,11 @@ test('a trash entry of version 0 gets a date when it is first seen, and keeps it
   const week = 7 * 86_400_000;
   expect(await store.trash.list(scope)).toMatchObject([{ expiresAt: undefined }]);
   const before = Date.now();
-  expect(await store.trash.expired(week, scope)).toEqual([]);
+  expect(await store.trash.listExpired(week, scope)).toEqual([]);
   const [entry] = await store.trash.list(scope);
   expect(entry?.expiresAt).toBeGreaterThanOrEqual(before + week);
   expect(entry?.expiresAt).toBeLessThanOrEqual(Date.now() + week);
-  expect(await store.trash.expired(1, scope)).toEqual([]);
+  expect(await store.trash.listExpired(1, scope)).toEqual([]);
   expect(await store.trash.list(scope)).toEqual([entry]);
 });
 

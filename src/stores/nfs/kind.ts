@@ -48,7 +48,7 @@ export function createNfsStoreKind(
     options: optionHelp,
     offers: { enforcement: 'an NFS store without client=host', singleUser: 'an NFS store with squash=all' },
     clientName: ({ options }) => (options['client'] === 'host' ? 'host' : 'built-in data path'),
-    refuse: ({ uri, options }) => void parseOptions(uri, options),
+    validate: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();
@@ -130,11 +130,11 @@ async function open(
     ...layoutTraits(parts),
     changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
-    ...(readOnly ? {} : { usable: createWriteAccessCheck(storeRoot, options) }),
+    ...(readOnly ? {} : { checkWritable: createWriteAccessCheck(storeRoot, options) }),
     // With squash=all a mount shows the group that is wanted, so no file needs to change.
     ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
     check: (at) => runCheck(ways, config, { options, store, readOnly }, at),
-    identityBelow: async (path) =>
+    identityOfSubdirectory: async (path) =>
       (await readIdentity(storeRoot.files, `${storeRoot.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
       ping(storeRoot.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>

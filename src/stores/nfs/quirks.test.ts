@@ -178,7 +178,7 @@ test.skipIf(needs('ganesha'))('a store with 5,000 volumes lists each of them onc
   }
   const store = await openNfs({ uri: `nfs://${server.host}${folder}`, options: portsOf(server) });
   expect((await store.names(scope)).toSorted()).toEqual([...ids.keys()].sort());
-  const marks = await store.changedByOthers?.marks?.(scope);
+  const marks = await store.changedByOthers?.revisions?.(scope);
   expect([marks?.size, new Set(marks?.values()).size]).toEqual([5_000, 5_000]);
   const listed = await Array.fromAsync(store.list(scope));
   expect(listed.length).toBe(5_000);

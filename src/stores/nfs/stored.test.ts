@@ -73,7 +73,7 @@ async function fill(store: FileStore, root: string): Promise<void> {
   await writeFile(join(root, 'a', 'trashed', 'file'), 'deleted in version 1\n');
   await store.trash.put(ref(3, 'trashed'), keptForAWeek(deletedAt), scope);
   await store.adoption.release(ref(4, 'released'), scope);
-  await store.trash.expired(week, scope);
+  await store.trash.listExpired(week, scope);
   // `source` creates the quota folder, and `expand` writes the new size into it.
   await store.source(ref(1, 'alpha'), scope);
   await store.expand(ref(1, 'alpha'), 2n ** 31n, scope);

@@ -71,7 +71,7 @@ async function furnish(ground: Ground): Promise<Entries> {
 /** What maintenance does, for some minutes. */
 async function maintain({ trash, clock }: Host): Promise<void> {
   for (let round = 0; round < 2; round++) {
-    for (const { volume } of await trash.expired(week, scope)) await trash.purgeExpired(volume.id, scope);
+    for (const { volume } of await trash.listExpired(week, scope)) await trash.purgeExpired(volume.id, scope);
     clock.pass(5 * 60_000);
   }
 }
@@ -157,7 +157,7 @@ describe('maintenance of the trash', () => {
     const store = await open(ground, 'mortal');
     const count = async (): Promise<number> => {
       host.dieAt(-1, 'before');
-      await store.trash.expired(week, scope);
+      await store.trash.listExpired(week, scope);
       return host.calls;
     };
     try {

@@ -70,12 +70,13 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     writeFileSync(record, `${JSON.stringify(before)}\n`);
     fill();
     for (let round = 0; round < 3; round++) {
-      for (const { volume } of await store.trash.expired(0, scope)) await store.trash.purgeExpired(volume.id, scope);
+      for (const { volume } of await store.trash.listExpired(0, scope))
+        await store.trash.purgeExpired(volume.id, scope);
       clock.pass(day);
     }
     expect(await store.trash.list(scope)).toMatchObject([{ volume: { id: old.id }, expiresAt: undefined }]);
     rmSync(join(folder, 'filling'), { recursive: true });
-    expect(await store.trash.expired(day, scope)).toEqual([]);
+    expect(await store.trash.listExpired(day, scope)).toEqual([]);
     expect((await store.trash.list(scope))[0]?.expiresAt).toBeGreaterThan(Date.now());
   });
 });

@@ -113,7 +113,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
       trash: () => deletions.trashOf('keep', aCall()),
       restore: ({ id }) => deletions.restore(id, undefined, anywhere, aCall()),
       purge: ({ id }) => deletions.purge(id, anywhere, aCall()),
-      maintain: () => deletions.expire(aCall()),
+      maintain: () => deletions.purgeExpired(aCall()),
       restart: async () => {
         await server.stop();
         return await startHost({ retention, folder: server.folder, clock });

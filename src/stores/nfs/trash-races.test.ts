@@ -61,7 +61,7 @@ const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);
 async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Promise<void> {
   for (; !isDone(); clock.pass(minute / 2)) {
     await store.housekeeping.reclaim(scope);
-    await store.trash.expired(week, scope);
+    await store.trash.listExpired(week, scope);
   }
 }
 
@@ -190,7 +190,7 @@ test('entries without a date whose locks a dead host left get one, and no round 
   const other = await startHost('other');
   for (let round = 0; round < 4; round++) {
     const before = other.clock.elapsed();
-    expect(await other.store.trash.expired(week, scope)).toEqual([]);
+    expect(await other.store.trash.listExpired(week, scope)).toEqual([]);
     expect(other.clock.elapsed() - before).toBeLessThan(10_000);
     expect(volumes.filter(isDated)).toEqual([]);
     other.clock.pass(minute / 2);

@@ -218,7 +218,7 @@ test('an unused volume takes one call, and a listing of volumes none', async () 
   const other = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) });
   paths.length = 0;
   await other.names(scope);
-  await other.changedByOthers?.marks?.(scope);
+  await other.changedByOthers?.revisions?.(scope);
   await Array.fromAsync(other.list(scope));
   await other.get(volume.name, scope);
   expect(paths.length).toBeGreaterThan(0);

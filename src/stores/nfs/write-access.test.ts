@@ -81,9 +81,9 @@ test.runIf(asRoot).each([
 test.runIf(asRoot)('the fake server answers like a real one', async () => {
   const { store, folder } = await nfsStoreOnDisk({ squash: 'root', uid: '7', gid: '7' });
   const source = await store.source(await store.create(volumeSpec('photos'), scope), scope);
-  await store.usable?.(source, scope);
+  await store.checkWritable?.(source, scope);
   chownSync(join(folder, 'photos'), 0, 0);
-  await expect(store.usable?.(source, scope)).rejects.toMatchObject({ reason: 'volume-root-squashed' });
+  await expect(store.checkWritable?.(source, scope)).rejects.toMatchObject({ reason: 'volume-root-squashed' });
 });
 
 test.runIf(asRoot).each([

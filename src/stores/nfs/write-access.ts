@@ -9,7 +9,10 @@ import type { NfsOptions } from './options.ts';
  * the server or the store's options map root to another user; or squash=all maps every user to one that may not write to it. Without
  * squash=all, a directory that belongs to another user, or that its group or others may write to, is fine.
  */
-export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
+export function createWriteAccessCheck(
+  storeRoot: NfsStoreRoot,
+  options: NfsOptions,
+): NonNullable<Store['checkWritable']> {
   const { squash, timeout } = options;
   return async (source, { signal }) => {
     if (source.kind !== 'nfs') return;

@@ -208,8 +208,8 @@ export function clientContract<K extends SourceKind>(
           [under.source, stored()],
           [stored(), stored()],
         ] as const) {
-          expect(sharing?.join(volume, wanted, known, log)).toEqual(known);
-          expect(JSON.stringify(sharing?.replace(known, wanted))).toBe(JSON.stringify(under.source));
+          expect(sharing?.sharedSource(volume, wanted, known, log)).toEqual(known);
+          expect(JSON.stringify(sharing?.remountSource(known, wanted))).toBe(JSON.stringify(under.source));
           expect(sharing?.groupOf(known)).toBe(sharing?.groupOf(wanted));
         }
         expect(log.lines).toEqual([]);
@@ -245,7 +245,10 @@ export function clientContract<K extends SourceKind>(
     if (facets.kill === true)
       describe('a mount whose server process ended', () => {
         const dead = (): Promise<readonly string[] | undefined> =>
-          twice(async () => await under.client.dead?.([{ source: under.source, target: targetAt(under.at) }], scope));
+          twice(
+            async () =>
+              await under.client.findDeadMounts?.([{ source: under.source, target: targetAt(under.at) }], scope),
+          );
 
         test('is dead although the mount table shows it, and a served mount is not dead', async () => {
           await stage();
@@ -281,7 +284,7 @@ export function clientContract<K extends SourceKind>(
             await under.kill?.();
             await under.client.stage(under.source, targetAt(other), scope);
             const both = [other, under.at].map((at) => ({ source: under.source, target: targetAt(at) }));
-            expect(await twice(async () => await under.client.dead?.(both, scope))).toEqual([under.at]);
+            expect(await twice(async () => await under.client.findDeadMounts?.(both, scope))).toEqual([under.at]);
           } finally {
             await under.client.unstage(under.source, targetAt(other), scope, { force: true });
           }
@@ -293,7 +296,7 @@ export function clientContract<K extends SourceKind>(
         const target = () => targetAt(under.at);
         const flush = async (): Promise<void> => await under.client.flush?.(under.source, target(), scope);
         const elsewhere = (): Promise<boolean | undefined> =>
-          twice(async () => await under.client.elsewhere?.(under.source, target(), scope));
+          twice(async () => await under.client.isServedElsewhere?.(under.source, target(), scope));
 
         test('is busy and stays while its server does not accept written data', async () => {
           await stage();
@@ -319,7 +322,7 @@ export function clientContract<K extends SourceKind>(
 
         test('has no problem any more when it is staged again after its process was killed', async () => {
           const trouble = async (): Promise<string | undefined> =>
-            await under.client.daemon?.trouble(under.source, target(), scope);
+            await under.client.daemon?.findProblem(under.source, target(), scope);
           await stage();
           await under.kill?.();
           expect(['undefined', 'string']).toContain(typeof (await trouble()));
@@ -351,7 +354,7 @@ export function clientContract<K extends SourceKind>(
             daemon?.key(under.source, targetAt(under.at)),
           );
           expect(
-            await twice(async () => await daemon?.trouble(under.source, targetAt(under.at), scope)),
+            await twice(async () => await daemon?.findProblem(under.source, targetAt(under.at), scope)),
           ).toBeUndefined();
         });
       });

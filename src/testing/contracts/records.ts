@@ -175,7 +175,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         kept(() => records.volumes.byName(silver, one.name), twin);
         kept(() => records.volumes.byRequest(gold, 'request-1'), one);
         kept(() => records.volumes.byRequest(silver, 'request-1'), undefined);
-        kept(() => records.volumes.named(one.name), [one, twin]);
+        kept(() => records.volumes.allByName(one.name), [one, twin]);
         kept(() => ids({ labels: { n: '2' } }), [twin.id]);
         kept(() => records.volumes.names(gold), [{ id: one.id, name: one.name }]);
         kept(() => records.volumes.totals(gold), { volumes: 1, bytes: 100n });
@@ -213,10 +213,10 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
 
       test('stay unfinished until their first end, with everything that a replay needs', () => {
         for (const n of [1, 2]) write(() => records.operations.begin(operation(n)));
-        kept(() => records.operations.unfinished(), [operation(1), operation(2)]);
+        kept(() => records.operations.listUnfinished(), [operation(1), operation(2)]);
         write(() => records.operations.end(operation(1).id, 'failed', 9, failure));
         records.operations.end(operation(1).id, 'done', 10, undefined);
-        kept(() => records.operations.unfinished(), [operation(2)]);
+        kept(() => records.operations.listUnfinished(), [operation(2)]);
         const ended = operation(1, { state: 'failed', endedAt: 9, error: failure });
         kept(() => records.operations.get(operation(1).id), ended);
       });
@@ -248,17 +248,17 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       records.mounts.put({ ...a, readOnly: true });
       for (const each of [a, b]) write(() => records.mounts.put(each));
       kept(() => records.mounts.list(), [a, b]);
-      kept(() => records.mounts.at('/a'), a);
-      kept(() => records.mounts.of(idOf(2)), [b]);
+      kept(() => records.mounts.byTarget('/a'), a);
+      kept(() => records.mounts.byVolume(idOf(2)), [b]);
       write(() => records.mounts.remove('/a'));
-      kept(() => [records.mounts.at('/a'), records.mounts.of(idOf(1))], [undefined, []]);
+      kept(() => [records.mounts.byTarget('/a'), records.mounts.byVolume(idOf(1))], [undefined, []]);
     });
 
     test.each(sources.map((source) => [JSON.stringify(source), source] as const))(
       'the records return the source of a mount unchanged: %s',
       (text, source) => {
         records.mounts.put(mount('/a', { source }));
-        kept(() => JSON.stringify(records.mounts.at('/a')?.source), text);
+        kept(() => JSON.stringify(records.mounts.byTarget('/a')?.source), text);
       },
     );
 
@@ -266,7 +266,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       'the records return the params of an operation unchanged: %s',
       (kind, { params }) => {
         records.operations.begin(operation(1, { kind, params }));
-        kept(() => JSON.stringify(records.operations.unfinished()[0]?.params), JSON.stringify(params));
+        kept(() => JSON.stringify(records.operations.listUnfinished()[0]?.params), JSON.stringify(params));
       },
     );
 
@@ -281,12 +281,12 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
 
     test('answers are kept until they reach the given age', () => {
       const answer = { fingerprint: 'f', status: 201, body: '{}', at: 200 };
-      records.answers.put('key', { ...answer, status: undefined });
-      write(() => records.answers.put('key', answer));
-      records.answers.prune(200);
-      kept(() => records.answers.get('key'), answer);
-      write(() => records.answers.prune(201));
-      kept(() => records.answers.get('key'), undefined);
+      records.idempotentResponses.put('key', { ...answer, status: undefined });
+      write(() => records.idempotentResponses.put('key', answer));
+      records.idempotentResponses.prune(200);
+      kept(() => records.idempotentResponses.get('key'), answer);
+      write(() => records.idempotentResponses.prune(201));
+      kept(() => records.idempotentResponses.get('key'), undefined);
     });
 
     describe('records of container engines', () => {
@@ -305,14 +305,14 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       test('count the mounts of a hold, and drop the hold after as many unmounts', () => {
         const hold = { volumeId: idOf(1), plugin: 'stowage', id: '1', since: 5 } as const;
         write(() => records.engineMounts.add(hold));
-        kept(() => records.engineMounts.of(idOf(1)), [{ ...hold, count: 2 }]);
+        kept(() => records.engineMounts.byVolume(idOf(1)), [{ ...hold, count: 2 }]);
         records.engineMounts.release(idOf(1), 'stowage', '1');
         kept(() => records.engineMounts.list(), [{ ...hold, count: 1 }]);
         write(() => records.engineMounts.release(idOf(1), 'stowage', '1'));
         kept(() => records.engineMounts.list(), []);
         for (const id of ['1', '2']) records.engineMounts.add({ ...hold, id });
         write(() => records.engineMounts.clear(idOf(1)));
-        kept(() => records.engineMounts.of(idOf(1)), []);
+        kept(() => records.engineMounts.byVolume(idOf(1)), []);
       });
 
       test('replace the earlier references of the same engine only', () => {
@@ -327,7 +327,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
         write(() => records.references.replace('podman', [reference('podman', 1)]));
         write(() => records.references.replace('docker', [reference('docker', 2)]));
         kept(() => records.references.list(), [reference('docker', 2), reference('podman', 1)]);
-        kept(() => records.references.of(idOf(1)), [reference('podman', 1)]);
+        kept(() => records.references.byVolume(idOf(1)), [reference('podman', 1)]);
       });
     });
 

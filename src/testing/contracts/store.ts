@@ -258,7 +258,7 @@ export function storeContract(
       test('refuses a volume that was written to after it was found empty, and leaves it intact', async () => {
         const made = await create('a');
         if (isDue('usage')) expect((await store.usage(made, scope)).empty).toBe(true);
-        await store.noteUse?.(made, scope);
+        await store.markUsed?.(made, scope);
         await under.mark(made, 'precious');
         const error = await refused(() => deleteIfEmpty(made));
         expect([error.code, error.reason]).toEqual(['conflict', 'volume-not-empty']);
@@ -290,7 +290,7 @@ export function storeContract(
         for (const called of ['a', 'b', 'c', 'd']) {
           const made = await create(called);
           const use = async (): Promise<void> => {
-            await store.noteUse?.(made, scope);
+            await store.markUsed?.(made, scope);
             await under.mark(made, 'precious');
           };
           const [deleted, used] = await Promise.allSettled([deleteIfEmpty(made), use()]);
@@ -425,7 +425,7 @@ export function storeContract(
         test('report a volume as empty only when that is certain', async () => {
           const made = await create('a');
           expect((await store.usage(made, scope)).empty).toBe(true);
-          await twice(async () => store.noteUse?.(made, scope));
+          await twice(async () => store.markUsed?.(made, scope));
           await under.mark(made, 'x');
           expect((await store.usage(made, scope)).empty).toBe(false);
           expect((await store.get(name('a'), scope))?.volume).toEqual(made);
@@ -433,7 +433,7 @@ export function storeContract(
 
       test('report that users can write to a new volume', async () => {
         const source = await store.source(await create('a'), scope);
-        await twice(async () => store.usable?.(source, scope));
+        await twice(async () => store.checkWritable?.(source, scope));
       });
 
       test('fail for a volume whose data are missing', async () => {
@@ -467,7 +467,7 @@ export function storeContract(
         test('expires nothing before its retention has passed', async () => {
           const made = await create('a');
           await store.trash.put(made, keptForAWeek(1), scope);
-          expect(await twice(() => store.trash.expired(1, scope))).toEqual([]);
+          expect(await twice(() => store.trash.listExpired(1, scope))).toEqual([]);
           expect(await twice(() => store.trash.purgeExpired(made.id, scope))).toBe(false);
           expect(await trashed()).toEqual([made.id]);
         });

@@ -106,7 +106,7 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
       await removeMount(locatedOwn(target.path), scope, (place) =>
         how?.force === true ? mounter.detach(place, scope, { abort: true }) : mounter.unmount(place, scope),
       ),
-    dead: async (staged) => {
+    findDeadMounts: async (staged) => {
       const table = await readTable();
       const isServed = (at: string): boolean => served.has(table.at(locatedOwn(at) ?? at)?.source ?? '');
       return staged.map(({ target }) => target.path).filter((at) => !isServed(at));
@@ -115,11 +115,11 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
     flush: async (_source, { path }) => {
       if (hung.has(await sourceOf(path))) throw unwritten;
     },
-    elsewhere: async (_source, { path, volumeId }) => {
+    isServedElsewhere: async (_source, { path, volumeId }) => {
       const here = await sourceOf(path);
       return [...copied].some((source) => source.startsWith(ownSource(volumeId)) && source !== here);
     },
-    daemon: { key: () => '', trouble: async () => undefined },
+    daemon: { key: () => '', findProblem: async () => undefined },
     kill: async (at) => void served.delete(await sourceOf(at)),
     hang: (at) => whileIn(hung, at),
     copy: (at) => whileIn(copied, at),

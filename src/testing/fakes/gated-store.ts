@@ -4,8 +4,13 @@ import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
 /** Verbs without a signal, or that return a sequence of answers. */
-type Ungated = 'close' | 'list' | 'filesystemFor' | 'identityBelow';
-const ungated: readonly string[] = ['close', 'list', 'filesystemFor', 'identityBelow'] satisfies readonly Ungated[];
+type Ungated = 'close' | 'list' | 'filesystemFor' | 'identityOfSubdirectory';
+const ungated: readonly string[] = [
+  'close',
+  'list',
+  'filesystemFor',
+  'identityOfSubdirectory',
+] satisfies readonly Ungated[];
 
 /** The verbs that can be gated. */
 export type GatedVerb = Exclude<VerbPath, Ungated>;

@@ -99,7 +99,7 @@ export const mountRoutes: readonly Route[] = [
       }
       const mounts = (await core.mounts.list(call))
         .filter(({ volumeId }) => only === undefined || volumeId === only)
-        .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: core.catalogue.findRecorded(mount.volumeId) }));
       const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
@@ -125,7 +125,7 @@ export const mountRoutes: readonly Route[] = [
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
       const troubled = (await core.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
-        .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: core.catalogue.findRecorded(mount.volumeId) }));
       const seen = troubled.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },

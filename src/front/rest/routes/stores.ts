@@ -28,11 +28,11 @@ const trashQuery = Type.Object(
 const json = async (core: Core, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
   const { liveness, catalogue } = core;
-  const [silent, rooms] = await Promise.all([liveness.silent(names, call), liveness.rooms(names, call)]);
+  const [silent, rooms] = await Promise.all([liveness.findSilent(names, call), liveness.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
     const totals = catalogue.totals(name);
-    const [room, refusal] = [rooms.get(name), liveness.refusal(name)];
+    const [room, refusal] = [rooms.get(name), liveness.denialOf(name)];
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };

@@ -75,7 +75,7 @@ export const volumeRoutes: readonly Route[] = [
       const [found, mounts, uses, onNodes] = await Promise.all([
         core.volumes.inspect(volume.id, call),
         core.mounts.ofVolume(volume.id, call),
-        core.uses.of(volume, call),
+        core.uses.list(volume, call),
         nodes?.mountsOf(volume.id, call),
       ]);
       const redacted = redactedInspection(principal, found);
