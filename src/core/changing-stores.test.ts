@@ -32,7 +32,7 @@ const names = ({ core }: TestCore): readonly string[] => core.stores.list().map(
 test('a store that is being added does not block adding, removing and checking other stores', async () => {
   const server = await startWithGate();
   const gate = kind.close('open', { deaf: true, store: 'a' });
-  const slow = add(server, 'a');
+  const blockedAdd = add(server, 'a');
   await gate.reached;
   await add(server, 'b');
   expect(await server.core.stores.check('b', aCall())).toMatchObject({ ok: true });
@@ -46,10 +46,10 @@ test('a store that is being added does not block adding, removing and checking o
     message: "a store 'a' is being added already, with another URI",
   });
   // Repeats the request, like a client whose connection broke.
-  const again = add(server, 'a');
+  const repeatedAdd = add(server, 'a');
   gate.open();
-  expect((await slow).config.name).toBe('a');
-  expect((await again).config).toEqual((await slow).config);
+  expect((await blockedAdd).config.name).toBe('a');
+  expect((await repeatedAdd).config).toEqual((await blockedAdd).config);
   expect(gate.waiting()).toBe(1);
   expect(names(server)).toEqual(['local', 'a']);
 });
@@ -63,15 +63,15 @@ test('the name of a store that could not be added is free again', async () => {
 test('a store that was being added at shutdown does not exist at the next start', async () => {
   const server = await startWithGate();
   const gate = kind.close('open', { deaf: true, store: 'a' });
-  const refused = expect(add(server, 'a')).rejects.toMatchObject({ code: 'unavailable' });
+  const rejectedAdd = expect(add(server, 'a')).rejects.toMatchObject({ code: 'unavailable' });
   await gate.reached;
   const stopping = server.stop();
   gate.open();
-  await Promise.all([stopping, refused]);
-  const next = await startWithGate({ after: server });
-  expect(names(next)).toEqual(['local']);
+  await Promise.all([stopping, rejectedAdd]);
+  const restarted = await startWithGate({ after: server });
+  expect(names(restarted)).toEqual(['local']);
   // No process holds the store's lock.
-  expect((await add(next, 'a')).problem).toBeUndefined();
+  expect((await add(restarted, 'a')).problem).toBeUndefined();
 });
 
 test('the configuration file takes precedence over a store with the same name that is being added', async () => {
@@ -79,17 +79,17 @@ test('the configuration file takes precedence over a store with the same name th
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
   const server = await startWithGate({ config });
   const gate = kind.close('open', { deaf: true, store: 'a' });
-  const refused = expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
+  const rejectedAdd = expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
   await gate.reached;
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/c\n`);
   const reloading = server.reload();
   await vi.waitFor(() => expect(names(server)).toContain('a'), waitForOptions);
   gate.open();
   await reloading;
-  await refused;
+  await rejectedAdd;
   await server.core.stores.retry(aCall());
-  const wanted = { config: { origin: 'file', uri: `local://${folder}/c` }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
+  const configuredStore = { config: { origin: 'file', uri: `local://${folder}/c` }, problem: undefined };
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(configuredStore), waitForOptions);
 });
 
 test('a reload opens changed stores in parallel', async () => {
@@ -123,8 +123,8 @@ test('a reload can move a directory from one store to another', async () => {
 /** Starts removing store `a` while a call on it does not end. */
 async function removeBusyStore(server: TestCore) {
   await add(server, 'a');
-  const wanted = { store: 'a', name: 'x', bytes: undefined, access: undefined, labels: {} };
-  await server.core.volumes.create(wanted, aCall());
+  const newVolume = { store: 'a', name: 'x', bytes: undefined, access: undefined, labels: {} };
+  await server.core.volumes.create(newVolume, aCall());
   const gate = kind.close('label', { deaf: true, store: 'a' });
   const labelled = server.core.volumes.label('a..x', { l: '1' }, undefined, aCall());
   await gate.reached;
@@ -145,12 +145,14 @@ test('a store that is being removed keeps its name and does not block adding, ch
   await server.reload();
   await server.core.stores.retry(aCall());
   await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
-  const again = expect(server.core.stores.remove('a', aCall())).rejects.toMatchObject({ reason: 'store-unknown' });
+  const secondRemove = expect(server.core.stores.remove('a', aCall())).rejects.toMatchObject({
+    reason: 'store-unknown',
+  });
   expect(server.core.stores.view('a').problem).toMatchObject({ reason: 'store-closing' });
   gate.open();
   expect(await labelled).toMatchObject({ labels: { l: '1' } });
   await removing;
-  await again;
+  await secondRemove;
   expect(names(server)).toEqual(['local']);
   expect((await add(server, 'a')).problem).toBeUndefined();
 });
@@ -160,15 +162,15 @@ test('the configuration file takes precedence over a store with the same name th
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
   const server = await startWithGate({ config });
   const { gate, removing } = await removeBusyStore(server);
-  const removed = removing.catch(() => undefined);
+  const removeSettled = removing.catch(() => undefined);
   // The same location: the store was closed, so it must be opened again.
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/a\n`);
   const reloading = server.reload();
   gate.open();
-  await Promise.all([reloading, removed]);
+  await Promise.all([reloading, removeSettled]);
   await server.core.stores.retry(aCall());
-  const wanted = { config: { origin: 'file' }, problem: undefined };
-  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), waitForOptions);
+  const configuredStore = { config: { origin: 'file' }, problem: undefined };
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(configuredStore), waitForOptions);
 });
 
 test('a check of a store that cannot be opened does not block adding other stores', async () => {

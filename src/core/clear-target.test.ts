@@ -5,9 +5,9 @@ import { StowageError } from './errors.ts';
 import type { Access } from './model.ts';
 import type { Mounter } from './ports.ts';
 
-let asked: string[];
+let inspectedTargets: string[];
 beforeEach(() => {
-  asked = [];
+  inspectedTargets = [];
 });
 
 const refusal = () => new StowageError('no', { code: 'conflict', reason: 'target-kind', action: 'None.' });
@@ -18,11 +18,11 @@ const createClear = (there: Access | undefined, more: Partial<Mounter> = {}) =>
     mounter: {
       list: async () => [],
       inspectTarget: async (target: string, access: Access) => {
-        asked.push(`inspect ${access}`);
+        inspectedTargets.push(`inspect ${access}`);
         if (there !== undefined && there !== access) throw refusal();
         return { target, existed: there !== undefined };
       },
-      removeTarget: async (target: string) => void asked.push(`remove ${target}`),
+      removeTarget: async (target: string) => void inspectedTargets.push(`remove ${target}`),
       ...more,
     } as unknown as Mounter,
   });
@@ -30,30 +30,36 @@ const createClear = (there: Access | undefined, more: Partial<Mounter> = {}) =>
 test('removes an empty directory or file', async () => {
   await createClear('filesystem')('/t', aCall());
   await createClear('block')('/t', aCall());
-  expect(asked).toEqual(['inspect filesystem', 'remove /t', 'inspect filesystem', 'inspect block', 'remove /t']);
+  expect(inspectedTargets).toEqual([
+    'inspect filesystem',
+    'remove /t',
+    'inspect filesystem',
+    'inspect block',
+    'remove /t',
+  ]);
 });
 
 test('leaves alone targets that do not exist or are not valid mount targets', async () => {
   await createClear(undefined)('/t', aCall());
-  const refused = async (): Promise<never> => {
+  const rejectInspection = async (): Promise<never> => {
     throw refusal();
   };
-  await createClear('filesystem', { inspectTarget: refused })('/t', aCall());
+  await createClear('filesystem', { inspectTarget: rejectInspection })('/t', aCall());
   // The target now resolves to another path.
   const elsewhere = async () => ({ target: '/other', existed: true });
   await createClear('filesystem', { inspectTarget: elsewhere })('/t', aCall());
   await createClear('filesystem', { unable: { why: 'not root', action: 'Be root.' } })('/t', aCall());
-  expect(asked.filter((one) => one.startsWith('remove'))).toEqual([]);
+  expect(inspectedTargets.filter((one) => one.startsWith('remove'))).toEqual([]);
 });
 
 test('does not access a mounted target, since the mount may be dead', async () => {
   const list = async () => [{ at: '/t' }] as unknown as Awaited<ReturnType<Mounter['list']>>;
   await createClear('filesystem', { list })('/t', aCall());
-  expect(asked).toEqual([]);
+  expect(inspectedTargets).toEqual([]);
 });
 
 test('an aborted call throws the abort reason and removes nothing', async () => {
   const signal = AbortSignal.abort(new Error('enough'));
   await expect(createClear('filesystem')('/t', { ...aCall(), signal })).rejects.toThrow('enough');
-  expect(asked).not.toContain('remove /t');
+  expect(inspectedTargets).not.toContain('remove /t');
 });

@@ -24,22 +24,25 @@ test('publishes running and stopped containers as users on the store, and remove
   await using server = await startCore({ kinds, engines: [docker, podman] });
   const { core } = server;
   await core.stores.add('silver', 'nfs://nowhere/export', aCall());
-  const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
-  const volume = await core.volumes.create(wanted, aCall());
-  const said = async (): Promise<readonly string[]> =>
+  const newVolume = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
+  const volume = await core.volumes.create(newVolume, aCall());
+  const publishedUsers = async (): Promise<readonly string[]> =>
     ((await core.uses.list(volume, aCall())) as readonly SeenUse[]).flatMap(({ users }) =>
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web']), waitForOptions);
+  await vi.waitFor(async () => expect(await publishedUsers()).toEqual(['container web']), waitForOptions);
   podman.run('db', { 'silver..photos': 'stowage' }, false);
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), waitForOptions);
+  await vi.waitFor(
+    async () => expect(await publishedUsers()).toEqual(['container web', 'container db']),
+    waitForOptions,
+  );
   await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
     message: expect.stringMatching(/container web .*container db /),
   });
   docker.remove('web');
   podman.remove('db');
-  await vi.waitFor(async () => expect(await said()).toEqual([]), waitForOptions);
+  await vi.waitFor(async () => expect(await publishedUsers()).toEqual([]), waitForOptions);
   await core.deletions.delete(volume.id, undefined, aCall());
 });
 
@@ -49,23 +52,23 @@ test('counts containers that use Stowage under another plugin name', async () =>
   const { core } = server;
   const create = (name: string) =>
     core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
-  const [asked, unasked] = [await create('photos'), await create('films')];
+  const [photos, films] = [await create('photos'), await create('films')];
   // `web` refers to its volume by the name that the engine uses, `db` by the volume's own name.
   await core.pluginNames.resolve('stowage-local', 'local..photos', aCall());
   docker.run('web', { 'local..photos': undefined, other: undefined });
   docker.run('db', { films: undefined }, false);
   for (const [volume, name] of [
-    [asked, 'web'],
-    [unasked, 'db'],
+    [photos, 'web'],
+    [films, 'db'],
   ] as const)
     await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
       code: 'in-use',
       message: expect.stringContaining(`it is used by container ${name} on`),
     });
-  expect(core.references.isLive(asked.id)).toBe(true);
+  expect(core.references.isLive(photos.id)).toBe(true);
   docker.remove('web');
   docker.remove('db');
-  for (const { id } of [asked, unasked]) await core.deletions.delete(id, undefined, aCall());
+  for (const { id } of [photos, films]) await core.deletions.delete(id, undefined, aCall());
 });
 
 test('a store that does not answer does not make the engine appear unresponsive', async () => {
@@ -73,9 +76,9 @@ test('a store that does not answer does not make the engine appear unresponsive'
   onTestFinished(() => records.close());
   const docker = createFakeEngine();
   const clock = createFakeClock();
-  const begun = Promise.withResolvers<void>();
+  const lookupStarted = Promise.withResolvers<void>();
   const resolve = (_plugin: string, _name: string, { signal }: Scope): Promise<never> => {
-    begun.resolve();
+    lookupStarted.resolve();
     return new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
   };
   const references = createContainerReferences({
@@ -87,8 +90,8 @@ test('a store that does not answer does not make the engine appear unresponsive'
     changed: () => undefined,
   });
   for (let i = 0; i < 10; i++) docker.run(`c${i}`, { [`never${i}`]: 'stowage-local' });
-  const asked = references.query('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());
-  await begun.promise;
+  const report = references.query('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());
+  await lookupStarted.promise;
   clock.advance(1_000);
-  expect(await asked).toMatchObject({ silent: [], references: [] });
+  expect(await report).toMatchObject({ silent: [], references: [] });
 });

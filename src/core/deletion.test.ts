@@ -39,8 +39,8 @@ describe('delete', () => {
     const { id } = await create('a');
     expect(await remove(id)).toEqual({ outcome: 'deleted', expiresAt: undefined });
     expect(await readdir(root)).toEqual(['.stowage']);
-    const again = await create('a');
-    expect(again.id).not.toBe(id);
+    const recreated = await create('a');
+    expect(recreated.id).not.toBe(id);
   });
 
   test('an id of a deleted volume is not found', async () => {
@@ -88,8 +88,8 @@ describe('delete', () => {
     if (store === undefined) throw new Error('it is not open');
     const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
     const params = { id, name, deletedAt: 0, discard: true };
-    const again = () => server.core.deletions.steps['volume.delete']?.(store, config, params, work);
-    await expect(again()).rejects.toMatchObject({ reason: 'volume-not-empty' });
+    const replayDelete = () => server.core.deletions.steps['volume.delete']?.(store, config, params, work);
+    await expect(replayDelete()).rejects.toMatchObject({ reason: 'volume-not-empty' });
     expect(existsSync(join(root, 'a', 'file'))).toBe(true);
   });
 
@@ -203,8 +203,8 @@ describe('delete', () => {
 /** Lists the trash every five minutes: between two listings at most five minutes count as observed. */
 async function passObservedTime(ms: number): Promise<void> {
   const longestMs = 5 * 60_000;
-  for (let left = ms; left > 0; left -= longestMs) {
-    clock.advance(Math.min(left, longestMs));
+  for (let remainingMs = ms; remainingMs > 0; remainingMs -= longestMs) {
+    clock.advance(Math.min(remainingMs, longestMs));
     await server.core.deletions.purgeExpired(aCall());
   }
 }
@@ -273,14 +273,14 @@ describe('the trash', () => {
   });
 
   test('purges expired entries even if other entries cannot be purged', async () => {
-    const stuck = new Set<string>();
+    const unpurgeableIds = new Set<string>();
     const local = createLocalStoreKind(clock);
     const kind: StoreKind = {
       ...local,
       open: async (...how) => {
         const opened = await local.open(...how);
         const purgeExpired: Trash['purgeExpired'] = (id, scope) => {
-          if (!stuck.has(id)) return opened.trash.purgeExpired(id, scope);
+          if (!unpurgeableIds.has(id)) return opened.trash.purgeExpired(id, scope);
           throw new StowageError('it is stuck', { code: 'conflict', reason: 'path-moved', action: 'None.' });
         };
         return replaceVerbs(opened, { 'trash.purgeExpired': purgeExpired });
@@ -294,13 +294,13 @@ describe('the trash', () => {
     for (let i = 0; i < 8; i++) {
       const { id } = await create(`v${i}`);
       await remove(id);
-      if (i % 2 === 0) stuck.add(id);
+      if (i % 2 === 0) unpurgeableIds.add(id);
     }
     await passObservedTime(hour - 1);
     clock.advance(1);
     const log = collectingLog();
     await server.core.deletions.purgeExpired(aCall({ log }));
-    expect(new Set((await trash()).map(({ volume }) => volume.id))).toEqual(stuck);
+    expect(new Set((await trash()).map(({ volume }) => volume.id))).toEqual(unpurgeableIds);
     expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });
 
@@ -308,12 +308,12 @@ describe('the trash', () => {
     await add('onDelete=archive&retention=2h');
     const [first, second] = [await create('a'), await create('b')];
     await remove(first.id);
-    const before = clock.now() + 2 * hour;
+    const expectedBefore = clock.now() + 2 * hour;
     await server.core.stores.remove('keep', aCall());
     await add('onDelete=archive&retention=1h');
     await remove(second.id);
     expect((await trash()).map(({ volume, expiresAt }) => [volume.name, expiresAt]).toSorted()).toEqual([
-      ['a', before],
+      ['a', expectedBefore],
       ['b', clock.now() + hour],
     ]);
     await passObservedTime(hour);
@@ -327,10 +327,10 @@ describe('the trash', () => {
     await writeFile(join(root, 'a', 'file'), 'text');
     await remove(id);
     expect((await readdir(root)).sort()).toEqual(['.stowage']);
-    const back = await server.core.deletions.restore(id, undefined, everyStore, aCall());
-    expect(back).toMatchObject({ id, name: 'a', labels: { l: '1' } });
+    const restored = await server.core.deletions.restore(id, undefined, everyStore, aCall());
+    expect(restored).toMatchObject({ id, name: 'a', labels: { l: '1' } });
     expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
-    expect(await server.core.deletions.restore(id, undefined, everyStore, aCall())).toEqual(back);
+    expect(await server.core.deletions.restore(id, undefined, everyStore, aCall())).toEqual(restored);
     expect(await trash()).toEqual([]);
   });
 
@@ -376,10 +376,10 @@ describe('the trash', () => {
     await mkdir(join(server.folder, 'other'));
     await server.core.stores.add('other', `local://${server.folder}/other`, aCall());
     const searched = trash();
-    const all = server.core.deletions.trash(['keep', 'other'], aCall());
+    const listing = server.core.deletions.trash(['keep', 'other'], aCall());
     await server.core.stores.remove('other', aCall());
     expect(await searched).toHaveLength(1);
-    expect(await all).toMatchObject({ entries: [{ volume: { id } }], unanswered: [] });
+    expect(await listing).toMatchObject({ entries: [{ volume: { id } }], unanswered: [] });
     await expect(server.core.deletions.trashOf('other', aCall())).rejects.toMatchObject({
       reason: 'store-unknown',
     });
@@ -426,8 +426,8 @@ describe('adopt', () => {
     expect(real.adopted).toMatchObject([{ name: 'films', how: 'data' }]);
     expect(real.skipped.map((skipped) => skipped.name).sort()).toEqual(['bad name', 'x..y']);
     expect(await readFile(join(root, 'films', 'one'), 'utf8')).toBe('text');
-    const again = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
-    expect(again.adopted).toEqual([]);
+    const adoption = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    expect(adoption.adopted).toEqual([]);
   });
 
   test('rebuilds the catalogue of a machine that lost its records', async () => {

@@ -26,8 +26,8 @@ describe('an engine mount', () => {
     log = collectingLog();
     server = await startCore({ engines: [docker], clock, log });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    volume = await server.core.volumes.create(wanted, aCall());
+    const newVolume = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    volume = await server.core.volumes.create(newVolume, aCall());
     await server.core.pluginNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       docker.isDown = false;
@@ -56,10 +56,10 @@ describe('an engine mount', () => {
 
   test('stays for a container whose volumes `docker cp` mounts once more, under the same id', async () => {
     docker.run('web', { photos: plugin });
-    const at = await hold('1');
+    const mountPoint = await hold('1');
     await hold('1');
     await unmount('1');
-    expect(path()).toBe(at);
+    expect(path()).toBe(mountPoint);
     await unmount('1');
     await endContainer('web');
   });
@@ -67,23 +67,23 @@ describe('an engine mount', () => {
   test('stays while one of its containers runs, whatever its count', async () => {
     docker.run('web', { photos: plugin });
     docker.run('db', { photos: plugin });
-    const at = await hold('1');
+    const mountPoint = await hold('1');
     // A created container that has not started mounts nothing.
     docker.run('new', { photos: plugin }, true, false);
     await unmount('1');
-    expect(path()).toBe(at);
+    expect(path()).toBe(mountPoint);
     docker.run('db', { photos: plugin }, false);
     await settle();
-    expect(path()).toBe(at);
+    expect(path()).toBe(mountPoint);
     await endContainer('web');
     docker.remove('new');
   });
 
   test('is unmounted when the engine lists the container as ended, without a further event', async () => {
     docker.run('web', { photos: plugin });
-    const at = await hold('1');
+    const mountPoint = await hold('1');
     await unmount('1');
-    expect(path()).toBe(at);
+    expect(path()).toBe(mountPoint);
     docker.isQuiet = true;
     docker.run('web', { photos: plugin }, false);
     clock.advance(50);
@@ -91,36 +91,36 @@ describe('an engine mount', () => {
   });
 
   test('is dropped even if another volume before it is stuck', async () => {
-    const wanted = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
-    const films = await server.core.volumes.create(wanted, aCall());
+    const newVolume = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
+    const films = await server.core.volumes.create(newVolume, aCall());
     await hold('1');
     await server.core.engineMounts.mount(films, plugin, '2', aCall());
     restart();
     await settle();
     clock.advance(600_000);
     using _stuck = await server.core.operations.lock([engineMountKey(volume.id)], aCall().signal);
-    const ending = new AbortController();
-    const settling = server.core.engineMounts.reconcile(aCall({ signal: ending.signal }));
+    const reconcileAbort = new AbortController();
+    const settling = server.core.engineMounts.reconcile(aCall({ signal: reconcileAbort.signal }));
     await expect.poll(() => server.core.engineMounts.pathOf(films.id)).toBeUndefined();
-    ending.abort();
+    reconcileAbort.abort();
     await settling;
     expect(path()).toBeDefined();
   });
 
   test('stays recorded when it cannot be unmounted, and is retried later', async () => {
     docker.run('web', { photos: plugin }, false);
-    const at = await hold('1');
+    const mountPoint = await hold('1');
     restart();
     await settle();
     clock.advance(60_000);
     {
-      using _program = server.kept.mounts.use(at);
+      using _program = server.kept.mounts.use(mountPoint);
       await settle();
     }
-    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.engineMounts.isHeld(volume.id, mountPoint)).toBe(true);
     await settle();
     expect(path()).toBeUndefined();
-    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.engineMounts.isHeld(volume.id, mountPoint)).toBe(false);
   });
 
   test('is logged once if its engine does not list a container for it within a minute', async () => {
@@ -131,8 +131,8 @@ describe('an engine mount', () => {
       clock.advance(ms);
       await settle();
     }
-    const told = log.lines.filter((line) => line.includes('does not list'));
-    expect(told).toEqual([expect.stringMatching(/^warn .*"action":".*second engine/)]);
+    const warnings = log.lines.filter((line) => line.includes('does not list'));
+    expect(warnings).toEqual([expect.stringMatching(/^warn .*"action":".*second engine/)]);
     await unmount('1');
   });
 
@@ -145,11 +145,11 @@ describe('an engine mount', () => {
 
   test('cannot be unmounted by others without force', async () => {
     docker.run('web', { photos: plugin });
-    const at = await hold('1');
-    await expect(server.core.mounts.unpublish(at, volume.id, aCall())).rejects.toMatchObject({
+    const mountPoint = await hold('1');
+    await expect(server.core.mounts.unpublish(mountPoint, volume.id, aCall())).rejects.toMatchObject({
       reason: 'mount-held',
     });
-    await server.core.mounts.unpublish(at, volume.id, aCall(), { force: true });
+    await server.core.mounts.unpublish(mountPoint, volume.id, aCall(), { force: true });
     await settle();
     expect(path()).toBeUndefined();
   });
@@ -157,20 +157,20 @@ describe('an engine mount', () => {
   test('stays when Stowage stops, and is known after the next start', async () => {
     // On the system clock, because a stop takes time.
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-holds-'));
-    const about = { engines: [docker], folder: folder.path };
-    const first = await startCore(about);
-    const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    const kept = await first.core.volumes.create(wanted, aCall());
+    const startOptions = { engines: [docker], folder: folder.path };
+    const first = await startCore(startOptions);
+    const newVolume = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    const storedVolume = await first.core.volumes.create(newVolume, aCall());
     docker.run('web', { photos: plugin });
-    const at = await first.core.engineMounts.mount(kept, plugin, '1', aCall());
+    const mountPoint = await first.core.engineMounts.mount(storedVolume, plugin, '1', aCall());
     expect(await first.stop()).toEqual([expect.stringContaining('containers use it')]);
     await first[Symbol.asyncDispose]();
-    expect(existsSync(at)).toBe(true);
-    await using again = await startCore({ ...about, after: first });
-    expect(again.core.engineMounts.pathOf(kept.id)).toBe(at);
-    await again.core.engineMounts.unmount(kept.id, plugin, '1', aCall());
+    expect(existsSync(mountPoint)).toBe(true);
+    await using restarted = await startCore({ ...startOptions, after: first });
+    expect(restarted.core.engineMounts.pathOf(storedVolume.id)).toBe(mountPoint);
+    await restarted.core.engineMounts.unmount(storedVolume.id, plugin, '1', aCall());
     docker.remove('web');
-    await expect.poll(() => again.core.mounts.list(aCall())).toEqual([]);
+    await expect.poll(() => restarted.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('is dropped if no container references the volume and the engine or Stowage was restarted', async () => {
@@ -318,12 +318,12 @@ describe('an engine mount', () => {
       ]);
     // Before the deletion, the request is recorded at once.
     expect(await note()).toBe('noted');
-    const deleted = remove();
+    const deletion = remove();
     // During the deletion, the request waits.
     await expect.poll(note).toBeUndefined();
     docker.run('web', { photos: plugin }, false);
     clock.advance(1_000);
-    await expect(deleted).rejects.toMatchObject({ message: expect.stringContaining('container web') });
+    await expect(deletion).rejects.toMatchObject({ message: expect.stringContaining('container web') });
   });
 
   test('a mount does not wait for a deletion that waits for the engine', async () => {
@@ -335,19 +335,21 @@ describe('an engine mount', () => {
       await silence.promise;
       return await containers(scope);
     };
-    const deleted = remove();
+    const deletion = remove();
     await asked.promise;
     await hold('2');
     silence.resolve();
-    await expect(deleted).rejects.toMatchObject({ code: 'in-use' });
+    await expect(deletion).rejects.toMatchObject({ code: 'in-use' });
     for (const id of ['1', '2']) await unmount(id);
   });
 
   test('a failed mount leaves no record behind', async () => {
-    const gone = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
-    await expect(server.core.engineMounts.mount(gone, plugin, '1', aCall())).rejects.toMatchObject({
+    const missingVolume = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
+    await expect(server.core.engineMounts.mount(missingVolume, plugin, '1', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.core.engineMounts.isHeld(gone.id, join(server.folder, 'published', gone.id))).toBe(false);
+    expect(server.core.engineMounts.isHeld(missingVolume.id, join(server.folder, 'published', missingVolume.id))).toBe(
+      false,
+    );
   });
 });

@@ -22,7 +22,7 @@ let records: Records;
 let table: Map<string, string>;
 let unmounts: string[];
 let ephemerals: Ephemerals;
-let deleted: string[];
+let deletedVolumes: string[];
 let isStuck: boolean;
 
 const target = '/pods/one/volume';
@@ -86,7 +86,7 @@ const nfs = {
 beforeEach(async () => {
   records = openRecords(':memory:');
   onTestFinished(() => records.close());
-  [table, unmounts, deleted, isStuck] = [new Map(), [], [], false];
+  [table, unmounts, deletedVolumes, isStuck] = [new Map(), [], [], false];
   const [clock, log] = [systemClock(), silentLog()];
   const events = createEvents('e', clock);
   const operations = createOperations({ records, events, clock, log });
@@ -105,7 +105,7 @@ beforeEach(async () => {
   const uses = { update: async () => undefined } as unknown as UsePublisher;
   const unpublish = createUnpublish(parts, createTargetBinding(parts, createVolumeStaging(parts), uses));
   const publish = async (): Promise<void> => {
-    for (const at of [stage, target]) table.set(at, ownSource(id, '1'));
+    for (const mountPath of [stage, target]) table.set(mountPath, ownSource(id, '1'));
     const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;
     records.mounts.put({ volumeId: id, source, target, readOnly: false, user, since: 1, madeTarget: false });
   };
@@ -122,10 +122,16 @@ beforeEach(async () => {
         return volume;
       },
     },
-    deletions: { delete: async (one: string) => void deleted.push(one) },
+    deletions: { delete: async (one: string) => void deletedVolumes.push(one) },
   } as unknown as EphemeralParts);
-  const how = { readOnly: false, user: undefined };
-  await ephemerals.publish('key', { store: volume.store, bytes: undefined, enforce: false }, target, how, aCall());
+  const publishOptions = { readOnly: false, user: undefined };
+  await ephemerals.publish(
+    'key',
+    { store: volume.store, bytes: undefined, enforce: false },
+    target,
+    publishOptions,
+    aCall(),
+  );
 });
 
 test('an unpublish does not flush data before destroying it, so it works while the server does not answer', async () => {
@@ -133,7 +139,7 @@ test('an unpublish does not flush data before destroying it, so it works while t
   expect([...table.keys()]).toEqual([]);
   expect(unmounts).toEqual([target]);
   expect(records.mounts.list()).toEqual([]);
-  expect(deleted).toEqual([id]);
+  expect(deletedVolumes).toEqual([id]);
 });
 
 test('unmounts a volume that is no longer on record', async () => {

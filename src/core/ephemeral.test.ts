@@ -23,7 +23,7 @@ let server: TestCore;
 
 /** While true, the store executes calls, but its answers are lost. */
 let losesAnswers = false;
-let asked: string[] = [];
+let createRequests: string[] = [];
 /** If set, create requests wait here instead of being executed. */
 let queuedCreates: (() => Promise<unknown>)[] | undefined;
 function losingAnswers(inner: StoreKind): StoreKind {
@@ -40,7 +40,7 @@ function losingAnswers(inner: StoreKind): StoreKind {
         throw noAnswer();
       },
       get: async (name, scope) => {
-        asked.push(name);
+        createRequests.push(name);
         if (losesAnswers) clock.skip(2_000);
         return await answer(await store.get(name, scope));
       },
@@ -61,7 +61,7 @@ const sharedKind: StoreKind = {
 /** Starts the server, after a stop on the same state. */
 async function start(after?: TestCore): Promise<void> {
   losesAnswers = false;
-  asked = [];
+  createRequests = [];
   queuedCreates = undefined;
   kind = gated(losingAnswers(createLocalStoreKind()));
   server = await startCore({ kinds: [kind, sharedKind], clock, folder: state, records, after });
@@ -81,10 +81,10 @@ beforeEach(async () => {
 });
 
 const want = { store: 'local' as StoreName, bytes: undefined, enforce: false };
-const how = { readOnly: false, user: undefined };
+const publishOptions = { readOnly: false, user: undefined };
 const target = (): string => join(folder, 'target');
 const publish = (key = 'key', store = 'local') =>
-  server.core.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
+  server.core.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), publishOptions, aCall());
 const unpublish = (key = 'key') => server.core.ephemerals.unpublish(key, target(), aCall());
 /** Stops the server, and advances the clock past its timeouts. */
 const stop = async (): Promise<void> => {
@@ -117,7 +117,7 @@ describe('a volume that lives with its target', () => {
     mkdirSync(join(folder, 'real'));
     symlinkSync('real', join(folder, 'link'));
     const byLink = join(folder, 'link/target');
-    await server.core.ephemerals.publish('key', want, byLink, how, aCall());
+    await server.core.ephemerals.publish('key', want, byLink, publishOptions, aCall());
     await runMaintenance(server.core);
     clock.skip(3_600_000);
     await runMaintenance(server.core);
@@ -131,22 +131,22 @@ describe('a volume that lives with its target', () => {
   });
 
   test.each(['retain', 'archive'])('is destroyed even on a store with onDelete=%s', async (onDelete) => {
-    const place = mkdtempSync(join(folder, 'place-'));
-    await server.core.stores.add('keeps', `local://${place}?onDelete=${onDelete}`, aCall());
+    const storeFolder = mkdtempSync(join(folder, 'place-'));
+    await server.core.stores.add('keeps', `local://${storeFolder}?onDelete=${onDelete}`, aCall());
     await publish('key', 'keeps');
-    expect(readdirSync(place)).toContain('key');
+    expect(readdirSync(storeFolder)).toContain('key');
     await unpublish();
-    expect(readdirSync(place)).toEqual(['.stowage']);
+    expect(readdirSync(storeFolder)).toEqual(['.stowage']);
     expect(await server.core.deletions.trash(['keeps'], aCall())).toMatchObject({ entries: [] });
   });
 
   test('is unpublished while its store does not answer, and destroyed when the store answers', async () => {
     await publish();
     const gate = kind.close('delete', { deaf: true });
-    const done = unpublish();
+    const unpublishing = unpublish();
     await gate.reached;
     clock.skip(3_000);
-    expect(await done).toBe(true);
+    expect(await unpublishing).toBe(true);
     expect(await server.core.mounts.list(aCall())).toEqual([]);
     gate.open();
     await expect.poll(volumes).toEqual([]);
@@ -155,10 +155,10 @@ describe('a volume that lives with its target', () => {
   test('is destroyed after a restart if it could not be destroyed before', async () => {
     await publish();
     const gate = kind.close('delete', { deaf: true });
-    const done = unpublish();
+    const unpublishing = unpublish();
     await gate.reached;
     clock.skip(3_000);
-    await done;
+    await unpublishing;
     await stop();
     gate.open();
     await start(server);
@@ -171,7 +171,7 @@ describe('a volume that lives with its target', () => {
 test('a volume that is created but never mounted is destroyed after a while, not at once', async () => {
   // As if Stowage was killed after it created the volume and before it mounted it.
   const nowhere = join(folder, 'missing', 'target');
-  await expect(server.core.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
+  await expect(server.core.ephemerals.publish('key', want, nowhere, publishOptions, aCall())).rejects.toThrow();
   expect(await volumes()).toEqual(['key']);
   await server.stop();
   await start(server);
@@ -185,56 +185,56 @@ test('a volume that is created but never mounted is destroyed after a while, not
 });
 
 describe('a volume whose create request got no answer', () => {
-  const made = () => readdirSync(join(state, 'stores', 'local')).filter((name) => name.endsWith('.meta'));
-  const begin = async () => {
+  const createdRecords = () => readdirSync(join(state, 'stores', 'local')).filter((name) => name.endsWith('.meta'));
+  const publishWithoutAnswer = async () => {
     losesAnswers = true;
     await expect(publish()).rejects.toThrow('no answer');
     losesAnswers = false;
-    expect(made()).toEqual(['key.meta']);
+    expect(createdRecords()).toEqual(['key.meta']);
   };
 
   test('is destroyed with its target', async () => {
-    await begin();
+    await publishWithoutAnswer();
     expect(await unpublish()).toBe(true);
-    expect(made()).toEqual([]);
+    expect(createdRecords()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
 
   test('is destroyed after a while if it is never mounted', async () => {
-    await begin();
+    await publishWithoutAnswer();
     await runMaintenance(server.core);
     clock.skip(601_000);
     await runMaintenance(server.core);
-    expect(made()).toEqual([]);
+    expect(createdRecords()).toEqual([]);
   });
 
   test('stays on the list until its store has reported whether the volume exists, even across a restart', async () => {
-    await begin();
+    await publishWithoutAnswer();
     const gate = kind.close('get', { deaf: true });
-    const done = unpublish();
+    const unpublishing = unpublish();
     await gate.reached;
     clock.skip(3_000);
-    expect(await done).toBe(true);
+    expect(await unpublishing).toBe(true);
     await stop();
     gate.open();
-    expect(made()).toEqual(['key.meta']);
+    expect(createdRecords()).toEqual(['key.meta']);
     await start(server);
     await runMaintenance(server.core);
-    expect(made()).toEqual([]);
+    expect(createdRecords()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
 
   test('is looked up once per pass for all volumes of a store that does not answer', async () => {
-    await begin();
+    await publishWithoutAnswer();
     losesAnswers = true;
     await expect(publish('other')).rejects.toThrow('no answer');
     for (const key of ['key', 'other']) await unpublish(key);
-    asked = [];
+    createRequests = [];
     await runMaintenance(server.core);
-    expect(asked).toHaveLength(1);
+    expect(createRequests).toHaveLength(1);
     losesAnswers = false;
     await runMaintenance(server.core);
-    expect(made()).toEqual([]);
+    expect(createdRecords()).toEqual([]);
   });
 
   test('is destroyed by the second pass if another volume cut off the first one', async () => {
@@ -243,10 +243,10 @@ describe('a volume whose create request got no answer', () => {
     await expect(publish('other')).rejects.toThrow('no answer');
     losesAnswers = false;
     using _held = await server.core.operations.lock(['ephemeral key'], aCall().signal);
-    const gone = unpublish();
+    const unpublishing = unpublish();
     await vi.waitFor(async () => {
       clock.skip(3_000);
-      expect(await Promise.race([gone, undefined])).toBe(true);
+      expect(await Promise.race([unpublishing, undefined])).toBe(true);
     }, waitForOptions);
     losesAnswers = true;
     await unpublish('other');
@@ -256,26 +256,26 @@ describe('a volume whose create request got no answer', () => {
     await new Promise(setImmediate);
     first.abort();
     await cutOff;
-    expect(made()).toContain('other.meta');
+    expect(createdRecords()).toContain('other.meta');
     const settling = server.core.ephemerals.reconcile(aCall({ signal: second.signal }));
-    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), waitForOptions);
+    await vi.waitFor(() => expect(createdRecords()).not.toContain('other.meta'), waitForOptions);
     second.abort();
     await settling;
   });
 
   test('is destroyed when its removed store is added again', async () => {
-    const place = mkdtempSync(join(folder, 'store-'));
+    const storeFolder = mkdtempSync(join(folder, 'store-'));
     const { stores } = server.core;
-    await stores.add('second', `local://${place}`, aCall());
+    await stores.add('second', `local://${storeFolder}`, aCall());
     losesAnswers = true;
     await expect(publish('key', 'second')).rejects.toThrow('no answer');
     await stores.remove('second', aCall());
     losesAnswers = false;
     expect(await unpublish()).toBe(true);
     await runMaintenance(server.core);
-    await stores.add('second', `local://${place}`, aCall());
+    await stores.add('second', `local://${storeFolder}`, aCall());
     await runMaintenance(server.core);
-    expect(readdirSync(place)).not.toContain('key.meta');
+    expect(readdirSync(storeFolder)).not.toContain('key.meta');
     expect(await unpublish()).toBe(false);
   });
 
@@ -284,21 +284,21 @@ describe('a volume whose create request got no answer', () => {
     await expect(publish()).rejects.toThrow('no answer');
     expect(await unpublish()).toBe(true);
     for (const make of queuedCreates) await make();
-    expect(made()).toEqual(['key.meta']);
+    expect(createdRecords()).toEqual(['key.meta']);
     clock.skip(30_000);
     await runMaintenance(server.core);
-    expect(made()).toEqual([]);
+    expect(createdRecords()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
 
   test('is not confused with another volume of the same name', async () => {
-    const other = { ...want, name: 'key', access: undefined, labels: {} };
-    await server.core.volumes.create(other, aCall());
+    const sameNamedVolume = { ...want, name: 'key', access: undefined, labels: {} };
+    await server.core.volumes.create(sameNamedVolume, aCall());
     await expect(publish()).rejects.toThrow();
     expect(await unpublish()).toBe(true);
     clock.skip(30_000);
     await runMaintenance(server.core);
-    expect(made()).toEqual(['key.meta']);
+    expect(createdRecords()).toEqual(['key.meta']);
     expect(await unpublish()).toBe(false);
   });
 });
@@ -306,14 +306,16 @@ describe('a volume whose create request got no answer', () => {
 describe('the inline policy', () => {
   /** Publishes to a target that cannot be mounted, and reports whether the store's directory has the volume. */
   const publishInline = async (kindOf: (uri: string) => string) => {
-    const place = mkdtempSync(join(folder, 'store-'));
-    await server.core.stores.add('second', kindOf(place), aCall());
+    const storeFolder = mkdtempSync(join(folder, 'store-'));
+    await server.core.stores.add('second', kindOf(storeFolder), aCall());
     const nowhere = join(folder, 'missing', 'target');
     const request = { ...want, store: 'second' as StoreName };
-    const failure = await server.core.ephemerals.publish('key', request, nowhere, how, aCall()).catch(stowageError);
-    return { failure, isMade: readdirSync(place).includes('key.meta') };
+    const failure = await server.core.ephemerals
+      .publish('key', request, nowhere, publishOptions, aCall())
+      .catch(stowageError);
+    return { failure, isMade: readdirSync(storeFolder).includes('key.meta') };
   };
-  const refused = {
+  const inlineRejection = {
     code: 'denied',
     reason: 'inline-not-allowed',
     message: "store 'second' does not allow inline volumes",
@@ -331,7 +333,7 @@ describe('the inline policy', () => {
     ['a store of this machine that forbids them', (place: string) => `local://${place}?inline=false`],
     ['a shared store', (place: string) => `far://${place}`],
   ])('rejects inline volumes on %s', async (_what, kindOf) => {
-    expect(await publishInline(kindOf)).toMatchObject({ isMade: false, failure: refused });
+    expect(await publishInline(kindOf)).toMatchObject({ isMade: false, failure: inlineRejection });
     expect(await unpublish()).toBe(false);
   });
 
@@ -341,17 +343,18 @@ describe('the inline policy', () => {
     const nowhere = join(folder, 'missing', 'target');
     const request = { ...want, store: 'second' as StoreName };
     const reasonOf = async (key: string) =>
-      stowageError(await server.core.ephemerals.publish(key, request, nowhere, how, aCall()).catch(stowageError))
-        .reason;
+      stowageError(
+        await server.core.ephemerals.publish(key, request, nowhere, publishOptions, aCall()).catch(stowageError),
+      ).reason;
     const configure = async (query: string) => {
       const config = parseStoreConfig('second', `local://${place}${query}`, 'file', kinds);
       await server.core.stores.configure([config], undefined, aCall());
     };
     await configure('');
-    const unmounted = await reasonOf('key');
-    expect(unmounted).not.toBe('inline-not-allowed');
+    const mountFailure = await reasonOf('key');
+    expect(mountFailure).not.toBe('inline-not-allowed');
     await configure('?inline=false');
-    expect(await reasonOf('key')).toBe(unmounted);
+    expect(await reasonOf('key')).toBe(mountFailure);
     expect(await reasonOf('other')).toBe('inline-not-allowed');
   });
 });

@@ -16,20 +16,20 @@ const workUntilAborted = (_item: string, { signal }: { readonly signal: AbortSig
 test('the next pass continues where dead items cut off the previous one', async () => {
   const clock = createFakeClock();
   const pass = createFairPass<string>(clock, { maxConcurrent: 1, itemTimeoutMs: 20_000 });
-  const begun: string[] = [];
+  const startedItems: string[] = [];
   for (let round = 0; round < 2; round++) {
     using limit = clock.deadline(30_000, new AbortController().signal);
     const passing = pass(items, { signal: limit.signal, log }, async (item, scope) => {
-      begun.push(item);
+      startedItems.push(item);
       await workUntilAborted(item, scope).catch(() => undefined);
     });
-    await vi.waitFor(() => expect(begun).toHaveLength(round * 2 + 1));
+    await vi.waitFor(() => expect(startedItems).toHaveLength(round * 2 + 1));
     clock.advance(20_000);
-    await vi.waitFor(() => expect(begun).toHaveLength(round * 2 + 2));
+    await vi.waitFor(() => expect(startedItems).toHaveLength(round * 2 + 2));
     clock.advance(10_000);
     await passing;
   }
-  expect(begun).toEqual(items);
+  expect(startedItems).toEqual(items);
 });
 
 test('an item that ignores its signal costs its deadline once, and is skipped until it ends', async () => {
@@ -37,23 +37,23 @@ test('an item that ignores its signal costs its deadline once, and is skipped un
   const pass = createFairPass<string>(clock, { maxConcurrent: 1, itemTimeoutMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const deaf = Promise.withResolvers<void>();
-  const begun: string[] = [];
+  const startedItems: string[] = [];
   const work = async (item: string): Promise<void> => {
-    begun.push(item);
+    startedItems.push(item);
     if (item === 'a') await deaf.promise;
   };
   const first = pass(items, scope, work);
-  await vi.waitFor(() => expect(begun).toEqual(['a']));
+  await vi.waitFor(() => expect(startedItems).toEqual(['a']));
   clock.advance(22_000);
   await first;
-  expect(begun).toEqual(items);
+  expect(startedItems).toEqual(items);
   await pass(items, scope, work);
-  expect(begun.slice(4)).toEqual(['b', 'c', 'd']);
+  expect(startedItems.slice(4)).toEqual(['b', 'c', 'd']);
   deaf.resolve();
   await vi.waitFor(async () => {
-    begun.length = 0;
+    startedItems.length = 0;
     await pass(items, scope, work);
-    expect(begun[0]).toBe('a');
+    expect(startedItems[0]).toBe('a');
   });
 });
 
@@ -61,14 +61,14 @@ test('works on at most the given number of items at once, and ends at the first 
   const pass = createFairPass<string>(createFakeClock(), { maxConcurrent: 2, itemTimeoutMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));
-  const begun: string[] = [];
+  const startedItems: string[] = [];
   const passing = pass(items, scope, async (item) => {
-    begun.push(item);
+    startedItems.push(item);
     await gates.get(item)?.promise;
   });
-  await vi.waitFor(() => expect(begun).toEqual(['a', 'b']));
+  await vi.waitFor(() => expect(startedItems).toEqual(['a', 'b']));
   gates.get('a')?.reject(new Error('of a'));
   gates.get('b')?.resolve();
   await expect(passing).rejects.toThrow('of a');
-  expect(begun).toEqual(['a', 'b']);
+  expect(startedItems).toEqual(['a', 'b']);
 });

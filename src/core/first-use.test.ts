@@ -17,16 +17,16 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     kind = gated(createLocalStoreKind());
     server = await startCore({ kinds: [kind] });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    const place = mkdtempSync(join(tmpdir(), 'stowage-images-'));
-    onTestFinished(() => rmSync(place, { recursive: true, force: true }));
-    await server.core.stores.add('images', `local://${place}?layout=image&filesystem=ext4`, aCall());
+    const storeFolder = mkdtempSync(join(tmpdir(), 'stowage-images-'));
+    onTestFinished(() => rmSync(storeFolder, { recursive: true, force: true }));
+    await server.core.stores.add('images', `local://${storeFolder}?layout=image&filesystem=ext4`, aCall());
   });
 
-  const at = (): string => `${server.folder}-m`;
+  const target = (): string => `${server.folder}-m`;
   const create = (access: Access): Promise<Volume> =>
     server.core.volumes.create({ store: 'images', name: 'a', bytes: 1n << 24n, access, labels: {} }, aCall());
   const mount = (readOnly = false, call = aCall()): Promise<LiveMount> =>
-    server.core.mounts.publish('images..a', at(), { readOnly, user: undefined }, call);
+    server.core.mounts.publish('images..a', target(), { readOnly, user: undefined }, call);
   const isEmpty = async (): Promise<boolean> => (await server.core.volumes.usage('images..a', aCall())).empty;
 
   test.each<[Access, boolean]>([
@@ -38,29 +38,29 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     expect(await isEmpty()).toBe(true);
     await mount(readOnly);
     expect(await isEmpty()).toBe(false);
-    await server.core.mounts.unpublish(at(), id, aCall());
+    await server.core.mounts.unpublish(target(), id, aCall());
     expect(await isEmpty()).toBe(false);
   });
 
   test('is mounted only after its use is recorded', async () => {
     const { id } = await create('filesystem');
     const gate = kind.close('markUsed');
-    const mounted = mount();
+    const mounting = mount();
     await gate.reached;
     expect(await server.core.mounts.isStaged(id, aCall())).toBe(false);
     gate.open();
-    expect(await mounted).toMatchObject({ mounted: true });
-    await server.core.mounts.unpublish(at(), id, aCall());
+    expect(await mounting).toMatchObject({ mounted: true });
+    await server.core.mounts.unpublish(target(), id, aCall());
   });
 
   test('is not mounted if its use cannot be recorded', async () => {
     const { id } = await create('filesystem');
     const gate = kind.close('markUsed');
-    const ending = new AbortController();
-    const mounted = mount(false, { ...aCall(), signal: ending.signal });
+    const mountAbort = new AbortController();
+    const mounting = mount(false, { ...aCall(), signal: mountAbort.signal });
     await gate.reached;
-    ending.abort();
-    await expect(mounted).rejects.toThrow();
+    mountAbort.abort();
+    await expect(mounting).rejects.toThrow();
     expect(await server.core.mounts.isStaged(id, aCall())).toBe(false);
     expect(await server.core.mounts.list(aCall())).toEqual([]);
   });

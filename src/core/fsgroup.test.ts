@@ -26,18 +26,18 @@ test('the source records the group that a volume is mounted for', () => {
 });
 
 describe('the store changes the group of the volume', () => {
-  let given: number[];
-  const chownToGroup: Store['chownToGroup'] = async (_, group) => void given.push(group);
+  let chownedGroups: number[];
+  const chownToGroup: Store['chownToGroup'] = async (_, group) => void chownedGroups.push(group);
   const mount = { source: nfs({ squash: 'none' }), readOnly: false };
 
   beforeEach(() => {
-    given = [];
+    chownedGroups = [];
   });
 
   test('if the store supports groups', async () => {
     await chownVolumeToGroup({ chownToGroup }, volume, mount, 2000, scope);
     await chownVolumeToGroup({}, volume, mount, 2000, scope);
-    expect(given).toEqual([2000]);
+    expect(chownedGroups).toEqual([2000]);
   });
 
   test.each([
@@ -46,19 +46,19 @@ describe('the store changes the group of the volume', () => {
     ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
   ])('except %s', async (_, group, how, which) => {
     await chownVolumeToGroup({ chownToGroup }, which, how, group, scope);
-    expect(given).toEqual([]);
+    expect(chownedGroups).toEqual([]);
   });
 });
 
 describe('a volume that is mounted for the group of an earlier pod', () => {
   let mounts: Map<string, Mount>;
-  let done: string[];
+  let mounterCalls: string[];
   let isBusy: boolean;
   let isUnbindable: boolean;
   /** Mounts on record at the time of the bind. */
   let onRecord: string[];
 
-  const at = (target: string, kind: 'kubelet' | 'pod', group?: number, madeTarget = false): void =>
+  const recordMount = (target: string, kind: 'kubelet' | 'pod', group?: number, madeTarget = false): void =>
     void mounts.set(target, {
       volumeId: volume.id,
       source: nfs({ squash: 'all', group }),
@@ -69,7 +69,7 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
       user: { kind, name: target, node: 'n' },
     } as Mount);
 
-  const regrouping = () =>
+  const groupRemount = () =>
     createGroupRemount(
       {
         clients,
@@ -81,12 +81,12 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
           },
         },
         mounter: {
-          makeTarget: async (target: string) => void done.push(`make ${target}`),
-          removeTarget: async (target: string) => void done.push(`remove ${target}`),
+          makeTarget: async (target: string) => void mounterCalls.push(`make ${target}`),
+          removeTarget: async (target: string) => void mounterCalls.push(`remove ${target}`),
           bind: async (from: string, to: string) => {
             onRecord.push(...mounts.keys());
             if (isUnbindable) throw new Error('it cannot be');
-            done.push(`bind ${from} ${to}`);
+            mounterCalls.push(`bind ${from} ${to}`);
           },
         } as unknown as Mounter,
       } as unknown as Parameters<typeof createGroupRemount>[0],
@@ -95,57 +95,57 @@ describe('a volume that is mounted for the group of an earlier pod', () => {
         unmount: async ({ target }) => {
           if (isBusy) throw new Error('busy');
           mounts.delete(target);
-          done.push(`take ${target}`);
+          mounterCalls.push(`take ${target}`);
         },
       },
     );
 
   beforeEach(() => {
-    [mounts, done, onRecord] = [new Map(), [], []];
+    [mounts, mounterCalls, onRecord] = [new Map(), [], []];
     [isBusy, isUnbindable] = [false, false];
   });
 
   test('is remounted if only the kubelet has it staged, and the staged mount is bound again', async () => {
-    at('/stage', 'kubelet', 2000);
-    const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().unbindForGroup(volume, wanted, scope);
-    expect([mounts.size, done]).toEqual([0, ['take /stage']]);
-    await regrouping().rebind(again, wanted, scope);
-    expect(done).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
-    expect(mounts.get('/stage')).toMatchObject({ source: wanted, user: { kind: 'kubelet' } });
+    recordMount('/stage', 'kubelet', 2000);
+    const wantedSource = nfs({ squash: 'all', group: 3000 });
+    const unboundMounts = await groupRemount().unbindForGroup(volume, wantedSource, scope);
+    expect([mounts.size, mounterCalls]).toEqual([0, ['take /stage']]);
+    await groupRemount().rebind(unboundMounts, wantedSource, scope);
+    expect(mounterCalls).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
+    expect(mounts.get('/stage')).toMatchObject({ source: wantedSource, user: { kind: 'kubelet' } });
   });
 
   test('is recorded before it is bound again, and leaves nothing behind if binding fails', async () => {
-    at('/stage', 'kubelet', 2000, true);
-    const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().unbindForGroup(volume, wanted, scope);
+    recordMount('/stage', 'kubelet', 2000, true);
+    const wantedSource = nfs({ squash: 'all', group: 3000 });
+    const unboundMounts = await groupRemount().unbindForGroup(volume, wantedSource, scope);
     isUnbindable = true;
-    await regrouping().rebind(again, wanted, scope);
+    await groupRemount().rebind(unboundMounts, wantedSource, scope);
     expect(onRecord).toEqual(['/stage']);
-    expect(done).toEqual(['take /stage', 'make /stage', 'remove /stage']);
+    expect(mounterCalls).toEqual(['take /stage', 'make /stage', 'remove /stage']);
     expect(mounts.size).toBe(0);
   });
 
   test.each([
-    ['is the same', () => at('/stage', 'kubelet', 3000)],
+    ['is the same', () => recordMount('/stage', 'kubelet', 3000)],
     [
       'is one that a pod still has',
       () => {
-        at('/stage', 'kubelet', 2000);
-        at('/pod', 'pod', 2000);
+        recordMount('/stage', 'kubelet', 2000);
+        recordMount('/pod', 'pod', 2000);
       },
     ],
     ['is none yet', () => undefined],
   ])('is not remounted if its group %s', async (_, prepare) => {
     prepare();
-    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
-    expect(done).toEqual([]);
+    expect(await groupRemount().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(mounterCalls).toEqual([]);
   });
 
   test('is shared unchanged if it is in use', async () => {
-    at('/stage', 'kubelet', 2000);
+    recordMount('/stage', 'kubelet', 2000);
     isBusy = true;
-    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(await groupRemount().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
     expect(mounts.get('/stage')).toMatchObject({ source: nfs({ squash: 'all', group: 2000 }) });
   });
 });

@@ -159,15 +159,16 @@ describe('an abandoned attempt to open a store', () => {
 
   test('does not touch the store that has the name by now', async () => {
     const config = join(folder, 'stowage.yaml');
-    const at = (place: string): Promise<void> => writeFile(config, `stores:\n  a: local://${folder}/${place}\n`);
-    await at('a');
+    const configureFolder = (place: string): Promise<void> =>
+      writeFile(config, `stores:\n  a: local://${folder}/${place}\n`);
+    await configureFolder('a');
     await mkdir(join(folder, 'a', 'ghost'));
     const gate = kind.close('open', { deaf: true });
     const starting = startHungServer({ config });
     await gate.reached;
     clock.advance(500);
     const server = await starting;
-    await at('b');
+    await configureFolder('b');
     await server.running.reload();
     expect(server.core.stores.view('a')).toMatchObject({
       config: { uri: `local://${folder}/b` },
@@ -188,10 +189,10 @@ describe('an abandoned attempt to open a store', () => {
     const server = await startHungServer();
     const gate = kind.close('open', { deaf: true, store: 'a' });
     const first = add(server, 'a');
-    const refused = expect(first).rejects.toMatchObject({ reason: 'store-opening' });
+    const rejectedAdd = expect(first).rejects.toMatchObject({ reason: 'store-opening' });
     await gate.reached;
     clock.advance(60_000);
-    await refused;
+    await rejectedAdd;
     await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-opening' });
     expect(gate.waiting()).toBe(1);
     gate.open();
@@ -234,12 +235,12 @@ describe('an abandoned attempt to open a store', () => {
     const starting = startServer({ listen: 'none', kinds: [kind], clock, folder: state });
     await gate.reached;
     clock.advance(500);
-    const next = await starting;
-    expect((await next.admin.delete('/v1/stores/a')).status).toBe(204);
+    const restarted = await starting;
+    expect((await restarted.admin.delete('/v1/stores/a')).status).toBe(204);
     gate.open();
-    await vi.waitFor(() => add(next, 'a').then(() => next.core.stores.remove('a', aCall())));
-    expect(await names(next)).toEqual([]);
-    await next.stop();
+    await vi.waitFor(() => add(restarted, 'a').then(() => restarted.core.stores.remove('a', aCall())));
+    expect(await names(restarted)).toEqual([]);
+    await restarted.stop();
   });
 });
 
@@ -264,13 +265,13 @@ describe('a store that does not answer does not affect other stores', () => {
     expect((await server.admin.get('/v1/trash')).body).toMatchObject({ items: [{ id: body.id }], unanswered: [] });
     const gate = kind.close('trash.list', { deaf: true, store: 'b' });
     /** Advances the clock as soon as the silent store has received another call. */
-    const answered = async (asked: Promise<Answer>): Promise<Answer> => {
-      const before = gate.waiting();
-      await vi.waitFor(() => expect(gate.waiting()).toBeGreaterThan(before));
+    const answerAfterTimeout = async (asked: Promise<Answer>): Promise<Answer> => {
+      const waitingCalls = gate.waiting();
+      await vi.waitFor(() => expect(gate.waiting()).toBeGreaterThan(waitingCalls));
       clock.advance(10_000);
       return await asked;
     };
-    expect((await answered(server.admin.get('/v1/trash'))).body).toMatchObject({
+    expect((await answerAfterTimeout(server.admin.get('/v1/trash'))).body).toMatchObject({
       items: [{ id: body.id }],
       unanswered: ['b'],
     });
@@ -278,11 +279,11 @@ describe('a store that does not answer does not affect other stores', () => {
       items: [{ id: body.id }],
       unanswered: [],
     });
-    const silent = { status: 503, body: { code: 'unavailable', reason: 'store-silent' } };
-    expect(await answered(server.admin.get('/v1/trash?store=b'))).toMatchObject(silent);
+    const silentTrashAnswer = { status: 503, body: { code: 'unavailable', reason: 'store-silent' } };
+    expect(await answerAfterTimeout(server.admin.get('/v1/trash?store=b'))).toMatchObject(silentTrashAnswer);
     const unknown = '/v1/trash/sv1-00000000-0000-4000-8000-000000000000';
-    expect(await answered(server.admin.post(`${unknown}/restore`))).toMatchObject(silent);
-    expect(await answered(server.admin.delete(unknown))).toMatchObject(silent);
+    expect(await answerAfterTimeout(server.admin.post(`${unknown}/restore`))).toMatchObject(silentTrashAnswer);
+    expect(await answerAfterTimeout(server.admin.delete(unknown))).toMatchObject(silentTrashAnswer);
     gate.open();
   });
 
@@ -301,11 +302,11 @@ describe('a store that does not answer does not affect other stores', () => {
     await server.core.stores.remove('a', aCall());
     const sweep = kind.close('housekeeping.sweep');
     const failing = new AbortController();
-    const other = server.core.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
-    const refused = expect(other).rejects.toThrow();
+    const secondAdd = server.core.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
+    const rejectedAdd = expect(secondAdd).rejects.toThrow();
     await sweep.reached;
     failing.abort(new Error('no more'));
-    await refused;
+    await rejectedAdd;
     sweep.open();
     await vi.waitFor(() => server.core.stores.add('a', `local://${folder}/b`, aCall()));
     expect(server.core.stores.view('a').problem).toBeUndefined();
@@ -315,10 +316,10 @@ describe('a store that does not answer does not affect other stores', () => {
 describe('closing a store', () => {
   test('that is in use fails after a while and leaves the store open', async () => {
     const { server, gate, labelled } = await startWithBusyStore();
-    const removed = server.admin.delete('/v1/stores/a');
+    const removal = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
-    expect(await removed).toMatchObject({ status: 409, body: { code: 'busy', reason: 'store-busy' } });
+    expect(await removal).toMatchObject({ status: 409, body: { code: 'busy', reason: 'store-busy' } });
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'y' })).status).toBe(201);
     gate.open();
     expect((await labelled).status).toBe(200);
@@ -342,19 +343,19 @@ describe('closing a store', () => {
 
 describe('closing a store on a disk that does not answer', () => {
   test('does not block changes of other stores', async () => {
-    const never: typeof kind = {
+    const neverClosingKind: typeof kind = {
       ...kind,
       open: async (config, ...rest) => {
         const store = await kind.open(config, ...rest);
         return config.name === 'a' ? replaceVerbs(store, { close: () => new Promise(() => undefined) }) : store;
       },
     };
-    const server = await startHungServer({ kinds: [never] });
+    const server = await startHungServer({ kinds: [neverClosingKind] });
     await add(server, 'a');
-    const removed = server.admin.delete('/v1/stores/a');
+    const removal = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(5_000);
-    expect((await removed).status).toBe(204);
+    expect((await removal).status).toBe(204);
     await add(server, 'b');
   });
 
@@ -367,10 +368,10 @@ describe('closing a store on a disk that does not answer', () => {
       clock.advance(250);
       expect(freeing.waiting()).toBe(1);
     });
-    const removed = server.admin.delete('/v1/stores/a');
+    const removal = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
-    expect((await removed).status).toBe(409);
+    expect((await removal).status).toBe(409);
     await runMaintenance(server.core);
     await vi.waitFor(() => {
       clock.advance(250);
@@ -401,9 +402,9 @@ describe('a change of configuration', () => {
 
   test('that is not possible while the store is in use is shown as pending and applied later', async () => {
     const { server, gate, labelled } = await startWithBusyStore();
-    const before = server.core.stores.view('a').store;
+    const storeBefore = server.core.stores.view('a').store;
     await server.core.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
-    expect(server.core.stores.view('a')).toMatchObject({ pending: undefined, store: before });
+    expect(server.core.stores.view('a')).toMatchObject({ pending: undefined, store: storeBefore });
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ onDelete: 'retain', pending: null });
 
     const uri = `local://${folder}/a?mode=0700`;

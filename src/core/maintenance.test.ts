@@ -14,19 +14,19 @@ async function advanceBySeconds(clock: ReturnType<typeof createFakeClock>, secon
   }
 }
 
-function taskAt(clock: ReturnType<typeof createFakeClock>, about: Partial<MaintenanceTask> = {}) {
-  const at: number[] = [];
+function taskAt(clock: ReturnType<typeof createFakeClock>, overrides: Partial<MaintenanceTask> = {}) {
+  const renewalTimes: number[] = [];
   const task: MaintenanceTask = {
     name: 'renewal',
     everyMs: 30_000,
     deadlineMs: 20_000,
-    ...about,
+    ...overrides,
     run: async (own) => {
-      at.push(clock.elapsed() / 1_000);
-      await about.run?.(own);
+      renewalTimes.push(clock.elapsed() / 1_000);
+      await overrides.run?.(own);
     },
   };
-  return { at, task };
+  return { at: renewalTimes, task };
 }
 
 test('renews use records on time while a hundred dead mounts are repaired, 20 s each', async () => {
@@ -70,10 +70,10 @@ test('core renews use records on time while the repair of mounts does not end', 
 test('ends a pass at its deadline and logs the reason; the next pass starts on time', async () => {
   const clock = createFakeClock();
   const log = collectingLog();
-  const slow = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
-  await using _ = startMaintenance([slow.task], clock, { ...scope, log });
+  const slowTask = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
+  await using _ = startMaintenance([slowTask.task], clock, { ...scope, log });
   await advanceBySeconds(clock, 70);
-  expect(slow.at).toEqual([30, 60]);
+  expect(slowTask.at).toEqual([30, 60]);
   expect(log.lines).toEqual(['warn maintenance failed {"task":"renewal","why":"no answer within 20000 ms"}']);
 });
 
@@ -82,10 +82,10 @@ test('does not start a task again while its pass ignores the abort, and logs tha
   const log = collectingLog();
   const hung = Promise.withResolvers<void>();
   const deaf = taskAt(clock, { run: () => hung.promise });
-  const other = taskAt(clock, { name: 'other' });
-  await using _ = startMaintenance([deaf.task, other.task], clock, { ...scope, log });
+  const otherTask = taskAt(clock, { name: 'other' });
+  await using _ = startMaintenance([deaf.task, otherTask.task], clock, { ...scope, log });
   await advanceBySeconds(clock, 120);
-  expect([deaf.at, other.at]).toEqual([[30], [30, 60, 90, 120]]);
+  expect([deaf.at, otherTask.at]).toEqual([[30], [30, 60, 90, 120]]);
   expect(log.lines).toEqual(['info maintenance takes longer than its interval {"task":"renewal","everyMs":30000}']);
   hung.resolve();
   await advanceBySeconds(clock, 30);
@@ -94,16 +94,19 @@ test('does not start a task again while its pass ignores the abort, and logs tha
 
 test('stops at the signal, and waits a bounded time for running passes', async () => {
   const clock = createFakeClock();
-  const over = new AbortController();
+  const stopController = new AbortController();
   const polite = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
   const deaf = taskAt(clock, { name: 'deaf', run: () => new Promise(() => undefined) });
-  const maintenance = startMaintenance([polite.task, deaf.task], clock, { signal: over.signal, log: silentLog() });
+  const maintenance = startMaintenance([polite.task, deaf.task], clock, {
+    signal: stopController.signal,
+    log: silentLog(),
+  });
   await advanceBySeconds(clock, 31);
-  over.abort();
-  const stopped = vi.fn();
-  const stopping = Promise.resolve(maintenance[Symbol.asyncDispose]()).then(stopped);
+  stopController.abort();
+  const onStopped = vi.fn();
+  const stopping = Promise.resolve(maintenance[Symbol.asyncDispose]()).then(onStopped);
   await advanceBySeconds(clock, 4);
-  expect(stopped).not.toHaveBeenCalled();
+  expect(onStopped).not.toHaveBeenCalled();
   await advanceBySeconds(clock, 1);
   await stopping;
   await advanceBySeconds(clock, 100);

@@ -17,19 +17,22 @@ let dead: Set<VolumeId>;
 let mute: Set<VolumeId>;
 let troubles: Map<string, string>;
 let problems: Map<string, StowageError>;
-let silent: Set<string>;
+let silentStores: Set<string>;
 let mounts: LiveMount[];
-let asked: VolumeId[];
+let checkedVolumes: VolumeId[];
 const clock = createFakeClock();
 
 beforeEach(() => {
   records = openRecords(':memory:');
   onTestFinished(() => records.close());
-  [dead, mute, troubles, problems, silent] = [new Set(), new Set(), new Map(), new Map(), new Set()];
-  [mounts, asked] = [[], []];
+  [dead, mute, troubles, problems, silentStores] = [new Set(), new Set(), new Map(), new Map(), new Set()];
+  [mounts, checkedVolumes] = [[], []];
 });
 
-function mounted(target: string, { store = 'silver', network = 'one', client = 'built-in', since = 1 } = {}): VolumeId {
+function addMount(
+  target: string,
+  { store = 'silver', network = 'one', client = 'built-in', since = 1 } = {},
+): VolumeId {
   const id = newVolumeId();
   const volume = { id, name: target.slice(1) as VolumeName, store: store as StoreName, labels: {}, revision: 1 };
   records.volumes.put({
@@ -64,7 +67,7 @@ async function mountProblems(
       list: async () => mounts,
       ofVolume: async (id: VolumeId) => mounts.filter(({ volumeId }) => volumeId === id),
       isDead: async (id: VolumeId) => {
-        asked.push(id);
+        checkedVolumes.push(id);
         if (mute.has(id)) throw new Error('the keeper does not answer');
         return dead.has(id);
       },
@@ -79,7 +82,7 @@ async function mountProblems(
       },
     }),
     liveness: {
-      findSilent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))),
+      findSilent: async (names: readonly string[]) => new Set(names.filter((name) => silentStores.has(name))),
       denialOf: () => undefined,
     },
   } as unknown as MountHealthParts;
@@ -88,17 +91,17 @@ async function mountProblems(
 }
 
 test('reports the state and the problem of each mount', async () => {
-  mounted('/well');
-  mounted('/of-no-store', { store: 'gone' });
-  dead.add(mounted('/dead', { store: 'quiet' }));
-  mute.add(mounted('/mute'));
-  mounted('/failing', { network: 'two' });
-  mounted('/quiet', { store: 'quiet' });
-  mounted('/closed', { store: 'closed' });
-  mounted('/taken');
+  addMount('/well');
+  addMount('/of-no-store', { store: 'gone' });
+  dead.add(addMount('/dead', { store: 'quiet' }));
+  mute.add(addMount('/mute'));
+  addMount('/failing', { network: 'two' });
+  addMount('/quiet', { store: 'quiet' });
+  addMount('/closed', { store: 'closed' });
+  addMount('/taken');
   mounts = mounts.map((mount) => ({ ...mount, mounted: mount.target !== '/taken' }));
   troubles.set('two', 'it dies again and again');
-  silent.add('quiet');
+  silentStores.add('quiet');
   problems.set(
     'closed',
     new StowageError('no route to 10.0.0.1', { code: 'unavailable', reason: 'nfs-no-route', action: 'Look' }),
@@ -120,9 +123,9 @@ test('reports the state and the problem of each mount', async () => {
 });
 
 test("a failing data path says nothing about mounts of the system's client on the same network", async () => {
-  mounted('/a', { network: 'two', client: 'host' });
-  mounted('/b', { network: 'two' });
-  mounted('/c', { network: 'two', client: 'host' });
+  addMount('/a', { network: 'two', client: 'host' });
+  addMount('/b', { network: 'two' });
+  addMount('/c', { network: 'two', client: 'host' });
   troubles.set('two', 'it dies again and again');
   expect(await mountProblems()).toEqual({
     '/a': ['ok', undefined],
@@ -132,22 +135,22 @@ test("a failing data path says nothing about mounts of the system's client on th
 });
 
 test('checks only the requested volume', async () => {
-  mounted('/other');
-  const id = mounted('/one');
+  addMount('/other');
+  const id = addMount('/one');
   dead.add(id);
   expect(await mountProblems(id)).toEqual({ '/one': ['dead', 'no process serves the mount; it is being remounted'] });
-  expect(asked).toEqual([id]);
+  expect(checkedVolumes).toEqual([id]);
 });
 
 test('remembers a repair for the user of the mount, but not for the next user of the target', () => {
-  mounted('/a', { since: 10 });
-  mounted('/b', { since: 10 });
+  addMount('/a', { since: 10 });
+  addMount('/b', { since: 10 });
   recordRepair(records, { target: '/a' }, 20);
   recordRepair(records, { target: '/b' }, 30);
-  const known = () => ['/a', '/b'].map((target) => repairedAt(records, { target, since: 10 }));
-  expect(known()).toEqual([20, 30]);
+  const repairTimes = () => ['/a', '/b'].map((target) => repairedAt(records, { target, since: 10 }));
+  expect(repairTimes()).toEqual([20, 30]);
   expect(repairedAt(records, { target: '/a', since: 25 })).toBeUndefined();
   records.mounts.remove('/a');
   recordRepair(records, { target: '/b' }, 40);
-  expect(known()).toEqual([undefined, 40]);
+  expect(repairTimes()).toEqual([undefined, 40]);
 });

@@ -2,14 +2,14 @@ import { expect, test } from 'vitest';
 import { StowageError } from './errors.ts';
 import { isNameTemplate, nameFromTemplate } from './name-template.ts';
 
-const refused = (message: string): StowageError =>
+const templateError = (message: string): StowageError =>
   new StowageError(message, { code: 'invalid', reason: 'name-invalid', action: 'y' });
 const claim: Readonly<Record<string, string>> = { namespace: 'shop', name: 'cart', uid: 'u', 'label:a:b': 'red' };
 const nameBy = (template: string): string =>
   nameFromTemplate(template, {
     value: ({ text }) => claim[text],
-    missing: ({ kind, key }) => refused(`missing ${kind} ${key}`),
-    unfit: (name) => refused(`unfit ${name}`),
+    missing: ({ kind, key }) => templateError(`missing ${kind} ${key}`),
+    unfit: (name) => templateError(`unfit ${name}`),
   });
 
 test.each([

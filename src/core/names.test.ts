@@ -15,7 +15,7 @@ import {
   volumeName,
 } from './names.ts';
 
-const refused = (name: string): StowageError => {
+const nameError = (name: string): StowageError => {
   try {
     volumeName(name);
   } catch (thrown) {
@@ -73,8 +73,8 @@ describe('a valid name', () => {
       fc.property(name, name, (store, volume) => {
         const flat = qualified(storeName(store), volumeName(volume));
         // At the last separator: a store's name may end with a dot, but a volume's name never begins with one.
-        const at = flat.lastIndexOf('..');
-        expect([flat.slice(0, at), flat.slice(at + 2)]).toEqual([store, volume]);
+        const separator = flat.lastIndexOf('..');
+        expect([flat.slice(0, separator), flat.slice(separator + 2)]).toEqual([store, volume]);
       }),
     );
   });
@@ -97,8 +97,8 @@ describe('an invalid name', () => {
     ['dаta', "'d\\u{430}ta' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
     ['a'.repeat(129), `'${'a'.repeat(61)}...' cannot be a volume name: it has 129 characters, the maximum is 128`],
   ])('can be %j', (name, message) => {
-    expect(refused(name)).toMatchObject({ message, code: 'invalid', reason: 'name-invalid' });
-    expect(refused(name).action).toBe(
+    expect(nameError(name)).toMatchObject({ message, code: 'invalid', reason: 'name-invalid' });
+    expect(nameError(name).action).toBe(
       'Choose a name of 1 to 128 characters from A-Z a-z 0-9 _ . - that begins with a letter or digit.',
     );
     expect(() => storeName(name)).toThrow(message.replace('a volume name', 'a store name'));
@@ -106,7 +106,7 @@ describe('an invalid name', () => {
   });
 
   test('can have the form of a volume id', () => {
-    expect(refused(newVolumeId()).message).toContain('it has the form of a volume id');
+    expect(nameError(newVolumeId()).message).toContain('it has the form of a volume id');
   });
 
   test('contains a forbidden character at any position', () => {
@@ -143,7 +143,7 @@ describe('an invalid name', () => {
     fc.assert(
       fc.property(anyText, (name) => {
         if (isVolumeName(name)) return;
-        const { message } = refused(name);
+        const { message } = nameError(name);
         expect(message).toMatch(/^[\x20-\x7e]+$/);
         expect(message.length).toBeLessThan(700);
       }),

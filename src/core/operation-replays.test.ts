@@ -49,8 +49,10 @@ async function createVolumes(): Promise<Volume> {
 /** Records an intent without an end, as a server leaves it after kill -9. */
 function leaveIntent(operationKind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
-  const about = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
-  records.open().operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  const operation = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
+  records
+    .open()
+    .operations.begin({ ...operation, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
   return id;
 }
 
@@ -69,14 +71,14 @@ describe('an interrupted operation that fails temporarily', () => {
     async (code) => {
       const volume = await createVolumes();
       const intent = leaveLabelIntent(volume);
-      const refused = kind.fail('label', error(code));
+      const failure = kind.fail('label', error(code));
       await using server = await start();
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
       expect(server.core.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
-      await vi.waitFor(() => expect(refused.refused()).toBe(2), waitForOptions);
+      await vi.waitFor(() => expect(failure.refused()).toBe(2), waitForOptions);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
-      refused.stop();
+      failure.stop();
       clock.advance(2_000);
       await vi.waitFor(
         () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
@@ -89,13 +91,13 @@ describe('an interrupted operation that fails temporarily', () => {
 
   test('is retried with increasing pauses of at most a minute', async () => {
     const intent = leaveLabelIntent(await createVolumes());
-    const refused = kind.fail('label', error('unavailable'));
+    const failure = kind.fail('label', error('unavailable'));
     await using server = await start();
     const waits: number[] = [];
     for (let attempt = 1; attempt < 9; attempt++) {
       // The server sets the timer for the next attempt a moment after it has recorded the failure.
       await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), waitForOptions);
-      for (let seconds = 1; refused.refused() === attempt; seconds++) {
+      for (let seconds = 1; failure.refused() === attempt; seconds++) {
         clock.advance(1_000);
         await new Promise(setImmediate);
         waits[attempt - 1] = seconds;
@@ -133,10 +135,10 @@ describe('an interrupted operation that fails temporarily', () => {
 
   test('lets a waiting request continue when it has ended', async () => {
     const intent = leaveLabelIntent(await createVolumes());
-    const refused = kind.fail('label', error('unavailable'));
+    const failure = kind.fail('label', error('unavailable'));
     await using server = await start();
     const expanding = server.core.volumes.expand('keep..a', 20n, undefined, aCall());
-    refused.stop();
+    failure.stop();
     clock.advance(1_000);
     expect(await expanding).toMatchObject({ bytes: 20n, labels: { late: 'yes' } });
     expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
@@ -144,12 +146,12 @@ describe('an interrupted operation that fails temporarily', () => {
 
   test('does not delay a shutdown, and is pending at the next start', async () => {
     const intent = leaveLabelIntent(await createVolumes());
-    const refused = kind.fail('label', error('unavailable'));
+    const failure = kind.fail('label', error('unavailable'));
     {
       await using server = await start();
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
     }
-    refused.stop();
+    failure.stop();
     await using server = await start();
     expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
   });
@@ -176,18 +178,18 @@ describe('an interrupted operation that fails temporarily', () => {
 
   test('ends when its store is removed, and is not retried on another store of that name', async () => {
     const intent = leaveLabelIntent(await createVolumes());
-    const refused = kind.fail('label', error('unavailable'));
+    const failure = kind.fail('label', error('unavailable'));
     await using server = await start();
     await server.core.stores.remove('keep', aCall());
     const canceled = { state: 'canceled', error: { reason: 'store-removed' } };
     expect(operationOf(server, intent)).toMatchObject(canceled);
     await server.core.stores.add('keep', `local://${join(folder, 'keep')}`, aCall());
     await create(server, 'a-second');
-    const before = refused.refused();
+    const attemptsBefore = failure.refused();
     clock.advance(60_000);
     await server.core.adoptions.adopt('keep', { dryRun: false, data: false }, aCall());
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
-    expect(refused.refused()).toBe(before);
+    expect(failure.refused()).toBe(attemptsBefore);
     expect(operationOf(server, intent)).toMatchObject(canceled);
   });
 });

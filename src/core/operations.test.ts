@@ -25,14 +25,14 @@ const newest = (): Operation | undefined => server.core.operations.page({ limit:
 
 test('an operation is on record before its work begins', async () => {
   const gate = kind.close('create');
-  const told: Operation[] = [];
-  const made = create('a', { onOperation: (operation) => told.push(operation) });
+  const announced: Operation[] = [];
+  const creation = create('a', { onOperation: (operation) => announced.push(operation) });
   await gate.reached;
-  expect(told).toHaveLength(1);
-  expect(newest()).toMatchObject({ id: told[0]?.id, kind: 'volume.create', subject: 'local/a', state: 'running' });
+  expect(announced).toHaveLength(1);
+  expect(newest()).toMatchObject({ id: announced[0]?.id, kind: 'volume.create', subject: 'local/a', state: 'running' });
   expect(server.core.operations.running).toBe(1);
   gate.open();
-  await made;
+  await creation;
   expect(newest()).toMatchObject({ state: 'done', endedAt: clock.now(), error: undefined });
   expect(server.core.operations.running).toBe(0);
 });
@@ -44,7 +44,7 @@ test('retries recording the end of an operation, which counts as running and loc
     throw full;
   });
   onTestFinished(() => writing.mockRestore());
-  const made = create('a');
+  const creation = create('a');
   await vi.waitFor(() => expect(writing).toHaveBeenCalled(), waitForOptions);
   expect(newest()).toMatchObject({ state: 'running' });
   expect(await readdir(server.storeFolder)).toContain('a');
@@ -52,7 +52,7 @@ test('retries recording the end of an operation, which counts as running and loc
   await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), waitForOptions);
   writing.mockRestore();
   clock.advance(1_000);
-  expect(await made).toMatchObject({ name: 'a' });
+  expect(await creation).toMatchObject({ name: 'a' });
   expect(newest()).toMatchObject({ state: 'done', error: undefined });
   expect(await server.core.catalogue.resolve('a', aCall())).toMatchObject({ name: 'a' });
 });
@@ -60,11 +60,11 @@ test('retries recording the end of an operation, which counts as running and loc
 describe('the cancellation of an operation', () => {
   test('ends the work, reports it as cancelled, and leaves nothing behind', async () => {
     const gate = kind.close('create');
-    const made = create('a');
+    const creation = create('a');
     await gate.reached;
     const operation = newest();
     expect(operation && server.core.operations.cancel(operation.id)).toBe(true);
-    await expect(made).rejects.toMatchObject({ code: 'canceled', message: 'the operation was cancelled' });
+    await expect(creation).rejects.toMatchObject({ code: 'canceled', message: 'the operation was cancelled' });
     expect(newest()).toMatchObject({ state: 'canceled', error: { code: 'canceled' } });
     expect(await readdir(server.storeFolder)).toEqual(['.stowage']);
     gate.open();
@@ -80,11 +80,11 @@ describe('the cancellation of an operation', () => {
 
   test('an aborted caller that waits for a lock never starts its operation', async () => {
     const gate = kind.close('create');
-    const mine = new AbortController();
+    const caller = new AbortController();
     const first = create('a');
     await gate.reached;
-    const second = create('a', { signal: mine.signal });
-    mine.abort();
+    const second = create('a', { signal: caller.signal });
+    caller.abort();
     await expect(second).rejects.toThrow();
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(1);
     gate.open();
@@ -95,12 +95,12 @@ describe('the cancellation of an operation', () => {
 describe('a drain', () => {
   test('waits for running operations', async () => {
     const gate = kind.close('create');
-    const made = create('a');
+    const creation = create('a');
     await gate.reached;
     const drained = server.core.operations.drain(10_000);
     gate.open();
     await drained;
-    expect(await made).toMatchObject({ name: 'a' });
+    expect(await creation).toMatchObject({ name: 'a' });
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
@@ -128,18 +128,18 @@ describe('a drain', () => {
 
   test('interrupts operations after the grace period, and the next start replays them', async () => {
     const gate = kind.close('create');
-    const made = create('late');
+    const creation = create('late');
     await gate.reached;
     const drained = server.core.operations.drain(10_000);
     // Attached before the rejection, which would be unhandled otherwise.
-    const refused = expect(made).rejects.toMatchObject({
+    const interrupted = expect(creation).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
       message: 'Stowage is stopping; the operation continues at the next start',
     });
     clock.advance(10_000);
     await drained;
-    await refused;
+    await interrupted;
     expect(newest()).toMatchObject({ state: 'running' });
     await server.stop();
     gate.open();
@@ -153,9 +153,9 @@ describe('a drain', () => {
 });
 
 test('keeps a bounded number of ended operations', async () => {
-  const many = Array.from({ length: 1200 }, (_, i) => i);
-  for (let i = 0; i < many.length; i += 100) {
-    await Promise.all(many.slice(i, i + 100).map((n) => create(`v${n}`)));
+  const numbers = Array.from({ length: 1200 }, (_, i) => i);
+  for (let i = 0; i < numbers.length; i += 100) {
+    await Promise.all(numbers.slice(i, i + 100).map((n) => create(`v${n}`)));
   }
   expect(server.core.operations.page({ limit: 5000 }).items.length).toBeLessThan(1101);
 });

@@ -35,13 +35,13 @@ test('close does not wait without a recent request, or if the engine itself dele
 
 test('a request during a deletion waits for its end, and must then look the volume up again', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
-  const closed = await requests.block(id, false, signal);
+  const block = await requests.block(id, false, signal);
   const noted = requests.note(id, signal);
-  const impatient = new AbortController();
-  const given = requests.note(id, impatient.signal);
-  impatient.abort(new Error('enough'));
-  await expect(given).rejects.toThrow('enough');
-  closed[Symbol.dispose]();
+  const caller = new AbortController();
+  const abortedNote = requests.note(id, caller.signal);
+  caller.abort(new Error('enough'));
+  await expect(abortedNote).rejects.toThrow('enough');
+  block[Symbol.dispose]();
   expect(await noted).toBe('over');
   expect(await requests.note(id, signal)).toBe('noted');
 });

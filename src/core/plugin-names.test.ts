@@ -39,10 +39,10 @@ const listed = async (): Promise<readonly string[]> =>
 describe('the names of volumes in engines', () => {
   test('are looked up in the default store first, then in the others, or in the store that the name contains', async () => {
     const [ours, theirs] = [await make('local', 'a'), await make('silver', 'a')];
-    const only = await make('gold', 'b');
+    const goldVolume = await make('gold', 'b');
     expect(await resolve('a')).toEqual(ours);
     expect(await resolve('silver..a')).toEqual(theirs);
-    expect(await resolve('b')).toEqual(only);
+    expect(await resolve('b')).toEqual(goldVolume);
     expect(await listed()).toEqual(['a', 'b', 'silver..a']);
   });
 
@@ -60,31 +60,32 @@ describe('the names of volumes in engines', () => {
   test('keep their volume when a volume with the same name appears in a store with precedence', async () => {
     const first = await make('silver', 'a');
     expect(await resolve('a')).toEqual(first);
-    const later = await make('local', 'a');
+    const newerVolume = await make('local', 'a');
     expect(await resolve('a')).toEqual(first);
-    expect(await resolve('local..a')).toEqual(later);
+    expect(await resolve('local..a')).toEqual(newerVolume);
     expect(await listed()).toEqual(['a', 'local..a']);
     await server.core.deletions.delete(first.id, undefined, aCall());
-    expect(await resolve('a')).toEqual(later);
+    expect(await resolve('a')).toEqual(newerVolume);
   });
 
   test('are forgotten when the volume is gone and no container references it', async () => {
-    const all = ['a', 'local..a', 'b', 'c'];
-    const known = () => all.filter((name) => server.core.pluginNames.recordedId('stowage-local', name) !== undefined);
+    const names = ['a', 'local..a', 'b', 'c'];
+    const recordedNames = () =>
+      names.filter((name) => server.core.pluginNames.recordedId('stowage-local', name) !== undefined);
     const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
-    for (const name of all) await resolve(name);
+    for (const name of names) await resolve(name);
     await server.core.deletions.delete(first.id, undefined, aCall());
     server.core.pluginNames.forget(first.id);
-    expect(known()).toEqual(['b', 'c']);
+    expect(recordedNames()).toEqual(['b', 'c']);
     docker.run('web', { c: 'stowage-local' }, false);
     await server.core.references.refreshAll(aCall());
     for (const { id } of [second, third]) server.core.records.volumes.remove(id);
     expect(await listed()).toEqual([]);
-    expect(known()).toEqual(['c']);
+    expect(recordedNames()).toEqual(['c']);
     docker.remove('web');
     await server.core.references.refreshAll(aCall());
     await listed();
-    expect(known()).toEqual([]);
+    expect(recordedNames()).toEqual([]);
   });
 
   test('stay when the volume is renamed', async () => {

@@ -21,17 +21,17 @@ interface CountingEngine extends ContainerEngine {
 }
 
 function engine(kind: 'docker' | 'podman', answer: boolean | Error): CountingEngine {
-  const asked: CountingEngine = {
+  const countingEngine: CountingEngine = {
     ...createFakeEngine(kind),
     times: 0,
     answer,
     remapsUsers: async () => {
-      asked.times++;
-      if (asked.answer instanceof Error) throw asked.answer;
-      return asked.answer;
+      countingEngine.times++;
+      if (countingEngine.answer instanceof Error) throw countingEngine.answer;
+      return countingEngine.answer;
     },
   };
-  return asked;
+  return countingEngine;
 }
 
 const clients = createClients({
@@ -108,17 +108,17 @@ describe('an engine that remaps users', () => {
     ['docker', 'a1b2', 1_000],
     ['podman', podman, 200],
   ] as const)('of kind %s delays a mount only briefly if it does not answer during the mount', async (kind, id, ms) => {
-    const silent = engine(kind, false);
+    const silentEngine = engine(kind, false);
     const { promise, resolve } = Promise.withResolvers<boolean>();
-    silent.remapsUsers = () => promise;
-    const { clock, look, refuse } = createCheck([silent]);
-    const ended: string[] = [];
-    const first = refuse(id).then(() => ended.push('first'));
+    silentEngine.remapsUsers = () => promise;
+    const { clock, look, refuse } = createCheck([silentEngine]);
+    const endedMounts: string[] = [];
+    const first = refuse(id).then(() => endedMounts.push('first'));
     clock.advance(ms - 1);
     // Both requests share one wait.
-    const second = refuse(id).then(() => ended.push('second'));
+    const second = refuse(id).then(() => endedMounts.push('second'));
     await Promise.resolve();
-    expect(ended).toEqual([]);
+    expect(endedMounts).toEqual([]);
     clock.advance(1);
     await Promise.all([first, second]);
     await refuse(id);
@@ -132,11 +132,11 @@ describe('an engine that remaps users', () => {
     const { promise, resolve } = Promise.withResolvers<boolean>();
     docker.remapsUsers = () => promise;
     const { clock, refuse } = createCheck([docker]);
-    const refused = expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    const rejection = expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     clock.advance(900);
     await setImmediate();
     resolve(true);
-    await refused;
+    await rejection;
   });
 
   test('is asked again soon after it did not answer, and the failure does not count as an answer', async () => {

@@ -33,12 +33,12 @@ let currentSource: Source | undefined;
 let stagedSources: Source[];
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as Extract<Source, { kind: 'nfs' }>;
-const at = (name: string): string => join(folder, name);
-const stageOf = (id: VolumeId): string => at(`s/${id}`);
+const pathOf = (name: string): string => join(folder, name);
+const stageOf = (id: VolumeId): string => pathOf(`s/${id}`);
 
 beforeEach(() => {
   folder = realpathSync(mkdtempSync(join(tmpdir(), 'stowage-repair-')));
-  mkdirSync(at('s'));
+  mkdirSync(pathOf('s'));
   records = openRecords(':memory:');
   onTestFinished(() => {
     records.close();
@@ -84,7 +84,7 @@ function parts(): MountParts {
   return {
     records,
     ...failingParts(),
-    mountsFolder: at('s'),
+    mountsFolder: pathOf('s'),
     clock,
     events,
     log: silentLog(),
@@ -103,8 +103,8 @@ function parts(): MountParts {
 
 /** Repairs the mounts like a server that has just started. */
 async function repair(): Promise<readonly VolumeId[]> {
-  const own = parts();
-  return await createRepairMounts(own, createVolumeStaging(own))(scope);
+  const repairParts = parts();
+  return await createRepairMounts(repairParts, createVolumeStaging(repairParts))(scope);
 }
 
 async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
@@ -142,84 +142,88 @@ async function isServedAt(id: VolumeId, target: string): Promise<boolean> {
 }
 
 test('the repair leaves healthy mounts alone', async () => {
-  await volumeAt(at('a'), at('b'));
-  const before = await mounts.mounter.list(scope);
+  await volumeAt(pathOf('a'), pathOf('b'));
+  const tableBefore = await mounts.mounter.list(scope);
   await repair();
-  expect(await mounts.mounter.list(scope)).toEqual(before);
+  expect(await mounts.mounter.list(scope)).toEqual(tableBefore);
   expect(repaired).toEqual([]);
 });
 
 test('the repair remounts a dead mount at each of its targets, and publishes an event', async () => {
-  const id = await volumeAt(at('a'), at('b'));
-  const other = await volumeAt(at('c'));
+  const id = await volumeAt(pathOf('a'), pathOf('b'));
+  const otherVolume = await volumeAt(pathOf('c'));
   await kill(id);
   await repair();
-  for (const target of [at('a'), at('b')]) expect(await isServedAt(id, target)).toBe(true);
-  expect(await isServedAt(other, at('c'))).toBe(true);
-  expect(repaired.sort()).toEqual([at('a'), at('b')]);
-  const since = (target: string) => repairedAt(records, { target, since: 1 });
-  expect([at('a'), at('b'), at('c')].map((target) => since(target) !== undefined)).toEqual([true, true, false]);
+  for (const target of [pathOf('a'), pathOf('b')]) expect(await isServedAt(id, target)).toBe(true);
+  expect(await isServedAt(otherVolume, pathOf('c'))).toBe(true);
+  expect(repaired.sort()).toEqual([pathOf('a'), pathOf('b')]);
+  const repairedAtTarget = (target: string) => repairedAt(records, { target, since: 1 });
+  expect([pathOf('a'), pathOf('b'), pathOf('c')].map((target) => repairedAtTarget(target) !== undefined)).toEqual([
+    true,
+    true,
+    false,
+  ]);
 });
 
 test('the repair retries a target that could not be bound again, even if the volume is served by then', async () => {
-  const id = await volumeAt(at('a'), at('b'));
+  const id = await volumeAt(pathOf('a'), pathOf('b'));
   await kill(id);
-  bindFails.add(at('a'));
+  bindFails.add(pathOf('a'));
   await repair();
-  expect(await isServedAt(id, at('a'))).toBe(false);
+  expect(await isServedAt(id, pathOf('a'))).toBe(false);
   expect(volumesUnderRepair(records)).toEqual([id]);
   bindFails.clear();
   await repair();
-  for (const target of [at('a'), at('b')]) expect(await isServedAt(id, target)).toBe(true);
+  for (const target of [pathOf('a'), pathOf('b')]) expect(await isServedAt(id, target)).toBe(true);
   expect(volumesUnderRepair(records)).toEqual([]);
 });
 
 test('the repair finds a target that still shows the dead mount, without a record of an earlier repair', async () => {
-  const id = await volumeAt(at('a'));
-  mounts.remove(at('a'));
-  mounts.mount(at('a'), { source: ownSource(id, 'older'), type: 'fuse.stowage' });
+  const id = await volumeAt(pathOf('a'));
+  mounts.remove(pathOf('a'));
+  mounts.mount(pathOf('a'), { source: ownSource(id, 'older'), type: 'fuse.stowage' });
   await repair();
-  expect(await isServedAt(id, at('a'))).toBe(true);
+  expect(await isServedAt(id, pathOf('a'))).toBe(true);
 });
 
 test('the repair does not remount a target that another program unmounted', async () => {
-  await volumeAt(at('a'));
-  mounts.remove(at('a'));
+  await volumeAt(pathOf('a'));
+  mounts.remove(pathOf('a'));
   await repair();
-  expect(await mounts.mounter.isMounted(at('a'), scope)).toBe(false);
+  expect(await mounts.mounter.isMounted(pathOf('a'), scope)).toBe(false);
 });
 
 test('a volume that cannot be repaired does not block the repair of others', async () => {
-  const bad = await volumeAt(at('bad'));
-  const good = await volumeAt(at('good'));
+  const bad = await volumeAt(pathOf('bad'));
+  const good = await volumeAt(pathOf('good'));
   for (const id of [bad, good]) await kill(id);
-  bindFails.add(at('bad'));
+  bindFails.add(pathOf('bad'));
   await repair();
-  expect(await isServedAt(good, at('good'))).toBe(true);
-  expect(await isServedAt(bad, at('bad'))).toBe(false);
+  expect(await isServedAt(good, pathOf('good'))).toBe(true);
+  expect(await isServedAt(bad, pathOf('bad'))).toBe(false);
 });
 
 test('a mount of unknown state counts as not repaired, and does not block the repair of others', async () => {
-  const silent = await volumeAt(at('silent'));
-  const dead = await volumeAt(at('dead'));
+  const silentVolume = await volumeAt(pathOf('silent'));
+  const dead = await volumeAt(pathOf('dead'));
   await kill(dead);
-  unreachableStages.add(stageOf(silent));
-  const before = (await mounts.readTable()).at(at('silent'));
-  expect(await repair()).toEqual([silent]);
-  expect(await isServedAt(dead, at('dead'))).toBe(true);
-  expect((await mounts.readTable()).at(at('silent'))).toBe(before);
+  unreachableStages.add(stageOf(silentVolume));
+  const mountBefore = (await mounts.readTable()).at(pathOf('silent'));
+  expect(await repair()).toEqual([silentVolume]);
+  expect(await isServedAt(dead, pathOf('dead'))).toBe(true);
+  expect((await mounts.readTable()).at(pathOf('silent'))).toBe(mountBefore);
   unreachableStages.clear();
   expect(await repair()).toEqual([]);
 });
 
 test('a remount keeps the options of the mount even if those of the store have changed', async () => {
-  const id = await volumeAt(at('a'));
+  const id = await volumeAt(pathOf('a'));
   const way = { client: 'built-in', addresses: ['10.0.0.1'], port: 2049, root: 'AAAA', softMs: undefined, uid: 0 };
-  const known = { ...source, way } as unknown as Source;
-  for (const mount of records.mounts.byVolume(id)) records.mounts.put({ ...mount, source: known });
+  const recordedSource = { ...source, way } as unknown as Source;
+  for (const mount of records.mounts.byVolume(id)) records.mounts.put({ ...mount, source: recordedSource });
   const moved = { addresses: ['10.0.0.2'], port: 2050, mountPort: 635, root: 'BBBB', quota: { bytes: 1, ledger: 'C' } };
   currentSource = {
-    ...known,
+    ...recordedSource,
     hosts: ['other'],
     way: { ...way, client: 'host', softMs: 1, uid: 7, ...moved },
   } as unknown as Source;
@@ -227,7 +231,7 @@ test('a remount keeps the options of the mount even if those of the store have c
   await kill(id);
   stagedSources = [];
   expect(await repair()).toEqual([]);
-  const anew = { ...known, hosts: ['other'], way: { ...way, ...moved } };
+  const anew = { ...recordedSource, hosts: ['other'], way: { ...way, ...moved } };
   expect(stagedSources).toEqual([anew]);
   expect(records.mounts.byVolume(id).map((mount) => mount.source)).toEqual([JSON.parse(JSON.stringify(anew))]);
 });

@@ -12,8 +12,8 @@ import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { NodeName, Volume } from './model.ts';
 
 /** Two hosts on one export, each with its own state folder. */
-let one: TestCore;
-let other: TestCore;
+let host1: TestCore;
+let host2: TestCore;
 let folder: string;
 
 beforeEach(async () => {
@@ -31,14 +31,14 @@ beforeEach(async () => {
     onError: () => undefined,
   });
   onTestFinished(() => nfs.close());
-  const start = async (): Promise<TestCore> => {
+  const startHost = async (): Promise<TestCore> => {
     const server = await startCore({ kinds: [createLocalStoreKind(), createNfsStoreKind(clock)] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const uri = `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
     await server.core.stores.add('silver', uri, aCall());
     return server;
   };
-  [one, other] = [await start(), await start()];
+  [host1, host2] = [await startHost(), await startHost()];
 });
 
 const create = ({ core }: TestCore, name: string, key?: string): Promise<Volume> =>
@@ -53,79 +53,82 @@ const list = async ({ core }: TestCore): Promise<readonly Volume[]> => {
 
 describe('two hosts on one store', () => {
   test('see at once what the other host creates, changes, renames and deletes', async () => {
-    const made = await create(one, 'a');
-    expect(await list(other)).toEqual([made]);
-    const labelled = await other.core.volumes.label(made.id, { team: 'red' }, undefined, aCall());
-    expect(await list(one)).toEqual([labelled]);
-    const renamed = await one.core.volumes.rename(made.id, 'b', undefined, aCall());
-    expect(await other.core.catalogue.resolve(made.id, aCall())).toEqual(renamed);
-    await expect(other.core.catalogue.resolve('silver..a', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await other.core.deletions.delete(made.id, undefined, aCall());
-    await expect(one.core.catalogue.resolve(made.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    expect(await list(one)).toEqual([]);
+    const made = await create(host1, 'a');
+    expect(await list(host2)).toEqual([made]);
+    const labelled = await host2.core.volumes.label(made.id, { team: 'red' }, undefined, aCall());
+    expect(await list(host1)).toEqual([labelled]);
+    const renamed = await host1.core.volumes.rename(made.id, 'b', undefined, aCall());
+    expect(await host2.core.catalogue.resolve(made.id, aCall())).toEqual(renamed);
+    await expect(host2.core.catalogue.resolve('silver..a', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await host2.core.deletions.delete(made.id, undefined, aCall());
+    await expect(host1.core.catalogue.resolve(made.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await list(host1)).toEqual([]);
   });
 
   test('deleting a volume that another host renamed destroys it', async () => {
-    const { id } = await create(one, 'a');
-    await list(other);
-    await one.core.volumes.rename(id, 'b', undefined, aCall());
-    await other.core.deletions.delete(id, undefined, aCall());
+    const { id } = await create(host1, 'a');
+    await list(host2);
+    await host1.core.volumes.rename(id, 'b', undefined, aCall());
+    await host2.core.deletions.delete(id, undefined, aCall());
     expect(await readdir(folder)).toEqual(['.stowage']);
   });
 
   test('a name that another host deleted and reused refers to the new volume', async () => {
-    const first = await create(one, 'a');
-    await list(other);
-    await one.core.deletions.delete(first.id, undefined, aCall());
-    const second = await create(one, 'a');
-    expect((await other.core.catalogue.resolve('silver..a', aCall())).id).toBe(second.id);
-    expect(await list(other)).toEqual([second]);
-    await expect(other.core.deletions.delete(first.id, undefined, aCall())).rejects.toMatchObject({
+    const first = await create(host1, 'a');
+    await list(host2);
+    await host1.core.deletions.delete(first.id, undefined, aCall());
+    const second = await create(host1, 'a');
+    expect((await host2.core.catalogue.resolve('silver..a', aCall())).id).toBe(second.id);
+    expect(await list(host2)).toEqual([second]);
+    await expect(host2.core.deletions.delete(first.id, undefined, aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(await list(one)).toEqual([second]);
+    expect(await list(host1)).toEqual([second]);
   });
 
   test('concurrent creates of one name create one volume, and the other host gets an error', async () => {
     for (let round = 0; round < 10; round++) {
-      const results = await Promise.allSettled([create(one, `v${round}`), create(other, `v${round}`)]);
+      const results = await Promise.allSettled([create(host1, `v${round}`), create(host2, `v${round}`)]);
       const made = results.filter((result) => result.status === 'fulfilled');
-      const refused = results.filter((result) => result.status === 'rejected');
+      const rejected = results.filter((result) => result.status === 'rejected');
       expect(made.length).toBe(1);
-      expect(refused[0]?.reason).toMatchObject({ code: 'exists', reason: 'volume-exists' });
+      expect(rejected[0]?.reason).toMatchObject({ code: 'exists', reason: 'volume-exists' });
     }
-    expect((await list(one)).length).toBe(10);
-    expect(await list(other)).toEqual(await list(one));
+    expect((await list(host1)).length).toBe(10);
+    expect(await list(host2)).toEqual(await list(host1));
   });
 
   test('refuse to delete or rename a volume that another host uses, even if that host is stale', async () => {
-    const made = await create(one, 'a');
-    await other.core.stores.use('silver', async (store) => {
+    const made = await create(host1, 'a');
+    await host2.core.stores.use('silver', async (store) => {
       const use = { host: 'host-2', node: 'far' as never, users: [{ kind: 'container', name: 'db' }] } as const;
       await store.uses?.put(made, use, aCall());
     });
     const refusal = { code: 'in-use', message: expect.stringContaining('host far (host-2, container db)') };
-    await expect(one.core.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);
-    await expect(one.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject(refusal);
-    await one.core.stores.use('silver', (store) => store.uses?.remove(made.id, 'host-2', aCall()) ?? Promise.resolve());
-    await one.core.deletions.delete(made.id, undefined, aCall());
-    expect(await list(other)).toEqual([]);
+    await expect(host1.core.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);
+    await expect(host1.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject(refusal);
+    await host1.core.stores.use(
+      'silver',
+      (store) => store.uses?.remove(made.id, 'host-2', aCall()) ?? Promise.resolve(),
+    );
+    await host1.core.deletions.delete(made.id, undefined, aCall());
+    expect(await list(host2)).toEqual([]);
   });
 });
 
 test.skipIf(needs('mount'))(
   'a host that is rejected because another host is the writer publishes no use record',
   async () => {
-    const made = await create(one, 'a');
+    const made = await create(host1, 'a');
     const use = { host: 'elsewhere', node: 'elsewhere' as NodeName, users: [] };
-    const { uses } = one.core.stores.view('silver').store ?? {};
+    const { uses } = host1.core.stores.view('silver').store ?? {};
     await uses?.takeWriter(made, use.host, aCall());
     await uses?.put(made, use, aCall());
-    const target = `${one.folder}-m`;
-    const how = { readOnly: false, user: undefined, singleNodeWriter: true };
-    await expect(one.core.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
+    const target = `${host1.folder}-m`;
+    const publishOptions = { readOnly: false, user: undefined, singleNodeWriter: true };
+    await expect(host1.core.mounts.publish(made.id, target, publishOptions, aCall())).rejects.toMatchObject({
       reason: 'volume-written-elsewhere',
     });
-    expect((await other.core.uses.list(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
+    expect((await host2.core.uses.list(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
   },
 );

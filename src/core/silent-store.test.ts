@@ -18,17 +18,17 @@ interface Started {
 }
 
 async function startSilentStore(options: ServerOptions = {}): Promise<Started> {
-  const own = await startOwnServer({ path: '/export' });
+  const nfsServer = await startOwnServer({ path: '/export' });
   const kind = gated(createNfsStoreKind());
   const server = await startServer({ kinds: [createLocalStoreKind(), kind], ...options });
   onTestFinished(() => server[Symbol.asyncDispose]());
-  const { port } = own.server;
+  const { port } = nfsServer.server;
   await server.core.stores.add(
     'silver',
     `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=500ms&retries=0`,
     aCall(),
   );
-  return { server, kind, own };
+  return { server, kind, own: nfsServer };
 }
 
 const stateIn = async ({ admin }: TestServer): Promise<unknown> =>
@@ -40,10 +40,10 @@ test('a store that does not answer is shown as such without waiting for it twice
   expect(await stateIn(server)).toBe('open');
 
   const gate = kind.close('ping', { deaf: true });
-  const first = stateIn(server);
+  const firstAnswer = stateIn(server);
   await gate.reached;
   clock.advance(3_000);
-  expect(await first).toBe('not-answering');
+  expect(await firstAnswer).toBe('not-answering');
   // This request does not wait for the pending call: the clock stands still.
   expect(await stateIn(server)).toBe('not-answering');
   expect((await server.admin.get('/v1/stores/silver')).body).toMatchObject({
@@ -128,11 +128,11 @@ test('a store whose server no longer allows this host is shown as denying access
 });
 
 test('a store that denies every request is shown with that problem until it allows them again', async () => {
-  const own = await startOwnServer({ path: '/export' });
+  const nfsServer = await startOwnServer({ path: '/export' });
   const kind = refusing(createNfsStoreKind());
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
-  const { port } = own.server;
+  const { port } = nfsServer.server;
   await server.core.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}`, aCall());
   const action = 'Have it exported to this host.';
   const error = new StowageError('it says no', { code: 'denied', reason: 'nfs-credential-denied', action });

@@ -40,17 +40,17 @@ test('limits concurrent checks from other networks; the others wait until they r
     server.core.stores.check('silver', { signal, log: silentLog() }, from);
   const froms = (): readonly unknown[] => checks.map(({ from }) => from);
   const leaving = new AbortController();
-  const all = ['a', 'b', 'c'].map((from) => check(from));
-  const left = expect(check('d', leaving.signal)).rejects.toThrow('no longer');
-  all.push(check('e'));
+  const results = ['a', 'b', 'c'].map((from) => check(from));
+  const abortedCheck = expect(check('d', leaving.signal)).rejects.toThrow('no longer');
+  results.push(check('e'));
   await nextTurn();
   expect(froms()).toEqual(['a', 'b', 'c']);
   leaving.abort(new Error('no longer'));
-  await left;
+  await abortedCheck;
   checks[1]?.resolve(fine);
   await expect.poll(froms).toEqual(['a', 'b', 'c', 'e']);
   for (const { resolve } of checks) resolve(fine);
-  expect(await Promise.all(all)).toEqual(Array(4).fill(fine));
+  expect(await Promise.all(results)).toEqual(Array(4).fill(fine));
 });
 
 test('a check from another network that times out does not blame a disk', async () => {

@@ -33,11 +33,11 @@ beforeEach(async () => {
   [root, config] = [join(folder, 'plain'), join(folder, 'stowage.yaml')];
   for (const name of ['plain', 'local']) await mkdir(join(folder, name));
   await configure();
-  const first = await startCore({ config, kinds: [createLocalStoreKind(), kind] });
-  server = first;
+  const started = await startCore({ config, kinds: [createLocalStoreKind(), kind] });
+  server = started;
   onTestFinished(async () => {
-    await server.stop();
-    await first[Symbol.asyncDispose]();
+    await started.stop();
+    await started[Symbol.asyncDispose]();
   });
 });
 

@@ -11,7 +11,7 @@ import { createStoreIdentities, type StoreIdentities } from './store-identity.ts
 
 const name = 'silver' as StoreName;
 const id = 'sv1-1' as VolumeId;
-const at = (uri: string): StoreConfig => ({ name, uri, origin: 'file', policy, options: {} });
+const configAt = (uri: string): StoreConfig => ({ name, uri, origin: 'file', policy, options: {} });
 
 let folder: string;
 let records: Records;
@@ -19,8 +19,8 @@ let identities: StoreIdentities;
 
 /** Records the identity of the store at that location, as when it is opened. */
 function rememberStore(uri: string): void {
-  identities.forgetOtherLocation(at(uri));
-  identities.remember(at(uri), { identity: 'it' } as Store);
+  identities.forgetOtherLocation(configAt(uri));
+  identities.remember(configAt(uri), { identity: 'it' } as Store);
 }
 
 beforeEach(() => {
@@ -42,7 +42,7 @@ test.each([
   'nfs://10.0.0.3,10.0.0.1:2050/export/a',
   'nfs://Filer:2050/export/a',
 ])('the same server with URI %s is the same location', (uri) => {
-  expect(identities.identityOf(at(uri))).toBe('it');
+  expect(identities.identityOf(configAt(uri))).toBe('it');
   rememberStore(uri);
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
 });
@@ -50,11 +50,11 @@ test.each([
 test('addresses can be replaced one by one', () => {
   for (const hosts of ['filer,10.0.0.3', '10.0.0.3', '10.0.0.3,[fd00::1]', '[fd00::1]']) {
     const uri = `nfs://${hosts}:2050/export/a`;
-    expect(identities.identityOf(at(uri))).toBe('it');
+    expect(identities.identityOf(configAt(uri))).toBe('it');
     rememberStore(uri);
   }
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
-  expect(identities.identityOf(at('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
+  expect(identities.identityOf(configAt('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
 });
 
 test.each([
@@ -64,13 +64,13 @@ test.each([
   'nfs://10.0.0.1/export/a',
   'local:///export/a',
 ])('%s is another location', (uri) => {
-  expect(identities.identityOf(at(uri))).toBeUndefined();
-  identities.forgetOtherLocation(at(uri));
+  expect(identities.identityOf(configAt(uri))).toBeUndefined();
+  identities.forgetOtherLocation(configAt(uri));
   expect(records.volumes.byId(id)).toBeUndefined();
 });
 
 test('without a host, only the same path is the same location', () => {
   rememberStore('local:///srv/a');
-  expect(identities.identityOf(at('local:///srv/a?onDelete=retain'))).toBe('it');
-  expect(identities.identityOf(at('local:///srv/b'))).toBeUndefined();
+  expect(identities.identityOf(configAt('local:///srv/a?onDelete=retain'))).toBe('it');
+  expect(identities.identityOf(configAt('local:///srv/b'))).toBeUndefined();
 });

@@ -30,9 +30,9 @@ const failingLookup = (liveness: StoreLiveness, thrown: Error): Promise<boolean>
 test('records a denial that arrives after the timeout', async () => {
   const { promise, reject } = Promise.withResolvers<void>();
   const { clock, liveness } = setUp(() => promise);
-  const asked = liveness.findSilent([silver], aCall());
+  const silentStores = liveness.findSilent([silver], aCall());
   clock.advance(2_000);
-  expect(await asked).toEqual(new Set([silver]));
+  expect(await silentStores).toEqual(new Set([silver]));
   expect(liveness.denialOf(silver)).toBeUndefined();
   reject(denied);
   await vi.waitFor(() => expect(liveness.denialOf(silver)).toBe(denied));
@@ -64,14 +64,14 @@ test.each([
 
 test.each(['list', 'lookUp'] as const)('uses a ping to find out why a %s is not answered in time', async (question) => {
   const { clock, liveness } = setUp(() => Promise.reject(denied));
-  const reached = Promise.withResolvers<void>();
-  const asked = liveness[question](silver, aCall(), () => {
-    reached.resolve();
+  const asked = Promise.withResolvers<void>();
+  const isAnswered = liveness[question](silver, aCall(), () => {
+    asked.resolve();
     return new Promise(() => undefined);
   });
-  await reached.promise;
+  await asked.promise;
   clock.advance(3_000);
-  expect(await asked).toBe(false);
+  expect(await isAnswered).toBe(false);
   expect(liveness.denialOf(silver)).toBe(denied);
 });
 
@@ -83,11 +83,11 @@ test.each([
 ] as const)(
   'forgets a denial when a lookup fails with %s %s (a ping with %s), since the network is the problem now',
   async (code, reason, ping) => {
-    let now: Error = denied;
-    const { liveness } = setUp(() => Promise.reject(now));
+    let currentFailure: Error = denied;
+    const { liveness } = setUp(() => Promise.reject(currentFailure));
     await liveness.findSilent([silver], aCall());
     expect(liveness.denialOf(silver)).toBe(denied);
-    now = failure('unavailable', ping);
+    currentFailure = failure('unavailable', ping);
     expect(await failingLookup(liveness, failure(code, reason))).toBe(false);
     expect(liveness.denialOf(silver)).toBeUndefined();
   },

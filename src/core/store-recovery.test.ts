@@ -46,8 +46,8 @@ const create = (server: TestCore, name: string): Promise<Volume> =>
 function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
   const records = openRecords(join(folder, 'state.db'));
-  const about = { id, kind, store: 'keep', subject: 'keep/a', params };
-  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  const operation = { id, kind, store: 'keep', subject: 'keep/a', params };
+  records.operations.begin({ ...operation, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
   records.close();
   return id;
 }
@@ -59,7 +59,7 @@ async function withoutRecording(work: (server: TestCore) => Promise<unknown>): P
   await copyFile(join(folder, 'before.db'), join(folder, 'state.db'));
 }
 
-const found = async (server: TestCore): Promise<readonly Volume[]> => {
+const listVolumes = async (server: TestCore): Promise<readonly Volume[]> => {
   const query = { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 };
   return (await server.core.catalogue.page(query, aCall())).volumes;
 };
@@ -83,7 +83,7 @@ describe.each([
     );
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      const volumes = await found(server);
+      const volumes = await listVolumes(server);
       expect(volumes.map((volume) => volume.name)).toEqual(['a', 'b']);
       expect(await create(server, 'b')).toEqual(volumes[1]);
     });
@@ -96,7 +96,7 @@ describe.each([
     const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '50' });
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await found(server)).toMatchObject([{ id: volume.id, bytes: 50n, revision: 2 }]);
+      expect(await listVolumes(server)).toMatchObject([{ id: volume.id, bytes: 50n, revision: 2 }]);
     });
   });
 
@@ -106,7 +106,7 @@ describe.each([
     const intent = leaveIntent('volume.rename', { id: volume.id, name: 'a', to: 'z' });
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
+      expect(await listVolumes(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
     });
     expect(await visible()).toEqual(['z', 'z.meta']);
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
@@ -118,7 +118,7 @@ describe.each([
     const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { l: '1', x: '2' } });
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await found(server)).toMatchObject([{ id: volume.id, labels: { l: '1', x: '2' }, revision: 2 }]);
+      expect(await listVolumes(server)).toMatchObject([{ id: volume.id, labels: { l: '1', x: '2' }, revision: 2 }]);
     });
   });
 
@@ -132,7 +132,7 @@ describe.each([
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await found(server)).toEqual([]);
+      expect(await listVolumes(server)).toEqual([]);
       expect(await server.core.deletions.trashOf('keep', aCall())).toHaveLength(inTrash);
     });
     expect(await visible()).toEqual(left);
@@ -158,7 +158,7 @@ describe.each([
     const intent = leaveIntent('volume.restore', { id: volume.id, name: 'a', to: 'z' });
     await runServer(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
+      expect(await listVolumes(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
       expect(await server.core.deletions.trashOf('keep', aCall())).toEqual([]);
     });
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
@@ -179,13 +179,13 @@ describe.each([
   test('adopt', async () => {
     await createVolumeInStore();
     await mkdir(join(root, 'films'));
-    const how = { dryRun: false, data: true };
-    if (done) await withoutRecording((server) => server.core.adoptions.adopt('keep', how, aCall()));
-    const intent = leaveIntent('store.adopt', how);
+    const adoptOptions = { dryRun: false, data: true };
+    if (done) await withoutRecording((server) => server.core.adoptions.adopt('keep', adoptOptions, aCall()));
+    const intent = leaveIntent('store.adopt', adoptOptions);
     await runServer(async (server) => {
       // An adoption can take hours, so the store opens before it ends.
       await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), waitForOptions);
-      expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
+      expect((await listVolumes(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
     });
     expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);
   });
@@ -200,7 +200,7 @@ test('an interrupted operation that can no longer succeed ends as failed, and th
       error: { code: 'out-of-range' },
     });
     expect(server.core.stores.view('keep').problem).toBeUndefined();
-    expect(await found(server)).toMatchObject([{ bytes: 10n }]);
+    expect(await listVolumes(server)).toMatchObject([{ bytes: 10n }]);
   });
 });
 
@@ -209,7 +209,7 @@ test('an interrupted operation of an unknown kind stays on record for a version 
   const intent = leaveIntent('volume.teleport', {});
   await runServer(async (server) => {
     expect(stateOf(server, intent)).toBe('running');
-    expect(await found(server)).toHaveLength(1);
+    expect(await listVolumes(server)).toHaveLength(1);
   });
 });
 
@@ -223,7 +223,7 @@ test('an interrupted operation waits while its store is down, and is replayed wh
     await rename(join(folder, 'aside'), root);
     await runMaintenance(server.core);
     expect(stateOf(server, intent)).toBe('done');
-    expect(await found(server)).toMatchObject([{ labels: { late: 'yes' } }]);
+    expect(await listVolumes(server)).toMatchObject([{ labels: { late: 'yes' } }]);
   });
 });
 
@@ -251,7 +251,7 @@ describe('a directory that is not the store it was', () => {
       expect(server.core.stores.view('keep').problem).toMatchObject(problem);
       expect(await readdir(root)).toEqual([]);
       await expect(create(server, 'b')).rejects.toMatchObject(problem);
-      expect(await found(server)).toMatchObject([{ id: volume.id }]);
+      expect(await listVolumes(server)).toMatchObject([{ id: volume.id }]);
       await rm(root, { recursive: true });
       await rename(join(folder, 'disk'), root);
       await runMaintenance(server.core);
@@ -265,17 +265,17 @@ describe('a directory that is not the store it was', () => {
     await rename(root, join(folder, 'disk'));
     await mkdir(join(root, 'other'), { recursive: true });
     await runServer(async (server) => {
-      const how = { dryRun: true, data: true };
-      await expect(server.core.adoptions.adopt('keep', how, aCall())).rejects.toMatchObject(problem);
-      await server.core.adoptions.adopt('keep', { ...how, dryRun: false }, aCall());
-      expect(await found(server)).toMatchObject([{ name: 'other' }]);
+      const adoptOptions = { dryRun: true, data: true };
+      await expect(server.core.adoptions.adopt('keep', adoptOptions, aCall())).rejects.toMatchObject(problem);
+      await server.core.adoptions.adopt('keep', { ...adoptOptions, dryRun: false }, aCall());
+      expect(await listVolumes(server)).toMatchObject([{ name: 'other' }]);
       expect(server.core.operations.get(intent)?.operation).toMatchObject({
         state: 'failed',
         error: { reason: 'store-moved' },
       });
     });
     // The store is still accepted after another restart.
-    await runServer(async (server) => expect(await found(server)).toMatchObject([{ name: 'other' }]));
+    await runServer(async (server) => expect(await listVolumes(server)).toMatchObject([{ name: 'other' }]));
   });
 
   test('a removed store can be added again, whatever is in its directory', async () => {
@@ -285,7 +285,7 @@ describe('a directory that is not the store it was', () => {
       await rm(root, { recursive: true });
       await mkdir(root);
       await server.core.stores.add('keep', `local://${root}`, aCall());
-      expect(await found(server)).toEqual([]);
+      expect(await listVolumes(server)).toEqual([]);
     });
   });
 });

@@ -74,7 +74,7 @@ async function useElsewhere(volume: Volume): Promise<void> {
   }
 }
 
-const how = { readOnly: false, user: undefined };
+const publishOptions = { readOnly: false, user: undefined };
 
 /** Runs every kind of operation, with all its variants. */
 async function useAll(server: TestCore): Promise<Volume> {
@@ -87,7 +87,7 @@ async function useAll(server: TestCore): Promise<Volume> {
   await volumes.label(id, { more: 'x' }, undefined, aCall());
   await useElsewhere(await server.core.catalogue.resolve(id, aCall()));
   await uses.release(id, 'other', aCall());
-  await mounts.publish(id, target('b'), how, aCall());
+  await mounts.publish(id, target('b'), publishOptions, aCall());
   await mounts.unpublish(target('b'), id, aCall());
   await deletions.delete(id, undefined, aCall(), { discard: true });
 
@@ -100,7 +100,7 @@ async function useAll(server: TestCore): Promise<Volume> {
   await adoptions.adopt('keep', { dryRun: true, data: false, names: ['e'] }, aCall());
   const want = { store: 'keep' as StoreName, bytes: 4096n, enforce: false };
   const user = { kind: 'pod', name: 'default/web', node: 'this-node' as NodeName } as const;
-  await ephemerals.publish('key', want, target('f'), { ...how, user }, aCall());
+  await ephemerals.publish('key', want, target('f'), { ...publishOptions, user }, aCall());
   return kept;
 }
 
@@ -131,10 +131,10 @@ const eventTypes = [
 
 /** Ids, paths and times are replaced by fixed text. */
 function readStored(server: TestCore): Stored {
-  const opened = server.kept.records.open();
+  const openedRecords = server.kept.records.open();
   const ids: string[] = [];
-  const identity = opened.settings.get('identity of keep') ?? '';
-  const plain = (text: string): string =>
+  const identity = openedRecords.settings.get('identity of keep') ?? '';
+  const normalized = (text: string): string =>
     text
       .replaceAll(folder, '<folder>')
       .replaceAll(exported, '<export>')
@@ -149,12 +149,12 @@ function readStored(server: TestCore): Stored {
       .replaceAll(/"(root|ledger)":"[^"]+"/g, '"$1":"AA=="')
       .replaceAll(/"marks":\[[\d,]+\]/g, '"marks":[2]');
   const json = (text: string): unknown => (/^[[{]/.test(text) ? JSON.parse(text) : text);
-  const operations = opened.operations
+  const operations = openedRecords.operations
     .page({ limit: 100 })
     .items.toReversed()
     .map(({ kind, store, subject, params }) => ({ kind, store, subject, params }));
-  const values = settingsWritten.map((key) => [key, json(plain(opened.settings.get(key) ?? ''))] as const);
-  return { operations: JSON.parse(plain(JSON.stringify(operations))), settings: Object.fromEntries(values) };
+  const values = settingsWritten.map((key) => [key, json(normalized(openedRecords.settings.get(key) ?? ''))] as const);
+  return { operations: JSON.parse(normalized(JSON.stringify(operations))), settings: Object.fromEntries(values) };
 }
 
 test('the use cases write the same intents and settings as 0.1, and publish the same events', async () => {

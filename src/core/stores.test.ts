@@ -18,13 +18,13 @@ beforeEach(async () => {
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
-async function place(name: string): Promise<string> {
+async function makeFolder(name: string): Promise<string> {
   const path = join(server.folder, name);
   await mkdir(path, { recursive: true });
   return path;
 }
 const add = async (name: string, query = ''): Promise<unknown> =>
-  server.core.stores.add(name, `local://${await place(name)}${query}`, aCall());
+  server.core.stores.add(name, `local://${await makeFolder(name)}${query}`, aCall());
 const create = (store: string | undefined, name: string): Promise<Volume> =>
   server.core.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
 const names = (): string[] => server.core.stores.list().map((view) => view.config.name);
@@ -69,7 +69,7 @@ describe('add and remove', () => {
   });
 
   test('concurrent adds of one name and one directory give one store', async () => {
-    const path = await place('keep');
+    const path = await makeFolder('keep');
     const adding = Array.from({ length: 10 }, (_, i) =>
       server.core.stores.add(i % 2 === 0 ? 'one' : 'two', `local://${path}`, aCall()),
     );
@@ -91,17 +91,17 @@ describe('add and remove', () => {
   test('removing waits for calls that use the store', async () => {
     await add('keep');
     const gate = kind.close('create');
-    const made = create('keep', 'a');
+    const creation = create('keep', 'a');
     await gate.reached;
-    const removed = server.core.stores.remove('keep', aCall());
+    const removal = server.core.stores.remove('keep', aCall());
     await vi.waitFor(() => expect(server.core.stores.view('keep').store).toBeUndefined(), waitForOptions);
     await expect(create('keep', 'b')).rejects.toMatchObject({
       code: 'unavailable',
       message: "store 'keep' cannot be used: store 'keep' is being closed",
     });
     gate.open();
-    expect(await made).toMatchObject({ name: 'a' });
-    await removed;
+    expect(await creation).toMatchObject({ name: 'a' });
+    await removal;
     expect(names()).toEqual(['local']);
   });
 
@@ -162,13 +162,13 @@ describe('configure', () => {
     server.core.stores.configure(configs, configs[0]?.name, aCall());
 
   test('adds, removes and changes stores, and does not touch unchanged ones', async () => {
-    const [a, b] = [await place('a'), await place('b')];
+    const [a, b] = [await makeFolder('a'), await makeFolder('b')];
     await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}`));
     expect(names()).toEqual(['a', 'b']);
-    const open = server.core.stores.view('a').store;
+    const openStore = server.core.stores.view('a').store;
     await create('b', 'x');
     await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}?onDelete=archive`));
-    expect(server.core.stores.view('a').store).toBe(open);
+    expect(server.core.stores.view('a').store).toBe(openStore);
     expect(server.core.stores.view('b').config.policy.onDelete).toBe('archive');
     expect(await resolve('b..x')).toMatchObject({ name: 'x' });
     await configure(inFile('b', `local://${b}?onDelete=archive`));
@@ -178,7 +178,7 @@ describe('configure', () => {
 
   test('a store that was added through the API stays', async () => {
     await add('keep');
-    await configure(inFile('a', `local://${await place('a')}`));
+    await configure(inFile('a', `local://${await makeFolder('a')}`));
     expect(names().sort()).toEqual(['a', 'keep']);
   });
 
@@ -186,12 +186,12 @@ describe('configure', () => {
     await add('keep');
     const { config } = server.core.stores.view('keep');
     await server.core.stores.remove('keep', aCall());
-    await configure(inFile('a', `local://${await place('a')}`), config);
+    await configure(inFile('a', `local://${await makeFolder('a')}`), config);
     expect(names()).toEqual(['a']);
   });
 
   test('invalid options leave the store as it was', async () => {
-    const a = await place('a');
+    const a = await makeFolder('a');
     await configure(inFile('a', `local://${a}`));
     await create('a', 'x');
     await configure(inFile('a', `local://${a}?layout=image`));
@@ -215,7 +215,7 @@ describe('configure', () => {
   });
 
   test('a store whose directory changed has the volumes of the new directory', async () => {
-    const [a, b] = [await place('a'), await place('b')];
+    const [a, b] = [await makeFolder('a'), await makeFolder('b')];
     await configure(inFile('a', `local://${a}`));
     const first = await create('a', 'same');
     await configure(inFile('a', `local://${b}`));
@@ -226,12 +226,12 @@ describe('configure', () => {
   });
 
   test('volumes of a removed store do not make names ambiguous', async () => {
-    const [a, b, c] = [await place('a'), await place('b'), await place('c')];
-    const rest = [inFile('c', `local://${c}`), inFile('b', `local://${b}`)];
-    await configure(...rest, inFile('a', `local://${a}`));
+    const [a, b, c] = [await makeFolder('a'), await makeFolder('b'), await makeFolder('c')];
+    const otherStores = [inFile('c', `local://${c}`), inFile('b', `local://${b}`)];
+    await configure(...otherStores, inFile('a', `local://${a}`));
     await create('a', 'x');
     const { id } = await create('b', 'x');
-    await configure(...rest);
+    await configure(...otherStores);
     expect(await resolve('x')).toMatchObject({ id });
   });
 });
@@ -240,8 +240,8 @@ describe('finding volumes', () => {
   test('a bare name refers to the default store, else to the only volume with that name, else it is ambiguous', async () => {
     await add('one');
     await add('two');
-    const here = await create('one', 'x');
-    expect(await resolve('x')).toEqual(here);
+    const volumeInOne = await create('one', 'x');
+    expect(await resolve('x')).toEqual(volumeInOne);
     await create('two', 'x');
     await expect(resolve('x')).rejects.toMatchObject({
       code: 'conflict',
@@ -250,10 +250,10 @@ describe('finding volumes', () => {
       action:
         'Specify one as store/name. For Docker and Podman, write store..name, also to create another volume of that name.',
     });
-    expect(await server.core.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
+    expect(await server.core.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(volumeInOne);
     const preferred = await create('local', 'x');
     expect(await resolve('x')).toEqual(preferred);
-    expect(await resolve('one..x')).toEqual(here);
+    expect(await resolve('one..x')).toEqual(volumeInOne);
   });
 
   test('volumes of stores that are not visible are reported as not found', async () => {
@@ -262,8 +262,8 @@ describe('finding volumes', () => {
     const { id } = await create('two', 'x');
     const outside = { code: 'not-found', reason: 'volume-unknown', action: 'List the volumes: stowage volume list' };
     for (const ref of [id, newVolumeId(), 'two..x', 'two..nobody', 'nope..x', 'x']) {
-      const found = server.core.catalogue.resolve(ref, aCall(), (store) => store === 'one');
-      await expect(found, ref).rejects.toMatchObject(outside);
+      const lookup = server.core.catalogue.resolve(ref, aCall(), (store) => store === 'one');
+      await expect(lookup, ref).rejects.toMatchObject(outside);
     }
   });
 
@@ -298,7 +298,7 @@ describe('finding volumes', () => {
   });
 
   test('detects at once directories that appear in and disappear from a read-only store', async () => {
-    const path = await place('media');
+    const path = await makeFolder('media');
     await mkdir(join(path, 'films'));
     await add('media', '?readOnly=true');
     const page = async (): Promise<string[]> => {
@@ -325,7 +325,7 @@ describe('finding volumes', () => {
   });
 
   test('lists the other stores while a read-only store is down', async () => {
-    const path = await place('media');
+    const path = await makeFolder('media');
     await add('media', '?readOnly=true');
     await create('local', 'a');
     await rm(path, { recursive: true });

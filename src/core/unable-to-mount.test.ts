@@ -75,11 +75,11 @@ test('reports a source that nobody can mount before missing privileges of this p
   const { core, folder } = unprivileged();
   await core.stores.add('silver', 'nfs://nowhere/export?sourceport=700', aCall());
   await core.stores.add('here', `local://${folder('here')}`, aCall());
-  const mounted = async (store: string): Promise<unknown> => {
+  const mount = async (store: string): Promise<unknown> => {
     const want = { store, name: 'v', bytes: undefined, access: undefined, labels: {} };
     const { id } = await core.volumes.create(want, aCall());
     return await core.mounts.publish(id, folder('target'), { readOnly: false, user: undefined }, aCall());
   };
-  await expect(mounted('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'source-port-taken' });
-  await expect(mounted('here')).rejects.toMatchObject({ code: 'unsupported', reason: 'mount-unable' });
+  await expect(mount('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'source-port-taken' });
+  await expect(mount('here')).rejects.toMatchObject({ code: 'unsupported', reason: 'mount-unable' });
 });

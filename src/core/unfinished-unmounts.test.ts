@@ -12,18 +12,18 @@ import type { LiveMount, Operation, Volume } from './model.ts';
 import { newOperationId } from './names.ts';
 
 let ground: ScratchFolder;
-const at = (name: string): string => join(ground.folder, name);
-const image = (name = 'a'): string => at(`images/${name}.img`);
+const pathOf = (name: string): string => join(ground.folder, name);
+const image = (name = 'a'): string => pathOf(`images/${name}.img`);
 
 beforeEach(() => {
   ground = createScratchFolder();
   onTestFinished(() => ground[Symbol.dispose]());
-  for (const name of ['state', 'images']) mkdirSync(at(name));
+  for (const name of ['state', 'images']) mkdirSync(pathOf(name));
 });
 
 /** Starts a server on the same state. */
 async function start(): Promise<TestServer> {
-  const server = await startServer({ folder: at('state'), listen: 'none' });
+  const server = await startServer({ folder: pathOf('state'), listen: 'none' });
   onTestFinished(() => server[Symbol.asyncDispose]());
   // A start waits half a second for stores. On a busy machine they may take longer, and interrupted operations wait for them.
   const isOpening = (): boolean => server.core.stores.list().some(({ problem }) => problem?.reason === 'store-opening');
@@ -33,16 +33,16 @@ async function start(): Promise<TestServer> {
 
 async function create(server: TestServer, access: 'block' | 'filesystem' = 'block', name = 'a'): Promise<Volume> {
   if (!server.core.stores.list().some(({ config }) => config.name === 'images'))
-    await server.core.stores.add('images', `local://${at('images')}?layout=image&onDelete=delete`, aCall());
+    await server.core.stores.add('images', `local://${pathOf('images')}?layout=image&onDelete=delete`, aCall());
   return await server.core.volumes.create(
     { store: 'images', name, bytes: 64n << 20n, access, labels: {} },
     aCall({ requestId: `make-${name}` }),
   );
 }
 
-const mount = (server: TestServer, { id }: Volume, target = at('m'), readOnly = false): Promise<LiveMount> =>
+const mount = (server: TestServer, { id }: Volume, target = pathOf('m'), readOnly = false): Promise<LiveMount> =>
   server.core.mounts.publish(id, target, { readOnly, user: undefined, claimTarget: true }, aCall());
-const unmount = (server: TestServer, { id }: Volume, target = at('m')): Promise<void> =>
+const unmount = (server: TestServer, { id }: Volume, target = pathOf('m')): Promise<void> =>
   server.core.mounts.unpublish(target, id, aCall());
 const listed = async ({ core }: TestServer): Promise<readonly [string, boolean][]> =>
   (await core.mounts.list(aCall())).map(({ target, mounted }) => [target, mounted]);
@@ -53,17 +53,17 @@ const listed = async ({ core }: TestServer): Promise<readonly [string, boolean][
  */
 function bindDeviceElsewhere(): Disposable {
   const [device = ''] = ground.loops();
-  writeFileSync(at('elsewhere'), '');
-  execFileSync('mount', ['--bind', device, at('elsewhere')]);
-  return { [Symbol.dispose]: () => void execFileSync('umount', [at('elsewhere')]) };
+  writeFileSync(pathOf('elsewhere'), '');
+  execFileSync('mount', ['--bind', device, pathOf('elsewhere')]);
+  return { [Symbol.dispose]: () => void execFileSync('umount', [pathOf('elsewhere')]) };
 }
 
 /** Records an intent without an end, as a server leaves it after kill -9. */
 function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
-  const records = openRecords(at('state/state.db'));
-  const about = { id, kind, store: 'images', subject: 'images/a', params };
-  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  const records = openRecords(pathOf('state/state.db'));
+  const operation = { id, kind, store: 'images', subject: 'images/a', params };
+  records.operations.begin({ ...operation, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
   records.close();
   return id;
 }
@@ -78,22 +78,27 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     {
       using _elsewhere = bindDeviceElsewhere();
       for (let n = 0; n < 2; n++) await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
-      expect(await listed(server)).toEqual([[at('m'), false]]);
+      expect(await listed(server)).toEqual([[pathOf('m'), false]]);
     }
     for (let n = 0; n < 2; n++) await unmount(server, volume);
-    expect([ground.loops(), ground.mounts(), existsSync(at('m')), await listed(server)]).toEqual([[], [], false, []]);
+    expect([ground.loops(), ground.mounts(), existsSync(pathOf('m')), await listed(server)]).toEqual([
+      [],
+      [],
+      false,
+      [],
+    ]);
   });
 
   test('is refused for as long as the device is open', async () => {
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
-    const open = openSync(ground.loops()[0] ?? '', 'r');
+    const openDevice = openSync(ground.loops()[0] ?? '', 'r');
     try {
       for (let n = 0; n < 2; n++)
         await expect(unmount(server, volume)).rejects.toMatchObject({ code: 'in-use', reason: 'mount-busy' });
     } finally {
-      closeSync(open);
+      closeSync(openDevice);
     }
     for (let n = 0; n < 2; n++) await unmount(server, volume);
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
@@ -106,9 +111,9 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     {
       using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
-      renameSync(image(), at('images/aside'));
+      renameSync(image(), pathOf('images/aside'));
       await expect(mount(server, volume)).rejects.toMatchObject({ reason: 'volume-data-unusable' });
-      renameSync(at('images/aside'), image());
+      renameSync(pathOf('images/aside'), image());
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
     }
     await unmount(server, volume);
@@ -119,12 +124,12 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
-    const before = ground.loops();
+    const loopsBefore = ground.loops();
     {
       using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       expect(await mount(server, volume)).toMatchObject({ mounted: true });
-      expect(ground.loops()).toEqual(before);
+      expect(ground.loops()).toEqual(loopsBefore);
     }
     await unmount(server, volume);
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
@@ -133,20 +138,20 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
   test('prevents mounting another volume at the same target, with an action in the error', async () => {
     const server = await start();
     const volume = await create(server);
-    const other = await create(server, 'block', 'b');
+    const otherVolume = await create(server, 'block', 'b');
     await mount(server, volume);
     {
       using _elsewhere = bindDeviceElsewhere();
       await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
-      await expect(mount(server, other)).rejects.toMatchObject({
+      await expect(mount(server, otherVolume)).rejects.toMatchObject({
         reason: 'mount-unfinished',
-        action: `Repeat the unmount, which reports who still uses the volume: stowage unmount ${at('m')}`,
+        action: `Repeat the unmount, which reports who still uses the volume: stowage unmount ${pathOf('m')}`,
       });
-      expect(await listed(server)).toEqual([[at('m'), false]]);
+      expect(await listed(server)).toEqual([[pathOf('m'), false]]);
     }
     await unmount(server, volume);
-    await mount(server, other);
-    await unmount(server, other);
+    await mount(server, otherVolume);
+    await unmount(server, otherVolume);
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
@@ -156,7 +161,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     await mount(server, volume);
     {
       using _elsewhere = bindDeviceElsewhere();
-      for (let n = 0; n < 2; n++) await server.core.mounts.unpublish(at('m'), volume.id, aCall(), { force: true });
+      for (let n = 0; n < 2; n++) await server.core.mounts.unpublish(pathOf('m'), volume.id, aCall(), { force: true });
       expect([await listed(server), ground.loops().length]).toEqual([[], 1]);
     }
     await server.stop();
@@ -168,15 +173,15 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
-    const open = openSync(ground.loops()[0] ?? '', 'r');
+    const openDevice = openSync(ground.loops()[0] ?? '', 'r');
     await expect(unmount(server, volume)).rejects.toMatchObject({ code: 'in-use' });
-    closeSync(open);
+    closeSync(openDevice);
     await server.core.volumes.rename(volume.id, 'c', undefined, aCall());
-    const next = await create(server);
-    await mount(server, next, at('n'));
+    const newVolume = await create(server);
+    await mount(server, newVolume, pathOf('n'));
     await unmount(server, volume);
-    expect(await listed(server)).toEqual([[at('n'), true]]);
-    await unmount(server, next, at('n'));
+    expect(await listed(server)).toEqual([[pathOf('n'), true]]);
+    await unmount(server, newVolume, pathOf('n'));
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
@@ -190,7 +195,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
       for (let n = 0; n < 2; n++) {
         await server.stop();
         server = await start();
-        expect(await listed(server)).toEqual([[at('m'), false]]);
+        expect(await listed(server)).toEqual([[pathOf('m'), false]]);
         await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
       }
     }
@@ -209,7 +214,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     }
     expect(ground.loops()).toHaveLength(1);
     server = await start();
-    expect([ground.loops(), await listed(server), existsSync(at('m'))]).toEqual([[], [], false]);
+    expect([ground.loops(), await listed(server), existsSync(pathOf('m'))]).toEqual([[], [], false]);
     await unmount(server, volume);
   });
 
@@ -222,9 +227,9 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
       const elsewhere = bindDeviceElsewhere();
       await server.stop();
       // The mount at the other path stays.
-      const stage = join(at('state'), 'mounts', volume.id);
-      for (const place of what === 'the target' ? [at('m')] : [at('m'), stage])
-        if (ground.mounts().includes(place)) execFileSync('umount', [place]);
+      const stage = join(pathOf('state'), 'mounts', volume.id);
+      for (const mountPath of what === 'the target' ? [pathOf('m')] : [pathOf('m'), stage])
+        if (ground.mounts().includes(mountPath)) execFileSync('umount', [mountPath]);
       const intent = leaveIntent('volume.unmount', params);
       server = await start();
       expect(server.core.operations.get(intent)?.operation).toMatchObject({
@@ -270,9 +275,9 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     const volume = await create(server);
     await server.stop();
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
-    renameSync(at('images'), at('aside'));
+    renameSync(pathOf('images'), pathOf('aside'));
     server = await start();
-    renameSync(at('aside'), at('images'));
+    renameSync(pathOf('aside'), pathOf('images'));
     attachImage(image());
     await runMaintenance(server.core);
     expect(server.core.operations.get(intent)?.operation.state).toBe('done');
@@ -287,11 +292,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
       await server.stop();
       const device = attachImage(image());
       if (access === 'block') {
-        writeFileSync(at('elsewhere'), '');
-        execFileSync('mount', ['--bind', device, at('elsewhere')]);
+        writeFileSync(pathOf('elsewhere'), '');
+        execFileSync('mount', ['--bind', device, pathOf('elsewhere')]);
       } else {
-        mkdirSync(at('elsewhere'));
-        execFileSync('mount', [device, at('elsewhere')]);
+        mkdirSync(pathOf('elsewhere'));
+        execFileSync('mount', [device, pathOf('elsewhere')]);
       }
       const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
       server = await start();

@@ -22,11 +22,11 @@ const restart = async (): Promise<void> => {
 };
 
 beforeEach(async () => {
-  const first = await startCore();
-  server = first;
+  const started = await startCore();
+  server = started;
   onTestFinished(async () => {
-    await server.stop();
-    await first[Symbol.asyncDispose]();
+    await started.stop();
+    await started[Symbol.asyncDispose]();
   });
   folder = realpathSync(mkdtempSync(join(tmpdir(), 'stowage-targets-')));
   onTestFinished(() => rmSync(folder, { recursive: true }));
@@ -94,12 +94,12 @@ describe('a mount of a source kind that only a newer Stowage knows', () => {
   });
 
   test('shares its staged mount with another mount', async () => {
-    const other = join(folder, 'b');
-    mkdirSync(other);
-    const how = { readOnly: false, user: undefined };
-    expect(await server.core.mounts.publish(volume.id, other, how, aCall())).toMatchObject({
+    const otherTarget = join(folder, 'b');
+    mkdirSync(otherTarget);
+    const publishOptions = { readOnly: false, user: undefined };
+    expect(await server.core.mounts.publish(volume.id, otherTarget, publishOptions, aCall())).toMatchObject({
       source: { kind: 'directory' },
     });
-    expect(await shown()).toEqual([stage, target, other]);
+    expect(await shown()).toEqual([stage, target, otherTarget]);
   });
 });

@@ -80,14 +80,14 @@ async function makeOlder(name: string): Promise<void> {
 /** Starts a server whose own records are empty. */
 async function restartWithoutRecords(uri: string): Promise<void> {
   await server[Symbol.asyncDispose]();
-  server = await started(uri);
+  server = await startWithStore(uri);
 }
 
-async function started(uri: string): Promise<TestCore> {
-  const next = await startCore({ kinds: kinds() });
-  onTestFinished(() => next[Symbol.asyncDispose]());
-  await next.core.stores.add('store', uri, aCall());
-  return next;
+async function startWithStore(uri: string): Promise<TestCore> {
+  const restarted = await startCore({ kinds: kinds() });
+  onTestFinished(() => restarted[Symbol.asyncDispose]());
+  await restarted.core.stores.add('store', uri, aCall());
+  return restarted;
 }
 
 describe.each([
@@ -98,7 +98,7 @@ describe.each([
 
   beforeEach(async () => {
     uri = await uriOf();
-    server = await started(uri);
+    server = await startWithStore(uri);
   });
 
   test('do not make a volume look gone: it is neither forgotten nor deleted', async () => {
@@ -145,7 +145,7 @@ describe.each([
 });
 
 test('a server that shows no records for a while makes no volume look gone, and is trusted again afterwards', async () => {
-  server = await started(await exportUri());
+  server = await startWithStore(await exportUri());
   const { id } = await create('a');
   await resolve(id);
   isDenied = true;
@@ -161,7 +161,7 @@ test('a server that shows no records for a while makes no volume look gone, and 
 });
 
 test('a volume whose record was replaced by something else is not considered deleted', async () => {
-  server = await started(await exportUri());
+  server = await startWithStore(await exportUri());
   const { id } = await create('a');
   const path = join(folder, 'a.meta');
   // A folder in the record's place cannot be read, not even by root.

@@ -106,18 +106,18 @@ const mountAt = (target: string): Mount => ({
 const names = (): readonly string[] | undefined => publishedUses.get('host-1')?.users.map(({ name }) => name);
 
 test('publishes each user before its mount, and the remaining users after an unmount', async () => {
-  const own = createPublisher();
+  const publisher = createPublisher();
   for (const target of ['/a', '/b']) {
-    await publishUser(own, target);
+    await publishUser(publisher, target);
     expect(names()).toContain(target);
     records.mounts.put(mountAt(target));
   }
   expect(names()).toEqual(['/a', '/b']);
   records.mounts.remove('/a');
-  await own.update(volume.id, scope);
+  await publisher.update(volume.id, scope);
   expect(names()).toEqual(['/b']);
   records.mounts.remove('/b');
-  await own.update(volume.id, scope);
+  await publisher.update(volume.id, scope);
   expect(publishedUses.size).toBe(0);
 });
 
@@ -127,10 +127,10 @@ test('a mount fails if the store does not answer', async () => {
 });
 
 test('an update that fails at an unmount is retried later, even after a restart', async () => {
-  const own = createPublisher();
-  await publishUser(own, '/a');
+  const publisher = createPublisher();
+  await publishUser(publisher, '/a');
   isDown = true;
-  await own.update(volume.id, scope);
+  await publisher.update(volume.id, scope);
   expect(names()).toEqual(['/a']);
   await createPublisher().renew(scope);
   expect(names()).toEqual(['/a']);
@@ -151,62 +151,62 @@ test('an unmount that is completed before stores are open is published when they
   await createPublisher().renew(scope);
   records.mounts.remove('/a');
   isConfigured = false;
-  const next = createPublisher();
-  await next.update(volume.id, scope);
+  const restarted = createPublisher();
+  await restarted.update(volume.id, scope);
   isConfigured = true;
-  await next.renew(scope);
+  await restarted.renew(scope);
   expect(publishedUses.size).toBe(0);
 });
 
 test('a renewal during a mount does not remove its use record', async () => {
-  const own = createPublisher();
-  using _ = own.expectUser(volume.id, userAt('/a'));
-  await own.publish(volume, store, scope);
-  await own.renew(scope);
+  const publisher = createPublisher();
+  using _ = publisher.expectUser(volume.id, userAt('/a'));
+  await publisher.publish(volume, store, scope);
+  await publisher.renew(scope);
   expect(names()).toEqual(['/a']);
 });
 
 test('renews use records, even if somebody broke them', async () => {
-  const own = createPublisher();
-  await publishUser(own, '/a');
+  const publisher = createPublisher();
+  await publishUser(publisher, '/a');
   records.mounts.put(mountAt('/a'));
   publishedUses.clear();
-  await own.renew(scope);
+  await publisher.renew(scope);
   expect(names()).toEqual(['/a']);
 });
 
 test('does not wait for a hung server, whose late answer does not undo later updates', async () => {
   const clock = createFakeClock();
-  const own = createPublisher(clock);
-  await publishUser(own, '/a');
+  const publisher = createPublisher(clock);
+  await publishUser(publisher, '/a');
   isHung = true;
-  const settling = own.update(volume.id, scope);
+  const settling = publisher.update(volume.id, scope);
   await expect.poll(() => hung.length).toBe(1);
   clock.advance(3_001);
   await settling;
   expect(names()).toEqual(['/a']);
   isHung = false;
-  const beginning = publishUser(own, '/b');
+  const beginning = publishUser(publisher, '/b');
   for (const goOn of hung) goOn();
   await beginning;
   expect(names()).toEqual(['/b']);
 });
 
 test('before a deletion, calls the store only if an update is pending', async () => {
-  const own = createPublisher();
+  const publisher = createPublisher();
   isDown = true;
-  await own.removeIfUnused(volume, store, scope);
+  await publisher.removeIfUnused(volume, store, scope);
   isDown = false;
-  await publishUser(own, '/a');
-  await own.removeIfUnused(volume, store, scope);
+  await publishUser(publisher, '/a');
+  await publisher.removeIfUnused(volume, store, scope);
   expect(publishedUses.size).toBe(0);
 });
 
 test('a host that lost its connection while using a volume removes its record when it is back', async () => {
-  const before = createPublisher();
-  await publishUser(before, '/a');
+  const disconnected = createPublisher();
+  await publishUser(disconnected, '/a');
   records.mounts.put(mountAt('/a'));
-  await before.renew(scope);
+  await disconnected.renew(scope);
   // After a reboot nothing is mounted, and the records say so.
   records.mounts.remove('/a');
   await createPublisher().renew(scope);
@@ -214,66 +214,66 @@ test('a host that lost its connection while using a volume removes its record wh
 });
 
 test('writes a volume that is mounted repeatedly to the list only once', async () => {
-  const own = createPublisher();
-  const written = vi.spyOn(records.settings, 'set');
-  for (let again = 0; again < 3; again++) {
-    await publishUser(own, '/a');
-    await own.update(volume.id, scope);
+  const publisher = createPublisher();
+  const savedSettings = vi.spyOn(records.settings, 'set');
+  for (let round = 0; round < 3; round++) {
+    await publishUser(publisher, '/a');
+    await publisher.update(volume.id, scope);
     expect(publishedUses.size).toBe(0);
   }
-  expect(written).toHaveBeenCalledTimes(1);
-  const removed = vi.spyOn(uses, 'remove');
-  onTestFinished(() => removed.mockRestore());
-  await own.renew(scope);
-  expect(written).toHaveBeenCalledTimes(2);
-  await own.renew(scope);
-  expect(removed).not.toHaveBeenCalled();
-  expect(written).toHaveBeenCalledTimes(2);
+  expect(savedSettings).toHaveBeenCalledTimes(1);
+  const removeCalls = vi.spyOn(uses, 'remove');
+  onTestFinished(() => removeCalls.mockRestore());
+  await publisher.renew(scope);
+  expect(savedSettings).toHaveBeenCalledTimes(2);
+  await publisher.renew(scope);
+  expect(removeCalls).not.toHaveBeenCalled();
+  expect(savedSettings).toHaveBeenCalledTimes(2);
 });
 
 test('repeats an unchanged update at every mount, but not at every event', async () => {
-  const own = createPublisher();
-  const put = vi.spyOn(uses, 'put');
-  onTestFinished(() => put.mockRestore());
-  await publishUser(own, '/a');
+  const publisher = createPublisher();
+  const putCalls = vi.spyOn(uses, 'put');
+  onTestFinished(() => putCalls.mockRestore());
+  await publishUser(publisher, '/a');
   records.mounts.put(mountAt('/a'));
-  for (let event = 0; event < 3; event++) await own.update(volume.id, scope);
-  expect(put).toHaveBeenCalledTimes(1);
+  for (let event = 0; event < 3; event++) await publisher.update(volume.id, scope);
+  expect(putCalls).toHaveBeenCalledTimes(1);
   // An administrator has deleted the use record. A new mount relies on it, so it must be published again.
   publishedUses.clear();
-  await publishUser(own, '/a');
+  await publishUser(publisher, '/a');
   expect(names()).toContain('/a');
 });
 
 test('retries a failed update at the next event', async () => {
-  const own = createPublisher();
-  await publishUser(own, '/a');
+  const publisher = createPublisher();
+  await publishUser(publisher, '/a');
   records.mounts.put(mountAt('/a'));
   records.mounts.remove('/a');
   isDown = true;
-  await own.update(volume.id, scope);
+  await publisher.update(volume.id, scope);
   isDown = false;
-  await own.update(volume.id, scope);
+  await publisher.update(volume.id, scope);
   expect(publishedUses.size).toBe(0);
 });
 
 describe('the single writer', () => {
   test('is this host until nothing here uses the volume', async () => {
-    const own = createPublisher();
-    const coming = own.expectUser(volume.id, userAt('/a'));
-    await own.publish(volume, store, scope, 'writer');
+    const publisher = createPublisher();
+    const coming = publisher.expectUser(volume.id, userAt('/a'));
+    await publisher.publish(volume, store, scope, 'writer');
     expect(writer).toBe('host-1');
     coming[Symbol.dispose]();
-    await own.update(volume.id, scope);
+    await publisher.update(volume.id, scope);
     expect(writer).toBeUndefined();
     expect(publishedUses.size).toBe(0);
   });
 
   test('publishes nothing if another host is the writer', async () => {
     writer = 'other';
-    const own = createPublisher();
-    using _ = own.expectUser(volume.id, userAt('/a'));
-    await expect(own.publish(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
+    const publisher = createPublisher();
+    using _ = publisher.expectUser(volume.id, userAt('/a'));
+    await expect(publisher.publish(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
     expect(publishedUses.size).toBe(0);
   });
 
@@ -293,23 +293,23 @@ describe('renewal on several stores', () => {
     const renewed: string[] = [];
     const answering = (name: string): Store =>
       ({ name, uses: { ...uses, put: async (ref: VolumeRef) => void renewed.push(ref.name) } }) as unknown as Store;
-    const silent = (name: string): Store => {
+    const silentStore = (name: string): Store => {
       const put = (_ref: VolumeRef, _use: Use, { signal }: Scope): Promise<void> =>
         isDeaf ? new Promise(() => undefined) : clock.sleep(1_000_000, signal);
       return { name, uses: { ...uses, put } } as unknown as Store;
     };
-    const all = new Map([silent('lead'), answering('silver')].map((one) => [one.name as string, one]));
+    const storeByName = new Map([silentStore('lead'), answering('silver')].map((one) => [one.name as string, one]));
     const stores = {
-      list: () => [...all.keys()].map((name) => ({ config: { name } })),
-      use: (name: string, work: (one: Store) => Promise<unknown>) => work(all.get(name) as Store),
+      list: () => [...storeByName.keys()].map((name) => ({ config: { name } })),
+      use: (name: string, work: (one: Store) => Promise<unknown>) => work(storeByName.get(name) as Store),
     };
-    for (const name of all.keys())
+    for (const name of storeByName.keys())
       for (let n = 0; n < 20; n++) {
         const one = { ...volume, id: newVolumeId(), name: volumeName(`${name}-${n}`), store: name as StoreName };
         records.volumes.put(one);
         records.mounts.put({ ...mountAt(`/${name}/${n}`), volumeId: one.id });
       }
-    const own = createUsePublisher({
+    const publisher = createUsePublisher({
       records,
       clients,
       clock,
@@ -318,7 +318,7 @@ describe('renewal on several stores', () => {
       node,
       stores: () => stores as unknown as Stores,
     });
-    return { own, renewed };
+    return { own: publisher, renewed };
   }
 
   test.each([false, true])(
@@ -340,15 +340,15 @@ describe('renewal on several stores', () => {
 
   test('a slow store is first asked about volumes that the previous renewal did not reach', async () => {
     const clock = createFakeClock();
-    const asked: string[] = [];
+    const putVolumes: string[] = [];
     const put = async (ref: VolumeRef, _use: Use, { signal }: Scope): Promise<void> => {
-      asked.push(ref.name);
+      putVolumes.push(ref.name);
       await clock.sleep(15_000, signal);
     };
-    const slow = { name: 'silver' as StoreName, uses: { ...uses, put } } as unknown as Store;
+    const slowStore = { name: 'silver' as StoreName, uses: { ...uses, put } } as unknown as Store;
     const stores = {
-      list: () => [{ config: { name: slow.name } }],
-      use: (_: string, work: (one: Store) => unknown) => work(slow),
+      list: () => [{ config: { name: slowStore.name } }],
+      use: (_: string, work: (one: Store) => unknown) => work(slowStore),
     };
     for (let n = 0; n < 30; n++) {
       const one = { ...volume, id: newVolumeId(), name: volumeName(`v-${n}`) };
@@ -372,6 +372,6 @@ describe('renewal on several stores', () => {
       }
       await passing;
     }
-    expect(new Set(asked).size).toBe(30);
+    expect(new Set(putVolumes).size).toBe(30);
   });
 });

@@ -21,8 +21,8 @@ const newVolume = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
   ...more,
 });
 
-const create = (name: string, more: Partial<NewVolume> = {}): Promise<Volume> =>
-  server.core.volumes.create(newVolume(name, more), aCall());
+const create = (name: string, properties: Partial<NewVolume> = {}): Promise<Volume> =>
+  server.core.volumes.create(newVolume(name, properties), aCall());
 
 /** Returns the error that the promise rejects with. */
 const rejectionOf = (promise: Promise<unknown>): Promise<unknown> =>
@@ -41,7 +41,7 @@ beforeEach(async () => {
 
 describe('the creation of a volume', () => {
   test('creates the directory, records the volume and publishes events', async () => {
-    const before = server.core.events.lastSeq;
+    const lastSeqBefore = server.core.events.lastSeq;
     const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
     expect(volume).toMatchObject({
       name: 'photos',
@@ -52,7 +52,7 @@ describe('the creation of a volume', () => {
     });
     expect(existsSync(join(server.storeFolder, 'photos'))).toBe(true);
     expect(server.core.records.volumes.byId(volume.id)).toEqual(volume);
-    expect(server.core.events.eventsAfter(before)?.map((event) => event.type)).toEqual([
+    expect(server.core.events.eventsAfter(lastSeqBefore)?.map((event) => event.type)).toEqual([
       'operation.started',
       'volume.created',
       'operation.ended',
@@ -211,17 +211,17 @@ describe('several operations at once on one volume', () => {
     const renamed = server.core.volumes.rename(id, 'c', undefined, aCall());
     await renaming.reached;
     // The expansion has resolved the volume under its old name.
-    const waiting = server.core.volumes.expand('a', 50n, undefined, aCall());
+    const waitingExpand = server.core.volumes.expand('a', 50n, undefined, aCall());
     const expanding = kind.close('expand');
     renaming.open();
     await renamed;
     await expanding.reached;
-    const other = server.core.volumes.label('c', { x: '1' }, undefined, aCall());
+    const otherLabel = server.core.volumes.label('c', { x: '1' }, undefined, aCall());
     await new Promise((resolve) => setImmediate(resolve));
     expect(server.core.operations.running).toBe(1);
     expanding.open();
-    expect(await waiting).toMatchObject({ name: 'c', bytes: 50n });
-    expect(await other).toMatchObject({ labels: { x: '1' }, bytes: 50n });
+    expect(await waitingExpand).toMatchObject({ name: 'c', bytes: 50n });
+    expect(await otherLabel).toMatchObject({ labels: { x: '1' }, bytes: 50n });
   });
 
   test('two concurrent renames to the same name both succeed', async () => {
@@ -253,9 +253,9 @@ describe('limits of a store', () => {
   test('50 concurrent creates never exceed maxVolumes, and reach it exactly', async () => {
     await add('maxVolumes=10');
     const results = await Promise.allSettled(Array.from({ length: 50 }, (_, i) => limited(`v${i}`)));
-    const refused = results.flatMap((result) => (result.status === 'rejected' ? [result.reason] : []));
-    expect(refused).toHaveLength(40);
-    for (const error of refused) {
+    const rejections = results.flatMap((result) => (result.status === 'rejected' ? [result.reason] : []));
+    expect(rejections).toHaveLength(40);
+    for (const error of rejections) {
       expect(error).toMatchObject({
         code: 'exhausted',
         reason: 'store-volumes-limit',

@@ -30,8 +30,8 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
     clock = createFakeClock();
     server = await startServer({ listen: 'none', engines: [docker], clock });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    volume = await server.core.volumes.create(wanted, aCall());
+    const newVolume = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    volume = await server.core.volumes.create(newVolume, aCall());
     await server.core.pluginNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       for (const name of ['web', 'db']) docker.remove(name);
@@ -70,37 +70,37 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
 
   test('is shared by all requests for a volume, and is unmounted with the last one', async () => {
     docker.run('web', { photos: plugin });
-    const at = await hold('1');
-    expect(await hold('2')).toBe(at);
-    await writeFile(join(at, 'file'), 'text');
+    const mountPoint = await hold('1');
+    expect(await hold('2')).toBe(mountPoint);
+    await writeFile(join(mountPoint, 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
     expect(await server.core.mounts.list(aCall())).toHaveLength(1);
     await unmount('2');
     await unmount('never');
-    expect(path()).toBe(at);
+    expect(path()).toBe(mountPoint);
     await unmount('1');
     await endContainer('web');
     // A container that starts later must not find an empty folder instead of the volume.
-    expect(existsSync(at)).toBe(false);
+    expect(existsSync(mountPoint)).toBe(false);
   });
 
   test('stays recorded when it cannot be unmounted, and is retried later', async () => {
     docker.run('web', { photos: plugin }, false);
-    const at = await hold('1');
+    const mountPoint = await hold('1');
     restart();
     await settle();
     clock.advance(60_000);
-    const before = process.cwd();
-    process.chdir(at);
+    const workingFolder = process.cwd();
+    process.chdir(mountPoint);
     try {
       await reconcileWithClock();
     } finally {
-      process.chdir(before);
+      process.chdir(workingFolder);
     }
-    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.engineMounts.isHeld(volume.id, mountPoint)).toBe(true);
     // Programs that other tests started meanwhile inherited the working folder, and one of them may still run.
     await expect.poll(() => reconcileWithClock().then(path)).toBeUndefined();
-    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.engineMounts.isHeld(volume.id, mountPoint)).toBe(false);
   });
 });
 
@@ -118,14 +118,14 @@ describe.skipIf(needs('mount'))('mounts', () => {
   const create = (name: string): Promise<Volume> =>
     server.core.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
   // Outside the state folder, where Stowage refuses to mount.
-  const at = (name: string): string => `${server.folder}-${name}`;
+  const pathOf = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
 
   test('a mounted volume can be neither deleted nor renamed, and the error names the target', async () => {
     const { id } = await create('a');
-    await mount('a', at('m'));
-    await writeFile(join(at('m'), 'file'), 'text');
+    await mount('a', pathOf('m'));
+    await writeFile(join(pathOf('m'), 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
     for (const attempt of [
       () => server.core.deletions.delete(id, undefined, aCall()),
@@ -133,23 +133,23 @@ describe.skipIf(needs('mount'))('mounts', () => {
     ]) {
       await expect(attempt()).rejects.toMatchObject({
         code: 'in-use',
-        message: expect.stringContaining(`it is used by path ${at('m')} on`),
+        message: expect.stringContaining(`it is used by path ${pathOf('m')} on`),
         action: 'Unmount it there first: stowage unmount PATH',
       });
     }
-    await server.core.mounts.unpublish(at('m'), id, aCall());
+    await server.core.mounts.unpublish(pathOf('m'), id, aCall());
     expect(await server.core.mounts.list(aCall())).toEqual([]);
     await server.core.deletions.delete(id, undefined, aCall());
   });
 
   describe('a target that contains a symbolic link', () => {
-    const byLink = (): string => join(at('link'), 'm');
+    const byLink = (): string => join(pathOf('link'), 'm');
 
     beforeEach(async () => {
-      await mkdir(at('real'));
-      await symlink(at('real'), at('link'));
+      await mkdir(pathOf('real'));
+      await symlink(pathOf('real'), pathOf('link'));
       onTestFinished(async () => {
-        for (const name of ['link', 'real']) await rm(at(name), { recursive: true });
+        for (const name of ['link', 'real']) await rm(pathOf(name), { recursive: true });
       });
     });
 
@@ -182,21 +182,21 @@ describe.skipIf(needs('mount'))('mounts', () => {
     const gate = kind.close('rename');
     const renamed = server.core.volumes.rename(id, 'b', undefined, aCall());
     await gate.reached;
-    const mounted = mount('a', at('m'));
+    const mounting = mount('a', pathOf('m'));
     await new Promise((resolve) => setImmediate(resolve));
     gate.open();
     await renamed;
-    expect(await mounted).toMatchObject({ volumeId: id, mounted: true });
-    await writeFile(join(at('m'), 'file'), '');
+    expect(await mounting).toMatchObject({ volumeId: id, mounted: true });
+    await writeFile(join(pathOf('m'), 'file'), '');
     expect(await readdir(join(server.storeFolder, 'b'))).toEqual(['file']);
   });
 
   test('stopping unmounts idle volumes and removes the directories that Stowage created', async () => {
     await create('a');
-    await mount('a', at('m'));
+    await mount('a', pathOf('m'));
     expect(await server.stop()).toEqual([]);
     expect(await readdir(join(server.folder, 'mounts'))).toEqual([]);
-    await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });
+    await expect(readdir(pathOf('m'))).rejects.toMatchObject({ code: 'ENOENT' });
   });
 });
 
@@ -209,8 +209,8 @@ describe('the trash', () => {
     const root = join(server.folder, 'keep');
     await mkdir(root);
     await server.core.stores.add('keep', `local://${root}?onDelete=archive&retention=2d`, aCall());
-    const wanted = { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} };
-    const { id } = await server.core.volumes.create(wanted, aCall());
+    const newVolume = { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} };
+    const { id } = await server.core.volumes.create(newVolume, aCall());
     await server.core.deletions.delete(id, undefined, aCall());
     const trash = () => server.core.deletions.trashOf('keep', aCall());
     const record = join(root, '.stowage', 'trash', id, 'meta');

@@ -23,8 +23,8 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(folder, { recursive: true }));
 
-function open(at = path): Records {
-  const records = openRecords(at);
+function open(file = path): Records {
+  const records = openRecords(file);
   onTestFinished(() => records.close());
   return records;
 }
@@ -91,14 +91,14 @@ describe('the file', () => {
 
   test('has a log that stays small, and is truncated after a large transaction', () => {
     const records = open();
-    const most = (): number => statSync(`${path}-wal`).size;
+    const logSize = (): number => statSync(`${path}-wal`).size;
     records.transaction(() => {
       for (let n = 0; n < 3000; n++) records.settings.set(`key-${n}`, 'x'.repeat(4000));
     });
     // Unlike other writes, these are not synced one by one: each sync has a checkpoint, which would shrink the log by itself.
     for (let n = 0; n < 5000; n++)
       records.idempotentResponses.put('same', { fingerprint: '', status: 200, body: 'x'.repeat(3000 + n), at: 0 });
-    expect(most()).toBeLessThan(6 * 1024 * 1024);
+    expect(logSize()).toBeLessThan(6 * 1024 * 1024);
   });
 });
 
@@ -144,17 +144,17 @@ describe('kill -9', () => {
     'after %d transactions loses none that was reported, and leaves none incomplete',
     async (kill) => {
       const writer = startWriter();
-      let last = -1;
+      let lastReported = -1;
       for (let lines = writer.lines(), line = await lines.next(); !line.done; line = await lines.next()) {
-        if (line.value !== 'open') last = Number(line.value);
-        if (last === kill) writer.child.kill('SIGKILL');
+        if (line.value !== 'open') lastReported = Number(line.value);
+        if (lastReported === kill) writer.child.kill('SIGKILL');
       }
-      expect(last).toBeGreaterThanOrEqual(kill);
+      expect(lastReported).toBeGreaterThanOrEqual(kill);
 
       const records = open();
       const { volumes } = records.volumes.totals('gold' as StoreName);
       // The last transaction may have been committed, but not reported.
-      expect([last + 1, last + 2]).toContain(volumes);
+      expect([lastReported + 1, lastReported + 2]).toContain(volumes);
       for (let n = 0; n < volumes; n++) {
         expect(records.volumes.byId(`sv1-${n}` as VolumeId)?.labels).toEqual({ n: String(n) });
         expect(records.operations.get(`op1-${n}` as OperationId)?.state).toBe('done');
@@ -177,7 +177,7 @@ describe('a database of format 0', () => {
   test.each(['once', 'again after a restart'])('is upgraded %s and keeps every row', (when) => {
     if (when !== 'once') openRecords(path).close();
     const records = open();
-    const start = 1_750_000_000_000;
+    const startTime = 1_750_000_000_000;
     expect(records.settings.get('node')).toBe("the machine's name");
     expect(records.stores.list()).toEqual([
       { name: 'default', uri: 'local:///srv/stowage/default' },
@@ -195,7 +195,7 @@ describe('a database of format 0', () => {
         access: n % 8 === 0 ? 'block' : 'filesystem',
         labels: {},
         requestId: `request-${n}`,
-        createdAt: start + n,
+        createdAt: startTime + n,
         revision: 1,
         instance: '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11',
       });
@@ -207,12 +207,12 @@ describe('a database of format 0', () => {
 
     expect(records.operations.page({ limit: 10 }).items.map(({ id }) => id)).toEqual(['op1-b', 'op1-a', 'op1-c']);
     expect(records.operations.listUnfinished()).toMatchObject([
-      { id: 'op1-b', params: { n: 2 }, startedAt: start + 8 },
+      { id: 'op1-b', params: { n: 2 }, startedAt: startTime + 8 },
     ]);
     expect(records.operations.get('op1-a' as OperationId)?.error?.message).toBe("it's full");
-    const [one, two] = records.mounts.list();
-    expect(one).toMatchObject({ target: '/mnt/one', readOnly: false, madeTarget: false, since: start + 9 });
-    expect(two).toMatchObject({
+    const [mountA, mountB] = records.mounts.list();
+    expect(mountA).toMatchObject({ target: '/mnt/one', readOnly: false, madeTarget: false, since: startTime + 9 });
+    expect(mountB).toMatchObject({
       volumeId: volumeId(4),
       source: { kind: 'directory', path: '/srv/two' },
       readOnly: true,
@@ -223,7 +223,7 @@ describe('a database of format 0', () => {
       name: "o'hara",
       role: 'viewer',
       stores: [],
-      createdAt: start + 1,
+      createdAt: startTime + 1,
       expiresAt: undefined,
     };
     expect(records.tokens.byHash('b'.repeat(64))).toEqual(owner);
@@ -254,12 +254,12 @@ describe('a file that cannot be used', () => {
   test('because of a newer format is rejected and left alone', () => {
     openRecords(path).close();
     withDatabase((db) => db.exec('PRAGMA user_version = 7'));
-    const before = readFileSync(path);
+    const bytesBefore = readFileSync(path);
     const error = refusal();
     expect(error.message).toBe(`${path} was written by a newer Stowage (format 7; this program knows up to 3)`);
     expect(error.action).toBe('Start the newer Stowage again, or choose another state folder with --state DIR.');
     expect(error).toMatchObject({ code: 'unsupported', reason: 'state-newer' });
-    expect(readFileSync(path).equals(before)).toBe(true);
+    expect(readFileSync(path).equals(bytesBefore)).toBe(true);
   });
 
   test('because it is not a database is rejected', () => {

@@ -7,7 +7,7 @@ import { openRecords } from './sqlite.ts';
 
 const answer = { fingerprint: '', status: 200, body: 'x'.repeat(100), at: 0 };
 
-function opened() {
+function openGroupCommit() {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-together-'));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const path = join(folder, 'state.db');
@@ -19,25 +19,25 @@ function opened() {
 
 describe('a group commit', () => {
   test('is durable when its promise resolves', async () => {
-    const { records } = opened();
+    const { records } = openGroupCommit();
     await records.groupCommit(() => records.idempotentResponses.put('a', answer));
     expect(records.idempotentResponses.get('a')).toMatchObject({ status: 200 });
   });
 
   test('is a single commit for all writes of one turn of the event loop', async () => {
-    const { records, logBytes } = opened();
-    const before = logBytes();
+    const { records, logBytes } = openGroupCommit();
+    const logBytesBefore = logBytes();
     await Promise.all(
       Array.from({ length: 50 }, (_, i) => records.groupCommit(() => records.idempotentResponses.put(`a${i}`, answer))),
     );
-    const together = logBytes() - before;
+    const together = logBytes() - logBytesBefore;
     for (let i = 0; i < 50; i++) records.idempotentResponses.put(`b${i}`, answer);
-    expect(together).toBeLessThan((logBytes() - before - together) / 4);
+    expect(together).toBeLessThan((logBytes() - logBytesBefore - together) / 4);
     expect(records.idempotentResponses.get('a49')).toBeDefined();
   });
 
   test('lets each write succeed or fail by itself', async () => {
-    const { records } = opened();
+    const { records } = openGroupCommit();
     const why = new Error('not this one');
     const [first, second, third] = await Promise.allSettled([
       records.groupCommit(() => records.idempotentResponses.put('a', answer)),
@@ -60,22 +60,22 @@ describe('a group commit', () => {
   });
 
   test('keeps the order of writes, and writes later requests afterwards', async () => {
-    const { records } = opened();
-    const seen: number[] = [];
-    const later = Promise.withResolvers<void>();
+    const { records } = openGroupCommit();
+    const order: number[] = [];
+    const lastWrite = Promise.withResolvers<void>();
     const first = records.groupCommit(() => {
-      seen.push(1);
-      void records.groupCommit(() => seen.push(3)).then(later.resolve);
+      order.push(1);
+      void records.groupCommit(() => order.push(3)).then(lastWrite.resolve);
     });
-    await Promise.all([first, records.groupCommit(() => seen.push(2))]);
-    await later.promise;
-    expect(seen).toEqual([1, 2, 3]);
+    await Promise.all([first, records.groupCommit(() => order.push(2))]);
+    await lastWrite.promise;
+    expect(order).toEqual([1, 2, 3]);
   });
 
   test('fails all writes if it was rolled back in the middle', async () => {
     const full = new Error('disk full');
     let isOpen = false;
-    const done: string[] = [];
+    const calls: string[] = [];
     const transaction = <T>(work: () => T): T => {
       const isOuter = !isOpen;
       isOpen = true;
@@ -84,15 +84,15 @@ describe('a group commit', () => {
       return result;
     };
     const together = createGroupCommit(transaction, () => isOpen);
-    const all = await Promise.allSettled([
-      together(() => done.push('first')),
+    const results = await Promise.allSettled([
+      together(() => calls.push('first')),
       together(() => {
         isOpen = false;
         throw full;
       }),
-      together(() => done.push('third')),
+      together(() => calls.push('third')),
     ]);
-    expect(all).toEqual(Array.from({ length: 3 }, () => ({ status: 'rejected', reason: full })));
-    expect(done).toEqual(['first']);
+    expect(results).toEqual(Array.from({ length: 3 }, () => ({ status: 'rejected', reason: full })));
+    expect(calls).toEqual(['first']);
   });
 });

@@ -123,16 +123,16 @@ describe('operations', () => {
     [[], []],
   ])('pages of the stores %j follow each other even if the last operation of a page was removed', (stores, ids) => {
     for (let n = 1; n <= 7; n++) records.operations.begin(operation(n));
-    const seen: string[] = [];
+    const listedIds: string[] = [];
     for (let after: number | undefined, more = true; more; ) {
       const { items, next } = records.operations.page({ stores, after, limit: 2 });
-      seen.push(...items.map(({ id }) => id));
+      listedIds.push(...items.map(({ id }) => id));
       for (const { id } of items) records.operations.end(id, 'done', 5000, undefined);
       records.operations.prune(0);
       after = next;
       more = next !== undefined;
     }
-    expect(seen).toEqual(ids);
+    expect(listedIds).toEqual(ids);
   });
 
   test('a full last page has no next page', () => {

@@ -25,12 +25,18 @@ const volume = (n: number, more: Partial<Omit<Volume, 'id'>> = {}): Volume => ({
   ...more,
 });
 
-const all: VolumeQuery = { stores: [gold, silver], labels: {}, contains: undefined, after: undefined, limit: 1000 };
+const everything: VolumeQuery = {
+  stores: [gold, silver],
+  labels: {},
+  contains: undefined,
+  after: undefined,
+  limit: 1000,
+};
 
 let folder: string;
 let records: Records;
 
-const begin = (): void => {
+const openEmpty = (): void => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-records-'));
   records = openRecords(join(folder, 'state.db'));
 };
@@ -38,16 +44,17 @@ const finish = (): void => {
   records.close();
   rmSync(folder, { recursive: true });
 };
-const found = (query: Partial<VolumeQuery>): string[] => records.volumes.page({ ...all, ...query }).map(({ id }) => id);
+const findIds = (query: Partial<VolumeQuery>): string[] =>
+  records.volumes.page({ ...everything, ...query }).map(({ id }) => id);
 
 describe('volumes', () => {
-  beforeEach(begin);
+  beforeEach(openEmpty);
   afterEach(finish);
 
   test('are found unchanged by id, by name, and by bare name in all stores', () => {
     const one = volume(1, { labels: { tier: 'a' }, access: 'block' });
     const twin = volume(2, { name: one.name, store: silver, bytes: undefined });
-    for (const each of [one, twin, one]) records.volumes.put(each);
+    for (const record of [one, twin, one]) records.volumes.put(record);
     expect(records.volumes.byId(one.id)).toEqual(one);
     expect(records.volumes.byName(silver, one.name)).toEqual(twin);
     expect(records.volumes.allByName(one.name)).toEqual([one, twin]);
@@ -61,7 +68,7 @@ describe('volumes', () => {
     records.volumes.remove(volume(1).id);
     records.volumes.remove(volume(1).id);
     expect(records.volumes.byId(volume(1).id)).toBeUndefined();
-    expect(found({ labels: { a: '1' } })).toEqual([]);
+    expect(findIds({ labels: { a: '1' } })).toEqual([]);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 0, bytes: 0n });
   });
 
@@ -87,7 +94,7 @@ describe('volumes', () => {
         code: 'out-of-range',
       }),
     );
-    expect(found({})).toEqual([]);
+    expect(findIds({})).toEqual([]);
   });
 
   test('a put with a new name or other labels removes the old ones', () => {
@@ -95,9 +102,9 @@ describe('volumes', () => {
     const renamed = volume(1, { name: 'other' as VolumeName, labels: { tier: 'b' }, revision: 2 });
     records.volumes.put(renamed);
     expect(records.volumes.byName(gold, volume(1).name)).toBeUndefined();
-    expect(found({ labels: { tier: 'a' } })).toEqual([]);
-    expect(found({ labels: { team: 'x' } })).toEqual([]);
-    expect(records.volumes.page({ ...all, labels: { tier: 'b' } })).toEqual([renamed]);
+    expect(findIds({ labels: { tier: 'a' } })).toEqual([]);
+    expect(findIds({ labels: { team: 'x' } })).toEqual([]);
+    expect(records.volumes.page({ ...everything, labels: { tier: 'b' } })).toEqual([renamed]);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
@@ -106,7 +113,7 @@ describe('volumes', () => {
     records.volumes.put(volume(2, { name: volume(1).name }));
     expect(records.volumes.byId(volume(1).id)).toBeUndefined();
     expect(records.volumes.byName(gold, volume(1).name)?.id).toBe(volume(2).id);
-    expect(found({ labels: { tier: 'a' } })).toEqual([]);
+    expect(findIds({ labels: { tier: 'a' } })).toEqual([]);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
@@ -115,7 +122,7 @@ describe('volumes', () => {
     records.volumes.put(volume(2, { store: silver, labels: { a: '1' } }));
     records.volumes.forgetStore(gold);
     records.volumes.forgetStore(gold);
-    expect(found({ labels: { a: '1' } })).toEqual([volume(2).id]);
+    expect(findIds({ labels: { a: '1' } })).toEqual([volume(2).id]);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 0, bytes: 0n });
     expect(records.volumes.totals(silver)).toEqual({ volumes: 1, bytes: 1024n });
     records.volumes.put(volume(1, { labels: { a: '1' } }));
@@ -123,11 +130,11 @@ describe('volumes', () => {
   });
 
   test('totals can exceed 64 bits, and return', () => {
-    const most = 2n ** 63n - 1n;
-    for (let n = 1; n <= 3; n++) records.volumes.put(volume(n, { bytes: most }));
-    expect(records.volumes.totals(gold)).toEqual({ volumes: 3, bytes: 3n * most });
+    const maxSize = 2n ** 63n - 1n;
+    for (let n = 1; n <= 3; n++) records.volumes.put(volume(n, { bytes: maxSize }));
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 3, bytes: 3n * maxSize });
     for (let n = 1; n <= 2; n++) records.volumes.remove(volume(n).id);
-    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: most });
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: maxSize });
   });
 
   test('lookups by id and totals match the list after any changes, committed or rolled back', () => {
@@ -136,7 +143,7 @@ describe('volumes', () => {
      * rollback.
      */
     const agree = (): void => {
-      const listed = new Map(records.volumes.page(all).map((each) => [each.id, each]));
+      const listed = new Map(records.volumes.page(everything).map((each) => [each.id, each]));
       for (let n = 1; n <= 6; n++) expect(records.volumes.byId(volume(n).id)).toEqual(listed.get(volume(n).id));
     };
     const change = fc.record({
@@ -163,7 +170,7 @@ describe('volumes', () => {
           agree();
         }
         for (const store of [gold, silver]) {
-          const counted = records.volumes.page({ ...all, stores: [store] });
+          const counted = records.volumes.page({ ...everything, stores: [store] });
           const bytes = counted.reduce((sum, each) => sum + (each.bytes ?? 0n), 0n);
           expect(records.volumes.totals(store)).toEqual({ volumes: counted.length, bytes });
         }
@@ -194,19 +201,19 @@ describe('volumes', () => {
     for (const [n, value] of hostile.entries()) records.volumes.put(volume(n, { labels: { 'k"\0\'': value } }));
     for (const [n, value] of hostile.entries()) {
       const labels = { 'k"\0\'': value };
-      expect(records.volumes.page({ ...all, labels })).toEqual([volume(n, { labels })]);
+      expect(records.volumes.page({ ...everything, labels })).toEqual([volume(n, { labels })]);
     }
-    expect(found({ labels: { k: 'a' } })).toEqual([]);
+    expect(findIds({ labels: { k: 'a' } })).toEqual([]);
   });
 
   test('any set of labels is returned unchanged, and finds its volume', () => {
-    const words = fc.string({ unit: 'binary', maxLength: 12 });
+    const text = fc.string({ unit: 'binary', maxLength: 12 });
     fc.assert(
-      fc.property(fc.dictionary(words, words, { maxKeys: 6, noNullPrototype: true }), (labels: Labels) => {
+      fc.property(fc.dictionary(text, text, { maxKeys: 6, noNullPrototype: true }), (labels: Labels) => {
         const one = volume(1, { labels });
         records.volumes.put(one);
         expect(records.volumes.byId(one.id)).toEqual(one);
-        expect(found({ labels })).toEqual([one.id]);
+        expect(findIds({ labels })).toEqual([one.id]);
       }),
     );
   });
@@ -215,24 +222,24 @@ describe('volumes', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x', zone: '1' } }));
     records.volumes.put(volume(2, { labels: { tier: 'a', team: 'y', zone: '1' } }));
     records.volumes.put(volume(3, { labels: { tier: 'a' } }));
-    expect(found({ labels: { tier: 'a' } })).toEqual(['sv1-1', 'sv1-2', 'sv1-3']);
-    expect(found({ labels: { zone: '1', tier: 'a' } })).toEqual(['sv1-1', 'sv1-2']);
-    expect(found({ labels: { zone: '1', tier: 'a', team: 'y' } })).toEqual(['sv1-2']);
-    expect(found({ labels: { zone: '1', tier: 'b' } })).toEqual([]);
+    expect(findIds({ labels: { tier: 'a' } })).toEqual(['sv1-1', 'sv1-2', 'sv1-3']);
+    expect(findIds({ labels: { zone: '1', tier: 'a' } })).toEqual(['sv1-1', 'sv1-2']);
+    expect(findIds({ labels: { zone: '1', tier: 'a', team: 'y' } })).toEqual(['sv1-2']);
+    expect(findIds({ labels: { zone: '1', tier: 'b' } })).toEqual([]);
   });
 
   test('a query can have at most 32 labels', () => {
     const labels = (count: number): Labels =>
       Object.fromEntries(Array.from({ length: count }, (_, n) => [`k${n}`, 'v']));
     records.volumes.put(volume(1, { labels: labels(33) }));
-    expect(found({ labels: labels(32) })).toEqual(['sv1-1']);
-    expect(() => found({ labels: labels(33) })).toThrow(
+    expect(findIds({ labels: labels(32) })).toEqual(['sv1-1']);
+    expect(() => findIds({ labels: labels(33) })).toThrow(
       expect.objectContaining({ message: 'volumes cannot be filtered by 33 labels at once', code: 'out-of-range' }),
     );
   });
 
   test.each([0, -1, 1.5, 10_001, Number.NaN])('a page size of %d is rejected', (limit) => {
-    expect(() => records.volumes.page({ ...all, limit })).toThrow(
+    expect(() => records.volumes.page({ ...everything, limit })).toThrow(
       expect.objectContaining({ message: `a page cannot hold ${limit} volumes`, code: 'out-of-range' }),
     );
   });
@@ -241,7 +248,7 @@ describe('volumes', () => {
 describe('20,000 volumes', () => {
   const count = 20_000;
   beforeAll(() => {
-    begin();
+    openEmpty();
     records.transaction(() => {
       // In an order that differs from the order of the queries.
       for (let i = 0; i < count; i++) {
@@ -254,20 +261,20 @@ describe('20,000 volumes', () => {
   afterAll(finish);
 
   function walk(query: Partial<VolumeQuery>): number[] {
-    const seen: number[] = [];
+    const pageSizes: number[] = [];
     let after: VolumeQuery['after'];
     for (;;) {
-      const page = records.volumes.page({ ...all, limit: 700, ...query, after });
+      const page = records.volumes.page({ ...everything, limit: 700, ...query, after });
       const last = page.at(-1);
-      if (last === undefined) return seen;
+      if (last === undefined) return pageSizes;
       after = { store: last.store, name: last.name };
-      seen.push(...page.map(({ id }) => Number(id.slice(4))));
+      pageSizes.push(...page.map(({ id }) => Number(id.slice(4))));
     }
   }
 
-  const every = Array.from({ length: count }, (_, n) => n);
-  const even = every.filter((n) => n % 2 === 0);
-  const odd = every.filter((n) => n % 2 === 1);
+  const numbers = Array.from({ length: count }, (_, n) => n);
+  const even = numbers.filter((n) => n % 2 === 0);
+  const odd = numbers.filter((n) => n % 2 === 1);
 
   test('are listed in pages by store and name, each volume once', () => {
     expect(walk({})).toEqual([...even, ...odd]);
@@ -278,10 +285,10 @@ describe('20,000 volumes', () => {
   });
 
   test('are listed in pages by labels', () => {
-    const third = (n: number): boolean => n % 3 === 0;
-    expect(walk({ labels: { third: 'yes' } })).toEqual([...even.filter(third), ...odd.filter(third)]);
-    expect(walk({ labels: { third: 'yes', odd: '1' } })).toEqual(odd.filter(third));
-    expect(walk({ labels: { third: 'yes' }, stores: [gold], limit: 1000 })).toEqual(even.filter(third));
+    const isThird = (n: number): boolean => n % 3 === 0;
+    expect(walk({ labels: { third: 'yes' } })).toEqual([...even.filter(isThird), ...odd.filter(isThird)]);
+    expect(walk({ labels: { third: 'yes', odd: '1' } })).toEqual(odd.filter(isThird));
+    expect(walk({ labels: { third: 'yes' }, stores: [gold], limit: 1000 })).toEqual(even.filter(isThird));
   });
 
   test('are listed in pages by a part of the name, which is not a pattern', () => {
