@@ -19,7 +19,7 @@ describe('a store that could not be opened', () => {
       message: "access to store 'silver' is denied: this is a permission problem, not a network problem",
       action: 'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.',
     });
-    // As another process sends the error.
+    // An error that another process sent as JSON.
     const { code, reason, message, action } = error;
     expect(redactForUser({ code, reason, message, action }, whereToLook).message).toBe(
       'access to the store is denied: this is a permission problem, not a network problem',

@@ -43,7 +43,7 @@ describe('delete', () => {
     expect(recreated.id).not.toBe(id);
   });
 
-  test('an id of a deleted volume is not found', async () => {
+  test('makes the id of the volume unknown', async () => {
     await add();
     const { id } = await create('a');
     await remove(id);
@@ -304,7 +304,7 @@ describe('the trash', () => {
     expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });
 
-  test('a changed retention applies to later deletions only', async () => {
+  test('applies a changed retention to later deletions only', async () => {
     await add('onDelete=archive&retention=2h');
     const [first, second] = [await create('a'), await create('b')];
     await remove(first.id);
@@ -334,7 +334,7 @@ describe('the trash', () => {
     expect(await trash()).toEqual([]);
   });
 
-  test('two restores at once both succeed with the same volume', async () => {
+  test('returns the same volume to two concurrent restores', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -355,7 +355,7 @@ describe('the trash', () => {
     expect(await server.core.deletions.restore(id, 'b', everyStore, aCall())).toMatchObject({ id, name: 'b' });
   });
 
-  test('destroys a volume for good on a purge, but only if the caller may see its store', async () => {
+  test('destroys a volume on a purge, but only if the caller may see its store', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -446,7 +446,7 @@ describe('adopt', () => {
     });
   });
 
-  test('orphans are reported with an action', async () => {
+  test('leaves orphans, which are reported with an action', async () => {
     await add();
     for (const name of ['stray', 'bad name', 'lost+found']) await mkdir(join(root, name));
     await writeFile(join(root, 'readme.txt'), '');
@@ -459,7 +459,7 @@ describe('adopt', () => {
     for (const { action } of orphans) expect(action).not.toBe('');
   });
 
-  test('a read-only store is refused', async () => {
+  test('rejects a read-only store', async () => {
     await add('readOnly=true');
     await expect(server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall())).rejects.toMatchObject({
       code: 'denied',

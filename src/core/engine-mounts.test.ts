@@ -280,7 +280,7 @@ describe('an engine mount', () => {
     expect(server.core.pluginNames.recordedId(plugin, 'photos')).toBeUndefined();
   });
 
-  test('refuses to delete a volume that a stopped container references, and names the container', async () => {
+  test('is not required to block a deletion: a stopped container that references the volume is enough, and is named', async () => {
     docker.run('web', { photos: plugin }, false);
     await expect(remove()).rejects.toMatchObject({
       code: 'in-use',
@@ -295,7 +295,7 @@ describe('an engine mount', () => {
     await remove();
   });
 
-  test('refuses to delete or rename a volume while an engine does not answer', async () => {
+  test('that may exist in an engine that does not answer blocks deleting and renaming the volume', async () => {
     docker.isDown = true;
     const unknown = {
       code: 'unavailable',
@@ -309,7 +309,7 @@ describe('an engine mount', () => {
     await remove();
   });
 
-  test('a deletion waits for a container that an engine is creating', async () => {
+  test('that an engine may request for a container that it is creating delays a deletion', async () => {
     const { signal } = aCall();
     const note = (): Promise<string | undefined> =>
       Promise.race([
@@ -326,7 +326,7 @@ describe('an engine mount', () => {
     await expect(deletion).rejects.toMatchObject({ message: expect.stringContaining('container web') });
   });
 
-  test('a mount does not wait for a deletion that waits for the engine', async () => {
+  test('does not wait for a deletion that waits for the engine', async () => {
     await hold('1');
     const { containers } = docker;
     const [asked, silence] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
@@ -343,7 +343,7 @@ describe('an engine mount', () => {
     for (const id of ['1', '2']) await unmount(id);
   });
 
-  test('a failed mount leaves no record behind', async () => {
+  test('that fails leaves no record behind', async () => {
     const missingVolume = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
     await expect(server.core.engineMounts.mount(missingVolume, plugin, '1', aCall())).rejects.toMatchObject({
       code: 'not-found',

@@ -12,7 +12,7 @@ const full = relayed('store gold is full', {
 
 describe('the table of codes', () => {
   test.each(Object.entries(errorCodes))(
-    '%s: an HTTP error, a failing exit status and a title',
+    'maps %s to an HTTP error, a failing exit status and a title',
     (_, { http, exit, title }) => {
       expect(http).toBeGreaterThanOrEqual(400);
       expect(http).toBeLessThan(600);
@@ -22,12 +22,12 @@ describe('the table of codes', () => {
     },
   );
 
-  test('only temporary conditions are retried', () => {
+  test('marks only temporary conditions as retryable', () => {
     const retried = Object.entries(errorCodes).filter(([, { retry }]) => retry);
     expect(retried.map(([code]) => code)).toEqual(['busy', 'canceled', 'unavailable', 'deadline']);
   });
 
-  test('network problems and permission problems have different codes', () => {
+  test('has different codes for network problems and permission problems', () => {
     expect(errorCodes.unavailable.http).not.toBe(errorCodes.denied.http);
     expect(errorCodes.unavailable.exit).not.toBe(errorCodes.denied.exit);
   });

@@ -244,8 +244,8 @@ describe('an abandoned attempt to open a store', () => {
   });
 });
 
-describe('a store that does not answer does not affect other stores', () => {
-  test('a volume is restored from its trash while another store does not answer', async () => {
+describe('while a store does not answer or is closed', () => {
+  test('a volume is restored from the trash of another store', async () => {
     const server = await startHungServer();
     await add(server, 'a', '?onDelete=archive');
     await add(server, 'b');
@@ -256,7 +256,7 @@ describe('a store that does not answer does not affect other stores', () => {
     gate.open();
   });
 
-  test('the trash of the others is listed, and the store that does not answer is named', async () => {
+  test('the trash of the other stores is listed, and the store that does not answer is named', async () => {
     const server = await startHungServer({ listen: '127.0.0.1:0' });
     await add(server, 'a', '?onDelete=archive');
     await add(server, 'b', '?onDelete=archive');

@@ -7,7 +7,7 @@ import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { LiveMount, Volume } from './model.ts';
 
-describe('mounts', () => {
+describe('without the whole program', () => {
   let server: TestCore;
   let kind: GatedKind;
 

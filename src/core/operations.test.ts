@@ -78,7 +78,7 @@ describe('the cancellation of an operation', () => {
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
-  test('an aborted caller that waits for a lock never starts its operation', async () => {
+  test('while it waits for a lock prevents its start', async () => {
     const gate = kind.close('create');
     const caller = new AbortController();
     const first = create('a');

@@ -6,7 +6,7 @@ import { createPendingEngineRequests } from './pending-engine-requests.ts';
 const id = 'sv1-00000000-0000-0000-0000-000000000000' as VolumeId;
 const { signal } = new AbortController();
 
-test('close waits until an engine with a recent request can have listed its container', async () => {
+test('block waits until an engine with a recent request can have listed its container', async () => {
   const clock = createFakeClock();
   const requests = createPendingEngineRequests(clock);
   expect(await requests.note(id, signal)).toBe('noted');
@@ -23,7 +23,7 @@ test('close waits until an engine with a recent request can have listed its cont
   using _ = await closing;
 });
 
-test('close does not wait without a recent request, or if the engine itself deletes the volume', async () => {
+test('block does not wait without a recent request, or if the engine itself deletes the volume', async () => {
   const clock = createFakeClock();
   const requests = createPendingEngineRequests(clock);
   (await requests.block(id, false, signal))[Symbol.dispose]();
@@ -46,7 +46,7 @@ test('a request during a deletion waits for its end, and must then look the volu
   expect(await requests.note(id, signal)).toBe('noted');
 });
 
-test('an aborted close does not block requests', async () => {
+test('an aborted block does not make requests wait', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
   await requests.note(id, signal);
   const caller = new AbortController();

@@ -65,7 +65,7 @@ describe('two hosts on one store', () => {
     expect(await list(host1)).toEqual([]);
   });
 
-  test('deleting a volume that another host renamed destroys it', async () => {
+  test('destroy a volume that the other host has renamed', async () => {
     const { id } = await create(host1, 'a');
     await list(host2);
     await host1.core.volumes.rename(id, 'b', undefined, aCall());
@@ -73,7 +73,7 @@ describe('two hosts on one store', () => {
     expect(await readdir(folder)).toEqual(['.stowage']);
   });
 
-  test('a name that another host deleted and reused refers to the new volume', async () => {
+  test('find the new volume under a name that the other host deleted and reused', async () => {
     const first = await create(host1, 'a');
     await list(host2);
     await host1.core.deletions.delete(first.id, undefined, aCall());
@@ -86,7 +86,7 @@ describe('two hosts on one store', () => {
     expect(await list(host1)).toEqual([second]);
   });
 
-  test('concurrent creates of one name create one volume, and the other host gets an error', async () => {
+  test('create one volume in two concurrent creates of one name; the other create fails', async () => {
     for (let round = 0; round < 10; round++) {
       const results = await Promise.allSettled([create(host1, `v${round}`), create(host2, `v${round}`)]);
       const made = results.filter((result) => result.status === 'fulfilled');

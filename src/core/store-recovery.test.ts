@@ -71,7 +71,7 @@ describe.each([
   ['before the store did anything', false],
   ['after the store had done everything', true],
 ])('a crash %s', (_when, done) => {
-  test('during a create: the volume exists once, and repeating the request finds it', async () => {
+  test('does not prevent a create: the volume exists once, and repeating the request finds it', async () => {
     await createVolumeInStore();
     const spec = { name: 'b', bytes: 10n, access: 'filesystem', labels: { l: '1' }, requestId: 'make-b' } as const;
     const { instance } = await runServer(async (server) => server.core);
@@ -90,7 +90,7 @@ describe.each([
     expect(await visible()).toEqual(['a', 'a.meta', 'b', 'b.meta']);
   });
 
-  test('expand', async () => {
+  test('does not prevent an expansion', async () => {
     const volume = await createVolumeInStore();
     if (done) await withoutRecording((server) => server.core.volumes.expand(volume.id, 50n, undefined, aCall()));
     const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '50' });
@@ -100,7 +100,7 @@ describe.each([
     });
   });
 
-  test('rename', async () => {
+  test('does not prevent a rename', async () => {
     const volume = await createVolumeInStore();
     if (done) await withoutRecording((server) => server.core.volumes.rename(volume.id, 'z', undefined, aCall()));
     const intent = leaveIntent('volume.rename', { id: volume.id, name: 'a', to: 'z' });
@@ -112,7 +112,7 @@ describe.each([
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
   });
 
-  test('label', async () => {
+  test('does not prevent a change of labels', async () => {
     const volume = await createVolumeInStore();
     if (done) await withoutRecording((server) => server.core.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
     const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { l: '1', x: '2' } });
@@ -126,7 +126,7 @@ describe.each([
     ['onDelete=delete', [], 0],
     ['onDelete=retain', ['a'], 0],
     ['onDelete=archive', [], 1],
-  ])('delete with %s', async (setup, left, inTrash) => {
+  ])('does not prevent a deletion with %s', async (setup, left, inTrash) => {
     const volume = await createVolumeInStore(setup);
     if (done) await withoutRecording((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
@@ -139,9 +139,9 @@ describe.each([
   });
 
   test.each([
-    ['because it had expired', { expired: true }],
-    ['because somebody asked for it', { deletedAt: 1 }],
-  ])('during a purge %s: a volume that was restored and deleted again stays in the trash', async (_why, params) => {
+    ['of an expired entry', { expired: true }],
+    ['on request', { deletedAt: 1 }],
+  ])('during a purge %s does not purge a volume that was restored and deleted again', async (_why, params) => {
     const volume = await createVolumeInStore('onDelete=archive');
     await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a', ...params });
@@ -151,7 +151,7 @@ describe.each([
     });
   });
 
-  test('restore', async () => {
+  test('does not prevent a restore', async () => {
     const volume = await createVolumeInStore('onDelete=archive');
     await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     if (done) await withoutRecording((server) => server.core.deletions.restore(volume.id, 'z', () => true, aCall()));
@@ -164,7 +164,7 @@ describe.each([
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
   });
 
-  test('purge', async () => {
+  test('does not prevent a purge', async () => {
     const volume = await createVolumeInStore('onDelete=archive');
     await runServer((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     if (done) await withoutRecording((server) => server.core.deletions.purge(volume.id, () => true, aCall()));
@@ -176,7 +176,7 @@ describe.each([
     expect(await visible()).toEqual([]);
   });
 
-  test('adopt', async () => {
+  test('does not prevent an adoption', async () => {
     await createVolumeInStore();
     await mkdir(join(root, 'films'));
     const adoptOptions = { dryRun: false, data: true };

@@ -11,12 +11,12 @@ describe('the URI of a store', () => {
     'nfs://10.0.0.1,10.0.0.2/export?port=2049',
     'nfs://[fd00::1],[fd00::2]/export?port=2049',
     'nfs://[fe80::1%eth0]/export?port=2049',
-  ])('%s', (uri) => {
+  ])('can be %s', (uri) => {
     expect(parsed(uri)).toMatchObject({ uri, options: { port: '2049' } });
   });
 
   test.each(['nfs://me:secret@server/export', 'nfs://me@server/export', 'nfs://server,x@other/export'])(
-    '%s carries a user or password, and is refused',
+    'cannot be %s, which contains a user or password',
     (uri) => {
       expect(() => parsed(uri)).toThrow('must not contain a user or password');
     },
@@ -30,7 +30,7 @@ describe('the URI of a store', () => {
     expect(parsed(`nfs://server/export${query}`).policy).toMatchObject({ inline });
   });
 
-  test.each(['inline=on', 'inline=', 'readOnly=yes'])('with ?%s is refused', (query) => {
+  test.each(['inline=on', 'inline=', 'readOnly=yes'])('with ?%s is rejected', (query) => {
     expect(() => parsed(`nfs://server/export?${query}`)).toThrow(`is not a value for ${query.split('=')[0]}`);
   });
 });

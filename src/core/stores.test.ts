@@ -32,7 +32,7 @@ const inFile = (name: string, uri: string): StoreConfig =>
   parseStoreConfig(name, uri, 'file', new Map([['local', kind]]));
 const resolve = (ref: string): Promise<Volume> => server.core.catalogue.resolve(ref, aCall());
 
-describe('add and remove', () => {
+describe('when stores are added and removed', () => {
   test('an added store exists after a restart, with its volumes', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
@@ -52,7 +52,7 @@ describe('add and remove', () => {
     });
   });
 
-  test('rejects a directory that does not exist, and records nothing', async () => {
+  test('a directory that does not exist is rejected, and nothing is recorded', async () => {
     const uri = `local://${server.folder}/nowhere`;
     await expect(server.core.stores.add('x', uri, aCall())).rejects.toMatchObject({
       code: 'invalid',
@@ -61,7 +61,7 @@ describe('add and remove', () => {
     expect(names()).toEqual(['local']);
   });
 
-  test('rejects a directory that another store has', async () => {
+  test('the directory of another store is rejected', async () => {
     await expect(server.core.stores.add('x', `local://${server.storeFolder}`, aCall())).rejects.toMatchObject({
       code: 'conflict',
       reason: 'store-locked',
@@ -78,7 +78,7 @@ describe('add and remove', () => {
     expect(names()).toEqual(['local', expect.stringMatching(/^(one|two)$/)]);
   });
 
-  test('removing forgets the store and leaves its data', async () => {
+  test('a removed store is forgotten, and its data stays', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.core.stores.remove('keep', aCall());
@@ -88,7 +88,7 @@ describe('add and remove', () => {
     expect(await resolve('keep..a')).toMatchObject({ id });
   });
 
-  test('removing waits for calls that use the store', async () => {
+  test('a removal waits for calls that use the store', async () => {
     await add('keep');
     const gate = kind.close('create');
     const creation = create('keep', 'a');
@@ -133,14 +133,14 @@ describe('add and remove', () => {
     ['local:///a%00b', "'local:///a%00b' is not the URI of a local store: the path contains control characters"],
     ['local:///', 'the root of the whole system cannot be a store'],
     ['local:///x/../..', 'the root of the whole system cannot be a store'],
-  ])('%s is refused: %s', async (uri, message) => {
+  ])('%s is rejected: %s', async (uri, message) => {
     await expect(server.core.stores.add('x', uri, aCall())).rejects.toMatchObject({ code: 'invalid', message });
     expect(names()).toEqual(['local']);
   });
 });
 
 describe('the default store', () => {
-  test('is the one that was chosen, else the preferred one, else the first; a choice survives a restart', async () => {
+  test('is the store that was chosen, else the preferred store, else the first; a choice survives a restart', async () => {
     expect(server.core.stores.defaultName).toBe('local');
     await add('keep');
     server.core.stores.setDefault('keep');
@@ -176,13 +176,13 @@ describe('configure', () => {
     expect(server.core.stores.defaultName).toBe('b');
   });
 
-  test('a store that was added through the API stays', async () => {
+  test('keeps a store that was added through the API', async () => {
     await add('keep');
     await configure(inFile('a', `local://${await makeFolder('a')}`));
     expect(names().sort()).toEqual(['a', 'keep']);
   });
 
-  test('a store that was removed through the API while the file was read does not come back', async () => {
+  test('does not bring back a store that was removed through the API while the file was read', async () => {
     await add('keep');
     const { config } = server.core.stores.view('keep');
     await server.core.stores.remove('keep', aCall());
@@ -190,7 +190,7 @@ describe('configure', () => {
     expect(names()).toEqual(['a']);
   });
 
-  test('invalid options leave the store as it was', async () => {
+  test('leaves a store unchanged if its new options are invalid', async () => {
     const a = await makeFolder('a');
     await configure(inFile('a', `local://${a}`));
     await create('a', 'x');
@@ -201,7 +201,7 @@ describe('configure', () => {
     expect(await resolve('a..x')).toMatchObject({ name: 'x' });
   });
 
-  test('a store that cannot be opened stays listed with its problem and is retried', async () => {
+  test('lists a store that cannot be opened with its problem, and retries it', async () => {
     const path = join(server.folder, 'later');
     await configure(inFile('later', `local://${path}`));
     expect(server.core.stores.view('later').problem).toMatchObject({ reason: 'store-root-missing' });
@@ -214,7 +214,7 @@ describe('configure', () => {
     expect(await create('later', 'x')).toMatchObject({ name: 'x' });
   });
 
-  test('a store whose directory changed has the volumes of the new directory', async () => {
+  test('gives a store whose directory changed the volumes of the new directory', async () => {
     const [a, b] = [await makeFolder('a'), await makeFolder('b')];
     await configure(inFile('a', `local://${a}`));
     const first = await create('a', 'same');
@@ -225,7 +225,7 @@ describe('configure', () => {
     expect(await resolve('a..same')).toMatchObject({ id: first.id });
   });
 
-  test('volumes of a removed store do not make names ambiguous', async () => {
+  test('does not let volumes of a removed store make names ambiguous', async () => {
     const [a, b, c] = [await makeFolder('a'), await makeFolder('b'), await makeFolder('c')];
     const otherStores = [inFile('c', `local://${c}`), inFile('b', `local://${b}`)];
     await configure(...otherStores, inFile('a', `local://${a}`));
@@ -236,8 +236,8 @@ describe('configure', () => {
   });
 });
 
-describe('finding volumes', () => {
-  test('a bare name refers to the default store, else to the only volume with that name, else it is ambiguous', async () => {
+describe('a lookup of volumes', () => {
+  test('by a bare name finds the volume in the default store, else the only one with that name, else fails as ambiguous', async () => {
     await add('one');
     await add('two');
     const volumeInOne = await create('one', 'x');
@@ -256,7 +256,7 @@ describe('finding volumes', () => {
     expect(await resolve('one..x')).toEqual(volumeInOne);
   });
 
-  test('volumes of stores that are not visible are reported as not found', async () => {
+  test('reports volumes of stores that are not visible as not found', async () => {
     await add('one');
     await add('two');
     const { id } = await create('two', 'x');
@@ -273,7 +273,7 @@ describe('finding volumes', () => {
     expect(await resolve('s...a.b')).toMatchObject({ id });
   });
 
-  test('while a store is down, unrecorded volumes are unavailable, not unknown', async () => {
+  test('reports unrecorded volumes as unavailable, not as unknown, while a store is down', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.stop();
@@ -337,7 +337,7 @@ describe('finding volumes', () => {
     });
   });
 
-  test('a read-only store on the directory of another store takes no volumes from it', async () => {
+  test('finds volumes in their own store if a read-only store has the same directory', async () => {
     const { id } = await create('local', 'a');
     await server.core.stores.add('view', `local://${server.storeFolder}?readOnly=true`, aCall());
     expect(await resolve(id)).toMatchObject({ store: 'local' });

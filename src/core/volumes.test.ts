@@ -59,7 +59,7 @@ describe('the creation of a volume', () => {
     ]);
   });
 
-  test('the same request twice gives the same volume, without a second operation', async () => {
+  test('returns the same volume for a repeated request, without a second operation', async () => {
     const call = aCall();
     const first = await server.core.volumes.create(newVolume('a', { bytes: 5n }), call);
     const operations = server.core.operations.page({ limit: 10 }).items.length;
@@ -67,7 +67,7 @@ describe('the creation of a volume', () => {
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(operations);
   });
 
-  test('a repeated request finds the volume even if it was renamed, and creates no second one', async () => {
+  test('returns the volume of a repeated request even if it was renamed, and creates no second one', async () => {
     const call = aCall();
     const first = await server.core.volumes.create(newVolume('a'), call);
     const renamed = await server.core.volumes.rename(first.id, 'b', undefined, aCall());
@@ -126,8 +126,8 @@ describe('the creation of a volume', () => {
   });
 });
 
-describe('a change of a volume', () => {
-  test('expand enlarges a volume, may be repeated, and never shrinks it', async () => {
+describe('an existing volume', () => {
+  test('is enlarged by an expansion, which may be repeated, and never shrunk', async () => {
     const { id } = await create('a', { bytes: 10n });
     const larger = await server.core.volumes.expand(id, 20n, undefined, aCall());
     expect(larger).toMatchObject({ bytes: 20n, revision: 2 });
@@ -138,7 +138,7 @@ describe('a change of a volume', () => {
     });
   });
 
-  test('rename moves the directory and keeps the id', async () => {
+  test('keeps its id when it is renamed, and its directory moves', async () => {
     const { id } = await create('a');
     const renamed = await server.core.volumes.rename('a', 'b', undefined, aCall());
     expect(renamed).toMatchObject({ id, name: 'b' });
@@ -147,13 +147,13 @@ describe('a change of a volume', () => {
     expect(await server.core.volumes.rename(id, 'b', undefined, aCall())).toEqual(renamed);
   });
 
-  test('rename to a taken name is rejected', async () => {
+  test('cannot be renamed to a taken name', async () => {
     await create('a');
     await create('b');
     await expect(server.core.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
   });
 
-  test('labels are merged, null removes a label, and invalid labels are rejected', async () => {
+  test('has its labels merged: null removes a label, and invalid labels are rejected', async () => {
     const { id } = await create('a', { labels: { keep: '1', drop: '2' } });
     const changed = await server.core.volumes.label(id, { drop: null, add: '3' }, undefined, aCall());
     expect(changed.labels).toEqual({ add: '3', keep: '1' });
@@ -164,7 +164,7 @@ describe('a change of a volume', () => {
     }
   });
 
-  test('rejects an outdated revision as stale', async () => {
+  test('cannot be changed with an outdated revision', async () => {
     const { id } = await create('a');
     await expect(server.core.volumes.label(id, { a: '1' }, 7, aCall())).rejects.toMatchObject({
       code: 'stale',
@@ -173,14 +173,14 @@ describe('a change of a volume', () => {
     expect(await server.core.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
   });
 
-  test('inspect reports missing data', async () => {
+  test('is reported with missing data by an inspection', async () => {
     const { id } = await create('a');
     expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
     await rm(join(server.storeFolder, 'a'), { recursive: true });
     expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'missing' });
   });
 
-  test('usage counts the data of the volume only', async () => {
+  test('has a usage that counts its own data only', async () => {
     await create('a');
     await create('b');
     await writeFile(join(server.storeFolder, 'a', 'file'), Buffer.alloc(1 << 20));
@@ -205,7 +205,7 @@ describe('several operations at once on one volume', () => {
     expect(await third).toEqual({ outcome: 'deleted', expiresAt: undefined });
   });
 
-  test('an operation that waited for a rename does not run concurrently with one on the new name', async () => {
+  test('do not overlap, even if one waited for a rename and another uses the new name', async () => {
     const { id } = await create('a', { bytes: 1n });
     const renaming = kind.close('rename');
     const renamed = server.core.volumes.rename(id, 'c', undefined, aCall());
@@ -224,7 +224,7 @@ describe('several operations at once on one volume', () => {
     expect(await otherLabel).toMatchObject({ labels: { x: '1' }, bytes: 50n });
   });
 
-  test('two concurrent renames to the same name both succeed', async () => {
+  test('both succeed if they are renames to the same name', async () => {
     const { id } = await create('a');
     const both = await Promise.all([
       server.core.volumes.rename(id, 'b', undefined, aCall()),
@@ -233,7 +233,7 @@ describe('several operations at once on one volume', () => {
     expect(both.map((volume) => volume.name)).toEqual(['b', 'b']);
   });
 
-  test('50 concurrent creates of one name create one volume', async () => {
+  test('create one volume if they are 50 creates of one name', async () => {
     const results = await Promise.allSettled(Array.from({ length: 50 }, () => create('same')));
     expect(results.filter((result) => result.status === 'fulfilled')).toHaveLength(1);
     const reasons = results.flatMap((result) => (result.status === 'rejected' ? [result.reason.code] : []));
@@ -242,7 +242,7 @@ describe('several operations at once on one volume', () => {
   });
 });
 
-describe('limits of a store', () => {
+describe('on a store with limits', () => {
   const add = async (query: string): Promise<void> => {
     const path = join(server.folder, 'limited');
     await mkdir(path);
@@ -312,7 +312,7 @@ describe('limits of a store', () => {
     expect(await limited('a')).toMatchObject({ bytes: 64n << 20n });
   });
 
-  test('a restore from the trash counts against the limits; a failed create does not', async () => {
+  test('a restore from the trash counts towards the limits; a failed create does not', async () => {
     await add('maxVolumes=1&onDelete=archive');
     const { id } = await limited('a');
     await server.core.deletions.delete(id, undefined, aCall());

@@ -104,7 +104,7 @@ describe.skipIf(needs('mount'))('an engine mount', () => {
   });
 });
 
-describe.skipIf(needs('mount'))('mounts', () => {
+describe.skipIf(needs('mount'))('with the mount table of the kernel', () => {
   let server: TestServer;
   let kind: GatedKind;
 

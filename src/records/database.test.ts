@@ -102,8 +102,8 @@ describe('the file', () => {
   });
 });
 
-describe('one process per state folder', () => {
-  test('a second process is rejected at once, with the id of the first one', async () => {
+describe('a state folder that is in use', () => {
+  test('rejects a second process at once, with the id of the first one', async () => {
     const writer = startWriter('hold');
     expect((await writer.lines().next()).value).toBe('open');
     const started = performance.now();
@@ -124,7 +124,7 @@ describe('one process per state folder', () => {
     expect(JSON.parse(readFileSync(join(folder, 'holder.json'), 'utf8'))).toMatchObject({ pid: process.pid });
   });
 
-  test('a second open in the same process is rejected too, and the first continues to work', () => {
+  test('rejects a second open in the same process, too, and the first one continues to work', () => {
     const first = open();
     expect(refusal()).toMatchObject({ reason: 'state-locked' });
     first.settings.set('a', '1');
@@ -132,7 +132,7 @@ describe('one process per state folder', () => {
     expect(refusal()).toMatchObject({ reason: 'state-locked' });
   });
 
-  test('the error does not name the process if the holder file is unreadable', () => {
+  test('has an error that does not name the process if the holder file is unreadable', () => {
     open();
     writeFileSync(join(folder, 'holder.json'), 'rubbish');
     expect(refusal().message).toBe(`the state folder ${folder} is in use by another Stowage`);

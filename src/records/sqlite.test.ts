@@ -26,7 +26,7 @@ afterEach(() => {
 const unusualTexts = ['', "'; DROP TABLE settings; --", 'a\0b', '"\\\n\t', 'ünïcödé 🧳', '\u202e', '%_*?['];
 
 describe('settings', () => {
-  test('the last value of a setting survives a restart', () => {
+  test('keep their last values over a restart', () => {
     expect(records.settings.get('instance')).toBeUndefined();
     records.settings.set('instance', 'one');
     records.settings.set('instance', 'one');
@@ -35,7 +35,7 @@ describe('settings', () => {
     expect(records.settings.get('instance')).toBe('two');
   });
 
-  test.each(unusualTexts)('keys and values are data, whatever they contain: %j', (hostile) => {
+  test.each(unusualTexts)('keep keys and values unchanged, whatever they contain: %j', (hostile) => {
     records.settings.set(hostile, hostile);
     expect(records.settings.get(hostile)).toBe(hostile);
   });
@@ -135,13 +135,13 @@ describe('operations', () => {
     expect(listedIds).toEqual(ids);
   });
 
-  test('a full last page has no next page', () => {
+  test('have no next page after a full last page', () => {
     for (let n = 1; n <= 4; n++) records.operations.begin(operation(n));
     const { next } = records.operations.page({ limit: 2 });
     expect(records.operations.page({ after: next, limit: 2 })).toMatchObject({ items: [{}, {}], next: undefined });
   });
 
-  test('pruning keeps the most recently ended operations and all running ones', () => {
+  test('are pruned, except the most recently ended and all running ones', () => {
     for (let n = 1; n <= 10; n++) records.operations.begin(operation(n));
     for (let n = 2; n <= 9; n++) records.operations.end(operation(n).id, 'done', 5000, undefined);
     // This operation began first and ended last.
@@ -208,7 +208,7 @@ describe('tokens', () => {
     expect(records.tokens.byHash('hash-1')).toBeUndefined();
   });
 
-  test('a new hash for the same token replaces the old one', () => {
+  test('keep only the last hash', () => {
     records.tokens.put(token('t1'), 'old');
     records.tokens.put(token('t1'), 'new');
     expect(records.tokens.byHash('old')).toBeUndefined();
@@ -216,7 +216,7 @@ describe('tokens', () => {
   });
 });
 
-describe('answers', () => {
+describe('idempotent responses', () => {
   test('have no status while the request is running, and are pruned when they are old', () => {
     records.idempotentResponses.put('key', { fingerprint: 'f', status: undefined, body: '', at: 100 });
     expect(records.idempotentResponses.get('key')).toEqual({ fingerprint: 'f', status: undefined, body: '', at: 100 });
@@ -233,7 +233,7 @@ describe('answers', () => {
   });
 });
 
-describe('transaction', () => {
+describe('a transaction', () => {
   test('returns the result of its work, and writes everything or nothing', () => {
     expect(
       records.transaction(() => {

@@ -62,7 +62,7 @@ describe('a state.db that 0.1 wrote', () => {
     expect(records.mounts.byVolume(stored.volumeId(2))).toEqual(stored.mounts.slice(3));
   });
 
-  test('gives tokens by their hashes, and answers', () => {
+  test('gives tokens by their hashes, and idempotent responses', () => {
     for (const { hash, token } of stored.tokens) expect(records.tokens.byHash(hash)).toEqual(token);
     for (const [key, answer] of stored.answers) expect(records.idempotentResponses.get(key)).toEqual(answer);
   });

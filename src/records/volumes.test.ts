@@ -73,7 +73,7 @@ describe('volumes', () => {
   });
 
   test.each([0n, 1n, 2n ** 53n - 1n, 2n ** 53n + 1n, 2n ** 63n - 1n])(
-    'a size of %d bytes keeps every digit',
+    'keep every digit of a size of %d bytes',
     (bytes) => {
       records.volumes.put(volume(1, { bytes }));
       expect(records.volumes.byId(volume(1).id)?.bytes).toBe(bytes);
@@ -81,13 +81,13 @@ describe('volumes', () => {
     },
   );
 
-  test.each([true, false])('the records keep whether a size is enforced: %s', (enforce) => {
+  test.each([true, false])('keep whether a size is enforced: %s', (enforce) => {
     records.volumes.put(volume(1, { enforce: !enforce }));
     records.volumes.put(volume(1, { enforce }));
     expect(records.volumes.byId(volume(1).id)?.enforce).toBe(enforce);
   });
 
-  test.each([-1n, 2n ** 63n])('a size of %d bytes is rejected and leaves nothing behind', (bytes) => {
+  test.each([-1n, 2n ** 63n])('are rejected with a size of %d bytes, which leaves nothing behind', (bytes) => {
     expect(() => records.volumes.put(volume(1, { bytes }))).toThrow(
       expect.objectContaining({
         message: `the size of volume gold/v00001, ${bytes} bytes, cannot be recorded`,
@@ -97,7 +97,7 @@ describe('volumes', () => {
     expect(findIds({})).toEqual([]);
   });
 
-  test('a put with a new name or other labels removes the old ones', () => {
+  test('lose their old name and labels at a put with new ones', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x' } }));
     const renamed = volume(1, { name: 'other' as VolumeName, labels: { tier: 'b' }, revision: 2 });
     records.volumes.put(renamed);
@@ -108,7 +108,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('a put under the name of another volume removes the record of that volume', () => {
+  test('replace the record of another volume with the same name', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a' } }));
     records.volumes.put(volume(2, { name: volume(1).name }));
     expect(records.volumes.byId(volume(1).id)).toBeUndefined();
@@ -117,7 +117,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('forgetting a store removes the volumes, labels and totals of that store only', () => {
+  test('are removed with labels and totals when their store is forgotten, and other stores are not affected', () => {
     records.volumes.put(volume(1, { labels: { a: '1' } }));
     records.volumes.put(volume(2, { store: silver, labels: { a: '1' } }));
     records.volumes.forgetStore(gold);
@@ -129,7 +129,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('totals can exceed 64 bits, and return', () => {
+  test('have totals that can exceed 64 bits, and return to smaller values', () => {
     const maxSize = 2n ** 63n - 1n;
     for (let n = 1; n <= 3; n++) records.volumes.put(volume(n, { bytes: maxSize }));
     expect(records.volumes.totals(gold)).toEqual({ volumes: 3, bytes: 3n * maxSize });
@@ -137,7 +137,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: maxSize });
   });
 
-  test('lookups by id and totals match the list after any changes, committed or rolled back', () => {
+  test('have lookups by id and totals that match the list after any changes, committed or rolled back', () => {
     /**
      * Looks up every volume, because the records cache lookups. The test calls this between all changes, and before a
      * rollback.
@@ -179,7 +179,7 @@ describe('volumes', () => {
     );
   });
 
-  test('labels can contain any text, and only the same text finds them', () => {
+  test('are found by labels of any text, and only by the same text', () => {
     const hostile = [
       "'",
       '"',
@@ -206,7 +206,7 @@ describe('volumes', () => {
     expect(findIds({ labels: { k: 'a' } })).toEqual([]);
   });
 
-  test('any set of labels is returned unchanged, and finds its volume', () => {
+  test('return any set of labels unchanged, and are found by it', () => {
     const text = fc.string({ unit: 'binary', maxLength: 12 });
     fc.assert(
       fc.property(fc.dictionary(text, text, { maxKeys: 6, noNullPrototype: true }), (labels: Labels) => {
@@ -218,7 +218,7 @@ describe('volumes', () => {
     );
   });
 
-  test('a query by several labels requires all of them', () => {
+  test('are found by several labels only if they have all of them', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x', zone: '1' } }));
     records.volumes.put(volume(2, { labels: { tier: 'a', team: 'y', zone: '1' } }));
     records.volumes.put(volume(3, { labels: { tier: 'a' } }));
@@ -228,7 +228,7 @@ describe('volumes', () => {
     expect(findIds({ labels: { zone: '1', tier: 'b' } })).toEqual([]);
   });
 
-  test('a query can have at most 32 labels', () => {
+  test('are found by at most 32 labels', () => {
     const labels = (count: number): Labels =>
       Object.fromEntries(Array.from({ length: count }, (_, n) => [`k${n}`, 'v']));
     records.volumes.put(volume(1, { labels: labels(33) }));
@@ -238,7 +238,7 @@ describe('volumes', () => {
     );
   });
 
-  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page size of %d is rejected', (limit) => {
+  test.each([0, -1, 1.5, 10_001, Number.NaN])('are not listed with a page size of %d', (limit) => {
     expect(() => records.volumes.page({ ...everything, limit })).toThrow(
       expect.objectContaining({ message: `a page cannot hold ${limit} volumes`, code: 'out-of-range' }),
     );
@@ -299,7 +299,7 @@ describe('20,000 volumes', () => {
     expect(walk({ contains: '0003', labels: { third: 'yes' } })).toEqual([30, 36, 3, 33, 39]);
   });
 
-  test('names and totals of a store include its own volumes only', () => {
+  test('are included in the names and totals of their own store only', () => {
     expect(records.volumes.names(gold).map(({ id }) => Number(id.slice(4)))).toEqual(even);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 10_000, bytes: 10_240_000n });
   });
