@@ -27,11 +27,14 @@ export function redactForUser(error: DisclosableError, whereToFind: string): Dis
   }
   if (toUsers !== undefined) return { code, reason, action: error.action, ...toUsers };
   if (isForEverybody(reason)) return error;
-  const ask = `sk the administrator, who finds out why ${whereToFind}`;
+  const administrator = `the administrator, who finds out why ${whereToFind}`;
   return {
     code,
     reason,
     message: errorReason(reason)?.short ?? errorCodes[isErrorCode(code) ? code : 'internal'].short,
-    action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
+    action:
+      isErrorCode(code) && errorCodes[code].retry
+        ? `Try again in a while. If it persists, ask ${administrator}`
+        : `Ask ${administrator}`,
   };
 }
