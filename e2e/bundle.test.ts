@@ -72,8 +72,8 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
     for (let i = 0; i < 50; i++) expect((await server.api('POST', '/v1/volumes', { name: `v${i}` })).status).toBe(201);
     for (let i = 0; i < 50; i++) expect((await server.api('GET', '/v1/volumes')).status).toBe(200);
     // The garbage collector runs some time after the work ends. Only the memory after that matters.
-    const until = performance.now() + 20_000;
-    while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
+    const deadline = performance.now() + 20_000;
+    while ((await resident()) >= idleBytes && performance.now() < deadline) await delay(200);
     expect(await resident()).toBeLessThan(idleBytes);
   });
 

@@ -61,9 +61,9 @@ test('kubectl finds the program under the plugin’s name, and the program uses 
     'console.log(process.env.STOWAGE_PROGRAM, ...process.argv.slice(2));\n',
   );
   symlinkSync('opt/bin/kubectl-stowage', join(home.path, 'kubectl-stowage'));
-  const called = join(home.path, 'kubectl-stowage');
-  const { status, out, err } = call(called, { PATH: ownNode, HOME: home.path }, 'volume', 'list');
-  expect({ status, out, err }).toEqual({ status: 0, out: `${called} volume list\n`, err: '' });
+  const pluginLink = join(home.path, 'kubectl-stowage');
+  const { status, out, err } = call(pluginLink, { PATH: ownNode, HOME: home.path }, 'volume', 'list');
+  expect({ status, out, err }).toEqual({ status: 0, out: `${pluginLink} volume list\n`, err: '' });
 });
 
 test.each([

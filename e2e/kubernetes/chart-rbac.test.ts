@@ -7,13 +7,13 @@ import { makeCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type AccountController, accountConfig, controllerPort, startAsAccount } from './chart-controller.ts';
+import { type AccountController, accountConfig, controllerPort, startControllerAsAccount } from './chart-controller.ts';
 import {
   type ChartFixture,
   chart,
   claim,
   deployment,
-  killMountHolders,
+  killKeeperAndAgent,
   namespace,
   startChartFixture,
 } from './chart-fixture.ts';
@@ -46,7 +46,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   let fixture: ChartFixture;
   let filer: Filer;
   let config: string;
-  let number = 0;
+  let suffix = 0;
 
   beforeAll(async () => {
     fixture = await startChartFixture(signal);
@@ -65,35 +65,35 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         spec: { uri: `${uri}/${name}`, options, storageClass: {} },
       })),
     );
-    await using _ = await startAsAccount(fixture.cluster, config);
-    await fixture.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => wanted(name)));
-    await bound('grows', 'goes-1', 'goes-2', 'goes-3');
+    await using _ = await startControllerAsAccount(fixture.cluster, config);
+    await fixture.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => silverClaim(name)));
+    await waitUntilBound('grows', 'goes-1', 'goes-2', 'goes-3');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
     await fixture?.[Symbol.asyncDispose]();
   }, 60_000);
 
-  const wanted = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
-  const bound = (...names: readonly string[]): Promise<string> =>
+  const silverClaim = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
+  const waitUntilBound = (...names: readonly string[]): Promise<string> =>
     fixture.cluster.kubectl(
       'wait',
       '--for=jsonpath={.status.phase}=Bound',
       '--timeout=90s',
       ...names.map((name) => `pvc/${name}`),
     );
-  const { kubectl, own, apply } = {
+  const { kubectl, ownKubectl, apply } = {
     kubectl: (...words: readonly string[]) => fixture.cluster.kubectl(...words),
-    own: (...words: readonly string[]) => fixture.own(...words),
+    ownKubectl: (...words: readonly string[]) => fixture.namespacedKubectl(...words),
     apply: (...objects: readonly object[]) => fixture.cluster.apply(...objects),
   };
-  const remove = (...what: readonly string[]): Promise<string> => own('delete', ...what, '--ignore-not-found');
+  const remove = (...what: readonly string[]): Promise<string> => ownKubectl('delete', ...what, '--ignore-not-found');
   const merge = (what: readonly string[], body: object): Promise<string> =>
     kubectl('patch', ...what, '--type=merge', '--patch', JSON.stringify(body));
-  const grow = (): Promise<string> =>
-    merge(['pvc', 'grows'], { spec: { resources: { requests: { storage: `${64 + ++number}Mi` } } } });
-  const goes = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
-  const comes = (): Promise<string> => apply(wanted(`comes-${++number}`));
+  const expandClaim = (): Promise<string> =>
+    merge(['pvc', 'grows'], { spec: { resources: { requests: { storage: `${64 + ++suffix}Mi` } } } });
+  const deleteClaim = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
+  const createClaim = (): Promise<string> => apply(silverClaim(`comes-${++suffix}`));
   const slice = (addressType: 'IPv4' | 'IPv6', address: string): object => ({
     apiVersion: 'discovery.k8s.io/v1',
     kind: 'EndpointSlice',
@@ -102,7 +102,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     endpoints: [{ addresses: [address] }],
     ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
   });
-  const others = {
+  const foreignEndpoints = {
     apiVersion: 'v1',
     kind: 'Endpoints',
     metadata: { name: 'stowage', namespace },
@@ -115,7 +115,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     type,
     data,
   });
-  const empty = Buffer.from('nothing').toString('base64');
+  const invalidPem = Buffer.from('nothing').toString('base64');
   const capacity = (storageClassName: string): object => ({
     apiVersion: 'storage.k8s.io/v1',
     kind: 'CSIStorageCapacity',
@@ -133,7 +133,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   /** A local volume of a node that does not exist. */
   const volumeOfMissingNode = (): object => {
     const { metadata, ...rest } = claim({
-      name: `astray-${++number}`,
+      name: `astray-${++suffix}`,
       storageClassName: 'local',
       mode: 'ReadWriteOnce',
     }) as { readonly metadata: object };
@@ -143,8 +143,8 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   const asViewer = async (path: string): Promise<string> => {
     const account = ['create', 'token', 'stowage-viewer', '--namespace', namespace, '--audience=stowage.dev'];
     const [first, ...inside] = fixture.cluster.network.inside;
-    const asks = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
-    const node = [process.execPath, '--input-type=module', '--eval', asks];
+    const fetchScript = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
+    const node = [process.execPath, '--input-type=module', '--eval', fetchScript];
     const url = `https://${controllerPort.host}:${controllerPort.port}${path}`;
     const env = { ...process.env, NODE_TLS_REJECT_UNAUTHORIZED: '0' };
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
@@ -152,23 +152,27 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
   };
   /** Creates an application whose claim allows Stowage to evict the pod. */
   async function createEvictableApplication(): Promise<void> {
-    const name = `used-${++number}`;
+    const name = `used-${++suffix}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
-    const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
+    const { metadata, ...rest } = silverClaim(name) as { readonly metadata: object };
     await kubectl('cordon', fixture.cluster.nodes[1]?.name ?? '');
     await apply({ ...rest, metadata: { ...metadata, annotations } });
-    await using _ = await startAsAccount(fixture.cluster, config);
+    await using _ = await startControllerAsAccount(fixture.cluster, config);
     await apply(deployment(name, fixture.busybox));
     await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
   /** Kills the agent and the keeper of a node together, so that the mounts of its pods must be replaced. */
-  const loseMount = (): Promise<void> => killMountHolders(fixture, 0);
-  const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
-  const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
+  const loseMount = (): Promise<void> => killKeeperAndAgent(fixture, 0);
+  const listedResources = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
+  const watchedResources = [...listedResources, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
 
   const rounds: readonly Round[] = [
-    { rights: followed.map((what) => `list ${what}`) },
-    { rights: [...followed, 'endpointslices stowage-leader', 'endpoints stowage'].map((what) => `watch ${what}`) },
+    { rights: watchedResources.map((what) => `list ${what}`) },
+    {
+      rights: [...watchedResources, 'endpointslices stowage-leader', 'endpoints stowage'].map(
+        (what) => `watch ${what}`,
+      ),
+    },
     { rights: ['get leases stowage-controller'] },
     { rights: ['create leases'], before: () => remove('lease', 'stowage-controller') },
     { rights: ['update leases stowage-controller'] },
@@ -187,7 +191,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await kubectl('delete', 'storageclass', 'gold');
         await merge(['store', 'silver', '--subresource=status'], { status: null });
         await apply(ghost);
-        await comes();
+        await createClaim();
       },
     },
     {
@@ -205,8 +209,8 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await remove('configmap', 'stowage-ca');
         await remove('csistoragecapacity', '--all');
         await merge(['store', 'local'], { spec: { storageClass: { reclaimPolicy: 'Retain' } } });
-        await goes(1);
-        await grow();
+        await deleteClaim(1);
+        await expandClaim();
         await apply(volumeOfMissingNode());
       },
     },
@@ -215,22 +219,25 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       before: async () => {
         await remove('endpointslice/stowage-leader', 'endpoints/stowage');
         await remove('csistoragecapacity', '--all');
-        await goes(2);
+        await deleteClaim(2);
       },
     },
     {
       rights: ['update secrets stowage-tls', 'delete persistentvolumes', 'delete csistoragecapacities'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        await apply(secret('kubernetes.io/tls', { 'tls.crt': empty, 'tls.key': empty }), capacity('none-such'));
-        await goes(3);
+        await apply(
+          secret('kubernetes.io/tls', { 'tls.crt': invalidPem, 'tls.key': invalidPem }),
+          capacity('none-such'),
+        );
+        await deleteClaim(3);
       },
     },
     {
       rights: ['delete secrets stowage-tls', 'get persistentvolumeclaims', 'create persistentvolumes'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
+        await apply(secret('Opaque', { more: invalidPem }), silverClaim('abandoned'));
       },
       meanwhile: async (controller) => {
         // The volume exists, and the claim is deleted before the controller has written the PV.
@@ -242,15 +249,15 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       rights: ['update configmaps stowage-ca', 'patch csistoragecapacities'],
       before: async () => {
         await remove('secret', 'stowage-tls');
-        const [name = ''] = (await own('get', 'csistoragecapacity', '--output=name')).split('\n');
-        await own('patch', name, '--type=merge', '--patch', JSON.stringify({ capacity: '1Ki' }));
+        const [name = ''] = (await ownKubectl('get', 'csistoragecapacity', '--output=name')).split('\n');
+        await ownKubectl('patch', name, '--type=merge', '--patch', JSON.stringify({ capacity: '1Ki' }));
       },
     },
     {
       rights: ['update endpointslices stowage-leader', 'update endpoints stowage'],
       before: async () => {
         await remove('endpointslice/stowage-leader', 'endpoints/stowage');
-        await apply(slice('IPv4', '10.1.2.3'), others);
+        await apply(slice('IPv4', '10.1.2.3'), foreignEndpoints);
       },
     },
     {
@@ -285,16 +292,16 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     { rights: ['create pods/eviction'], before: createEvictableApplication, meanwhile: loseMount },
   ];
 
-  const all = rightsOf('stowage-controller');
+  const controllerRights = rightsOf('stowage-controller');
   const find = (title: string): Right => {
-    const found = all.find((right) => titleOf(right) === title);
+    const found = controllerRights.find((right) => titleOf(right) === title);
     if (found === undefined) throw new Error(`there is no right '${title}'`);
     return found;
   };
 
   test('is removed in a test of this file or in another test', () => {
-    const taken = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
-    expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
+    const testedRights = [...rounds.flatMap(({ rights }) => rights), ...testedElsewhere.controller];
+    expect([...new Set(testedRights)].sort()).toEqual(controllerRights.map(titleOf).sort());
   });
 
   test.each(rounds.map((round) => [round.rights.join(', '), round] as const))(
@@ -304,11 +311,11 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       await freeLease(fixture.cluster, namespace);
       await before?.();
       await using _taken = await roleWithout(fixture.cluster, rights);
-      await using controller = await startAsAccount(fixture.cluster, config);
-      const missed = (): readonly string[] =>
+      await using controller = await startControllerAsAccount(fixture.cluster, config);
+      const rightsWithoutError = (): readonly string[] =>
         rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
       await meanwhile?.(controller);
-      await expect.poll(missed, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, wait).toEqual([]);
     },
     400_000,
   );
@@ -320,13 +327,14 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       expect(rights.length).toBe(3);
       await using _taken = await roleWithout(fixture.cluster, rights);
       const agents = ['--selector=app.kubernetes.io/component=agent', '--field-selector=spec.nodeName=node-2'];
-      await own('delete', 'pod', ...agents, '--wait');
-      const output = (): Promise<string> => own('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
-      const missed = async (): Promise<readonly string[]> => {
-        const said = await output();
-        return rights.filter((right) => !said.includes(refusalOf(right))).map(titleOf);
+      await ownKubectl('delete', 'pod', ...agents, '--wait');
+      const output = (): Promise<string> =>
+        ownKubectl('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
+      const rightsWithoutError = async (): Promise<readonly string[]> => {
+        const log = await output();
+        return rights.filter((right) => !log.includes(refusalOf(right))).map(titleOf);
       };
-      await expect.poll(missed, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, wait).toEqual([]);
     },
     90_000,
   );
@@ -347,8 +355,8 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     });
     await fixture.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');
     const start = async () => {
-      await own('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
-      return await startAsAccount(fixture.cluster, config, '--tls-secret', 'given');
+      await ownKubectl('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
+      return await startControllerAsAccount(fixture.cluster, config, '--tls-secret', 'given');
     };
     const right = { role: 'stowage-controller', where: 'own', resource: 'secrets', names: 'given' } as const;
     for (const verb of ['list', 'watch']) {

@@ -15,7 +15,7 @@ const { signal } = new AbortController();
 const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
 const wait = { interval: 100, timeout: 30_000 };
 
-interface Listed {
+interface ObjectList {
   readonly items: readonly {
     readonly metadata: { readonly name: string; readonly uid: string };
     readonly spec: {
@@ -90,15 +90,15 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       running.push(one);
       return one;
     };
-    const list = async (kind: string): Promise<Listed['items']> =>
-      (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as Listed).items;
+    const list = async (kind: string): Promise<ObjectList['items']> =>
+      (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as ObjectList).items;
     const phases = async (): Promise<readonly string[]> => (await list('pvc')).map(({ status }) => status.phase ?? '');
     /** Includes the volumes' records, but not the store's own files or files of a store check. */
     const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
-    const onStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
-    const left = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
+    const volumesOnStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
+    const findRemains = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
     const nothing = { volumes: [], objects: [] };
-    const notes = async (name: string): Promise<string> =>
+    const eventMessages = async (name: string): Promise<string> =>
       await cluster.kubectl(
         'get',
         'events',
@@ -139,11 +139,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.apply(claim('refused', { storageClassName: 'denied' }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'pvc', 'refused')));
       await expect
-        .poll(() => notes('refused'), wait)
+        .poll(() => eventMessages('refused'), wait)
         .toContain(
           "the server of store 'denied' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
         );
-      expect(await notes('refused')).not.toContain(nfs.host);
+      expect(await eventMessages('refused')).not.toContain(nfs.host);
     });
 
     test('the location of a store cannot be changed', async () => {
@@ -158,8 +158,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.apply(claim('cart'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
       const [made] = await list('pv');
-      expect(onStore()).toEqual([made?.metadata.name]);
-      expect(await notes('cart')).toContain(`Created volume 'silver/${made?.metadata.name}'`);
+      expect(volumesOnStore()).toEqual([made?.metadata.name]);
+      expect(await eventMessages('cart')).toContain(`Created volume 'silver/${made?.metadata.name}'`);
       const address = /health at (\S+)/.exec(controller.output())?.[1] ?? '';
       for (const path of ['healthz', 'readyz']) expect((await fetch(`${address}/${path}`)).status).toBe(200);
       const more = JSON.stringify({ spec: { resources: { requests: { storage: '2Gi' } } } });
@@ -171,7 +171,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         [{ storage: '2Gi' }, undefined],
       ]);
       await cluster.kubectl('delete', 'pvc', 'cart', '--timeout=30s');
-      await expect.poll(left, wait).toEqual(nothing);
+      await expect.poll(findRemains, wait).toEqual(nothing);
     });
 
     test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and a PV with Retain keeps its data', async () => {
@@ -188,8 +188,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
         claim('late', { storageClassName: 'patient' }),
       );
-      await expect.poll(() => notes('late'), wait).toContain('waiting for first consumer');
-      expect(onStore()).toEqual([]);
+      await expect.poll(() => eventMessages('late'), wait).toContain('waiting for first consumer');
+      expect(volumesOnStore()).toEqual([]);
       await cluster.apply({
         apiVersion: 'v1',
         kind: 'Pod',
@@ -203,12 +203,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
       });
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/late', '--timeout=30s');
-      expect(onStore()).toEqual(['default-late']);
+      expect(volumesOnStore()).toEqual(['default-late']);
       await cluster.kubectl('delete', 'pod', 'first', '--force');
       await cluster.kubectl('delete', 'pvc', 'late', '--timeout=30s');
       await expect.poll(async () => (await list('pv')).map(({ status }) => status.phase), wait).toEqual(['Released']);
       await cluster.kubectl('delete', 'pv', '--all', '--timeout=30s');
-      expect(await left()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
+      expect(await findRemains()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
       for (const name of entries()) rmSync(join(exported, name), { recursive: true });
     });
 
@@ -225,12 +225,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         claim('hopeless', { storageClassName: 'wrong' }),
       );
       await expect
-        .poll(() => notes('hopeless'), wait)
+        .poll(() => eventMessages('hopeless'), wait)
         .toContain("class 'wrong' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.");
       expect(await phases()).toEqual(['Pending']);
-      expect([onStore(), await list('pv')]).toEqual([[], []]);
+      expect([volumesOnStore(), await list('pv')]).toEqual([[], []]);
       await cluster.kubectl('delete', 'pvc', 'hopeless', '--timeout=30s');
-      await expect.poll(left, wait).toEqual(nothing);
+      await expect.poll(findRemains, wait).toEqual(nothing);
     });
 
     test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
@@ -238,20 +238,22 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await cluster.apply(claim('used'));
       await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
       const [made] = await list('pv');
-      const [name = ''] = onStore();
+      const [name = ''] = volumesOnStore();
       // Opens the store like an agent on that node.
       const { host, nfsPort, mountPort } = nfs;
-      const given = { port: String(nfsPort), mountport: String(mountPort) };
-      const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: given, instance: 'host-1' });
+      const openOptions = { port: String(nfsPort), mountport: String(mountPort) };
+      const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: openOptions, instance: 'host-1' });
       onTestFinished(() => opened.close());
       const volume = { id: made?.spec.csi?.volumeHandle as VolumeId, name: name as VolumeName };
       const users = [{ kind: 'pod', name: 'default/user' }] as const;
       await opened.uses?.put(volume, { host: 'host-1', node: 'node-1' as NodeName, users }, aCall());
       await cluster.kubectl('delete', 'pvc', 'used', '--timeout=30s');
-      await expect.poll(() => notes(made?.metadata.name ?? ''), wait).toContain('the volume is still in use on a node');
-      expect(onStore()).toEqual([name]);
+      await expect
+        .poll(() => eventMessages(made?.metadata.name ?? ''), wait)
+        .toContain('the volume is still in use on a node');
+      expect(volumesOnStore()).toEqual([name]);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service=nodeshutdown:NoExecute');
-      await expect.poll(left, { ...wait, timeout: 45_000 }).toEqual(nothing);
+      await expect.poll(findRemains, { ...wait, timeout: 45_000 }).toEqual(nothing);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service-');
     }, 90_000);
   },

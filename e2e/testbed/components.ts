@@ -201,12 +201,12 @@ function whyNoMounts(): string | undefined {
   const capabilities = BigInt(`0x${/^CapEff:\s*([0-9a-f]+)/m.exec(status)?.[1] ?? '0'}`);
   const sysAdmin = 1n << 21n;
   if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
-  const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
     // In a mount namespace that ends with the process.
-    return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
+    return commandFailure('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', folder]);
   } finally {
-    rmdirSync(at);
+    rmdirSync(folder);
   }
 }
 

@@ -43,7 +43,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   const { driver, focus, kubeconfig, folder, parallel, minutes, signal } = options;
   await mkdir(folder, { recursive: true });
   // The suite does not remove its temporary folders.
-  await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+  await using temporary = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
   const report = 'report.json';
   // A report that another run left.
   await rm(join(folder, report), { force: true });
@@ -66,7 +66,7 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   ];
   const log = createWriteStream(join(folder, 'log'));
   const child = spawn(toolPath('ginkgo'), words, {
-    env: { ...process.env, TMPDIR: own.path },
+    env: { ...process.env, TMPDIR: temporary.path },
     stdio: ['ignore', 'pipe', 'pipe'],
     signal,
   });
@@ -115,16 +115,16 @@ export function specsOf(report: string): readonly Spec[] {
 
 /** Lines for people: the counts, the failures, and why tests were skipped. */
 export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
-  const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
-  const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];
+  const inState = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
+  const [passed, failed, skipped] = [inState('passed'), inState('failed'), inState('skipped')];
   const reasons = Object.groupBy(skipped, ({ why }) => why.trim());
-  const known = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
+  const reasonCounts = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
   return [
     `${driver}: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
     ...failed.flatMap(({ name, seconds, why }) => [
       `✗ ${name} (${seconds.toFixed(0)} s)`,
       ...why.split('\n').map((line) => `    ${line}`),
     ]),
-    ...known.sort((a, b) => b.count - a.count).map(({ why, count }) => `· ${count} skipped: ${why}`),
+    ...reasonCounts.sort((a, b) => b.count - a.count).map(({ why, count }) => `· ${count} skipped: ${why}`),
   ];
 }
