@@ -12,7 +12,7 @@ import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
 
-/** Limits that the documentation promises. Stowage needs much less, so that a busy machine stays within them, too. */
+/** Limits that the documentation promises. Stowage needs much less, so even a busy machine stays within the limits. */
 const readyWithinMs = 3_000;
 const idleBytes = 120 * 1024 * 1024;
 

@@ -77,7 +77,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await expect(asGroup(1003, 4000, 'touch d/no', pods.at('pod'))).rejects.toThrow('Permission denied');
   }, 120_000);
 
-  test('get files that belong to the user that the server maps root to', async () => {
+  test('get files whose owner is the user that the server maps root to', async () => {
     serverSquash = 'root';
     chownSync(exported, 1000, 1000);
     await start('&squash=root&uid=1000&gid=1000');

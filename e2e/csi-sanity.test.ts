@@ -12,19 +12,19 @@ import { run, startStowage } from './stowage.ts';
  * a spec of this list that runs.
  */
 const expectedSkips: Readonly<Record<string, string>> = {
-  'Controller Publish, UnpublishVolume not supported': 'nothing of these drivers is attached to a node',
-  'ControllerPublishVolume not supported': 'the same',
-  'ControllerUnpublishVolume not supported': 'the same',
-  'Snapshot not supported': 'snapshots are a later part',
-  'CreateSnapshot not supported': 'the same',
-  'DeleteSnapshot not supported': 'the same',
-  'GetSnapshot not supported': 'the same',
-  'ListSnapshots not supported': 'the same',
-  'GroupControllerService not supported': 'the same, of several volumes at once',
-  'Volume Cloning not supported': 'the same: a clone is made of a snapshot',
-  'Modify volume not supported': 'no parameter of a volume can be changed by a class',
-  'Modify Volume not supported': 'the same',
-  'ControllerModifyVolume not supported': 'the same',
+  'Controller Publish, UnpublishVolume not supported': 'volumes of these drivers need no attachment',
+  'ControllerPublishVolume not supported': 'volumes of these drivers need no attachment',
+  'ControllerUnpublishVolume not supported': 'volumes of these drivers need no attachment',
+  'Snapshot not supported': 'the drivers have no snapshots',
+  'CreateSnapshot not supported': 'the drivers have no snapshots',
+  'DeleteSnapshot not supported': 'the drivers have no snapshots',
+  'GetSnapshot not supported': 'the drivers have no snapshots',
+  'ListSnapshots not supported': 'the drivers have no snapshots',
+  'GroupControllerService not supported': 'the drivers have no snapshots of several volumes',
+  'Volume Cloning not supported': 'cloning needs snapshots',
+  'Modify volume not supported': 'a VolumeAttributesClass can change no parameter of a volume',
+  'Modify Volume not supported': 'a VolumeAttributesClass can change no parameter of a volume',
+  'ControllerModifyVolume not supported': 'a VolumeAttributesClass can change no parameter of a volume',
 };
 
 interface Spec {
@@ -99,7 +99,7 @@ function expectOnlyKnownSkips(specs: readonly Spec[]): void {
 }
 
 beforeEach(() => {
-  // Disposed of first, to remove the mounts of a failed test.
+  // This hook runs after the test's own hooks. It removes the mounts that a failed test left.
   const scratch = createScratchFolder('stowage-sanity-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;

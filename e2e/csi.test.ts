@@ -21,7 +21,7 @@ interface TestNode {
 let folder: string;
 
 beforeEach(() => {
-  // Disposed of first, to remove the mounts of a failed test.
+  // This hook runs after the test's own hooks. It removes the mounts that a failed test left.
   const scratch = createScratchFolder('stowage-csi-');
   onTestFinished(() => scratch[Symbol.dispose]());
   folder = scratch.folder;

@@ -206,7 +206,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await list('volume', 'ls', '-q')).toContain('album_photos');
     await docker('rm', 'outside');
 
-    // Only Stowage knows that both names mean the same volume.
+    // Only Stowage knows that both names refer to the same volume.
     await docker('create', ...createWords('silver..album_photos'));
     await expect(composeUser('down', '-v')).rejects.toThrow('container outside');
     expect(await readdir(nfs.folder('silver'))).toContain('album_photos');

@@ -43,7 +43,7 @@ test('compose.yaml and the documented docker run command agree', () => {
   };
   const words = Object.entries(services.stowage).flatMap(([key, value]) =>
     [value].flat().map((item) => {
-      const flag = flags[key] ?? expect.fail(`not known here: ${key}`);
+      const flag = flags[key] ?? expect.fail(`unknown key: ${key}`);
       const text = key === 'stop_grace_period' ? String(item).replace(/s$/, '') : String(item);
       return item === true ? flag : `${flag} ${text}`.trim();
     }),
@@ -102,7 +102,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     end.abort();
   }, 60_000);
 
-  test('is replaced, and then its data path, while containers write', { timeout: 120_000 }, async () => {
+  test('can be replaced, and then its data path, while containers write', { timeout: 120_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'things');
     const logs = {
@@ -279,7 +279,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
-  test('starts again with its engine, and so do containers with volumes', { timeout: 180_000 }, async () => {
+  test('starts again together with its engine and the containers that use volumes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
     const apps = ['one', 'two', 'three'];
     const runOptions = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];

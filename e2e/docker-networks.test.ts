@@ -37,7 +37,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
         return stdout;
       };
-      /** The containers that keep a network namespace alive. By default those of the store's network. */
+      /** The containers that keep a network namespace alive; by default, the containers for the store's network. */
       const anchors = async (label = `stowage.dev/anchor=${kind}:storage`): Promise<readonly string[]> =>
         (await run('ps', '--all', '--quiet', '--filter', `label=${label}`)).split('\n').filter(Boolean);
       /** Tries to connect to the server's port, and prints "reached" on success. */
@@ -97,7 +97,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         await run('volume', 'rm', 'photos');
       });
 
-      test('cannot be opened outside of that network, with an error that says what to do', async () => {
+      test('cannot be opened from outside that network, and the error says what to do', async () => {
         const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'store=plain', 'x');
         expect(error).toMatch(/network/);
         expect(error).toMatch(/administrator/);

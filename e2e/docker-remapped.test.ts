@@ -67,7 +67,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     expect(await host.mounts()).toEqual([]);
   });
 
-  test('can use these volumes after their mounts were replaced', async () => {
+  test('can use volumes of such a store after their mounts were replaced', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
     await host.startIdleContainer('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');

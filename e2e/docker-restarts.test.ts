@@ -110,7 +110,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await one.end(action === 'kill' ? 'crash' : 'order');
     });
 
-    test('keep working while Stowage restarts, and can be restarted meanwhile', async () => {
+    test('keep working and can be restarted while Stowage restarts', async () => {
       const [one, two] = [await startWorker(host, 'through'), await startWorker(host, 'restarted')];
       await host.stowage.stop();
       await one.keepsWriting();

@@ -178,7 +178,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     }, 240_000);
 
-    test('needs only the name of the store, and reveals nothing else about it', async () => {
+    test('requires users to name only the store, and reveals nothing else about the store', async () => {
       const error = await errorOf('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
       expect(error).toMatch(/can only be set by the administrator, on the store/);
       expect(error).toMatch(/-o store=NAME/);

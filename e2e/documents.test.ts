@@ -94,7 +94,7 @@ const variableParts: readonly (readonly [RegExp, string])[] = [
 const withoutVariableParts = (text: string): string =>
   variableParts.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
 
-/** The names in lines such as `ok  kernel: Linux 6.18`. In a list that ends in …, only the names must occur. */
+/** The names in lines such as `ok  kernel: Linux 6.18`. If the document's list ends in …, only these names must occur. */
 const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in a document', () => {

@@ -110,7 +110,7 @@ describe.skipIf(needs('linux'))('a store whose directory disappears', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a full disk', () => {
-  test('is reported, and leaves nothing of the volume that did not fit', async () => {
+  test('is reported, and the volume that did not fit leaves no files', async () => {
     const root = join(testFolder, 'data');
     await mkdir(root);
     await exec('mount', ['-t', 'tmpfs', '-o', 'size=512k,nr_inodes=64', 'stowage-test', root]);

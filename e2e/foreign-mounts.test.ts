@@ -34,7 +34,7 @@ async function mount(...args: string[]): Promise<void> {
 }
 
 describe.skipIf(needs('linux', 'root', 'mount'))('a mount made by another program', () => {
-  test('at the path of a former volume target is left alone by a stop and by an unmount', async () => {
+  test('at the path of a former volume target is left alone when Stowage stops', async () => {
     const stowage = await start();
     const target = join(testFolder, 'target');
     await mkdir(target);

@@ -7,7 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
-// The server of one store hangs. Requests for another store must not notice that, and lists of all stores must be
+// The server of one store hangs. Requests for other stores must not be delayed, and lists of all stores must be
 // answered.
 
 /** The limit for requests that don't need the hanging server. It is shorter than any timeout for that server. */

@@ -86,7 +86,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     expect(volumes).toContain('survivor');
   });
 
-  // The flags at the head of deploy/Dockerfile, without the host folder: the engine has mounts of its own.
+  // The flags at the top of deploy/Dockerfile, without the host folder, because the engine has its own mounts.
   const mounting = [
     '--user',
     '0',

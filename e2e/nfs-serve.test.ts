@@ -38,37 +38,43 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(serving.stderr()).toBe('');
   });
 
-  test.skipIf(needs('root', 'ordinary-user'))('admits only its own user, unless others are named', async () => {
-    const { exported, serve } = await createNfsServeFixture();
-    await chmod(join(exported, '..'), 0o755);
-    const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
-    const defaultServer = await serve();
-    expect((await run('nfs-ls', [defaultServer.url()])).status).toBe(0);
-    expect((await asOther(defaultServer)).status).not.toBe(0);
-    const shared = await serve(['--allow', '127.0.0.0/8']);
-    expect(await asOther(shared)).toMatchObject({ status: 0 });
-    const closedServer = await serve(['--host', host, '--allow', '10.1.2.3']);
-    expect((await run('nfs-ls', [closedServer.url()])).status).not.toBe(0);
-  });
+  test.skipIf(needs('root', 'ordinary-user'))(
+    'admits only clients of its own user, unless --allow names others',
+    async () => {
+      const { exported, serve } = await createNfsServeFixture();
+      await chmod(join(exported, '..'), 0o755);
+      const asOther = ({ url }: NfsServeProcess): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
+      const defaultServer = await serve();
+      expect((await run('nfs-ls', [defaultServer.url()])).status).toBe(0);
+      expect((await asOther(defaultServer)).status).not.toBe(0);
+      const shared = await serve(['--allow', '127.0.0.0/8']);
+      expect(await asOther(shared)).toMatchObject({ status: 0 });
+      const closedServer = await serve(['--host', host, '--allow', '10.1.2.3']);
+      expect((await run('nfs-ls', [closedServer.url()])).status).not.toBe(0);
+    },
+  );
 
-  test.skipIf(needs('ipv6'))('is reachable for the allowed clients over IPv6, and over both protocols', async () => {
-    const { serve } = await createNfsServeFixture();
-    const rootTypeOver = async ({ port }: NfsServeProcess, address: string): Promise<number> => {
-      const open = await openExport({ host: address, nfsPort: port, mountPort: port }, '/export', {
-        deadlineMs: 5_000,
-      });
-      onTestFinished(() => open[Symbol.dispose]());
-      return (await open.nfs.getattr(open.root)).type;
-    };
-    const ipv6Server = await serve(['--allow', '::1']);
-    expect(ipv6Server.uri).toContain('nfs://[::1]/');
-    expect(await rootTypeOver(ipv6Server, '::1')).toBe(fileType.directory);
-    const dualStackServer = await serve(['--allow', '::1', '--allow', host]);
-    expect(await rootTypeOver(dualStackServer, '::1')).toBe(fileType.directory);
-    expect(await rootTypeOver(dualStackServer, host)).toBe(fileType.directory);
-  });
+  test.skipIf(needs('ipv6'))(
+    'is reachable for allowed clients over IPv6, and over IPv4 and IPv6 together',
+    async () => {
+      const { serve } = await createNfsServeFixture();
+      const rootTypeOver = async ({ port }: NfsServeProcess, address: string): Promise<number> => {
+        const open = await openExport({ host: address, nfsPort: port, mountPort: port }, '/export', {
+          deadlineMs: 5_000,
+        });
+        onTestFinished(() => open[Symbol.dispose]());
+        return (await open.nfs.getattr(open.root)).type;
+      };
+      const ipv6Server = await serve(['--allow', '::1']);
+      expect(ipv6Server.uri).toContain('nfs://[::1]/');
+      expect(await rootTypeOver(ipv6Server, '::1')).toBe(fileType.directory);
+      const dualStackServer = await serve(['--allow', '::1', '--allow', host]);
+      expect(await rootTypeOver(dualStackServer, '::1')).toBe(fileType.directory);
+      expect(await rootTypeOver(dualStackServer, host)).toBe(fileType.directory);
+    },
+  );
 
-  test('read-only: everything can be read and nothing changed', async () => {
+  test('lets clients read everything and change nothing with --read-only', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     await writeFile(join(exported, 'file'), 'kept');
     const serving = await serve(['--read-only']);
@@ -102,7 +108,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
+describe.skipIf(needs('linux'))('stowage nfs serve as a process', () => {
   test('prints what is exported, and how to use it', async () => {
     const { top, exported, serve } = await createNfsServeFixture();
     const { port } = await serve();
@@ -133,7 +139,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
     expect(await ended).toEqual([0, null]);
   });
 
-  test('also ends if that parent was gone before it started', async () => {
+  test('ends if the parent process was gone before it started', async () => {
     const { top, exported } = await createNfsServeFixture();
     const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
     const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
@@ -156,7 +162,7 @@ describe.skipIf(needs('linux'))('stowage nfs serve: start and stop', () => {
     await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
   });
 
-  test('answers as a portmapper if asked to', async () => {
+  test('answers as a portmapper with --portmapper', async () => {
     const { serve } = await createNfsServeFixture();
     const { port, portmapper } = await serve(['--portmapper', '0']);
     using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
@@ -296,7 +302,7 @@ describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
     await mountExport(optional, { tls });
   });
 
-  test('can require a client certificate, which then decides who may connect', async () => {
+  test('admits only clients with a certificate of the given authority if --tls-ca is set', async () => {
     const { top, serve } = await createNfsServeFixture();
     const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
     const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];

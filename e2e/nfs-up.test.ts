@@ -172,7 +172,7 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
     await outputOf(server.cli('store', 'add', 'reader', nfsUri('/export', '&readOnly=true')));
   });
 
-  test.skipIf(needs('ordinary-user'))('needs no root', async () => {
+  test.skipIf(needs('ordinary-user'))('works without root', async () => {
     const state = await newState();
     const top = join(state, '..');
     await mkdir(join(top, 'home'));

@@ -37,7 +37,7 @@ async function df(path: string): Promise<string> {
   return stdout.split('\n')[1]?.trim() ?? '';
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in the README', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('in the session of the README,', () => {
   test('an image volume has its size, holds data, and grows while it is mounted', async () => {
     const { server, top } = await startServer();
     const images = join(top, 'images');
@@ -62,7 +62,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
     await outputOf(server.cli('unmount', mountPoint));
   });
 
-  test('the size of a volume is enforced: a volume of 300 MiB does not take 400 MiB', async () => {
+  test('a volume of 300 MiB does not take 400 MiB', async () => {
     const { server, top } = await startServer();
     const mountPoint = join(top, 'small');
     await mkdir(join(top, 'images'));
@@ -97,7 +97,7 @@ describe.skipIf(needs('linux'))('a first start', () => {
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
   });
 
-  test('prints commands to try next that work as printed, whatever the socket’s path', async () => {
+  test('prints commands to try next that work as printed, even if the socket’s path contains spaces and quotes', async () => {
     const { server } = await startServer(undefined, "stowage's session-");
     await expectToWork(suggestedCommands(server));
     expect(await outputOf(server.cli('volume', 'list'))).toContain('local/photos');

@@ -119,7 +119,7 @@ test('an old Node is refused, and the error says what to do', async () => {
   );
 });
 
-test('without a bundle, the wrapper says how to get one', async () => {
+test('the wrapper says how to get a bundle if there is none', async () => {
   await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
   install(home.path, false);
   const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: ownNode }, 'up');

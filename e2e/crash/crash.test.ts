@@ -81,7 +81,7 @@ async function runUnderKills(
   return kinds;
 }
 
-/** The volumes, mounts and devices that the server lists agree with its earlier answers. */
+/** Checks that the listed volumes, mounts and devices agree with the server's earlier answers. */
 async function checkRecords(stowage: KilledServer, fixture: CrashFixture, workers: readonly Worker[]): Promise<void> {
   const { state, mounts, top, contested } = fixture;
   const known = workers.flatMap((worker) => [...worker.model.volumes.values()]);
@@ -107,7 +107,7 @@ async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promis
   expect(await readdir(join(state, 'mounts'))).toEqual([]);
 }
 
-/** The store holds the files of its volumes and nothing else. */
+/** Checks that the store contains the files of its volumes and nothing else. */
 async function checkStore(stowage: KilledServer, store: Store, workers: readonly Worker[]): Promise<void> {
   const volumesIn = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
     workers.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
@@ -141,7 +141,7 @@ async function checkStore(stowage: KilledServer, store: Store, workers: readonly
 }
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))('kill -9 at random moments', () => {
-  test('loses no volume, creates none twice and leaves nothing behind', { timeout: 600_000 }, async () => {
+  test('loses no volume, creates no volume twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
     const random = seededRandom(seed);
     const newRandom = (): (() => number) => seededRandom(Math.floor(random() * 2 ** 31));
@@ -160,7 +160,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4', 'fuse'))(
         random: newRandom(),
       });
       const kinds = await runUnderKills(stowage, fixture, workers, clients.steps, random);
-      // Checks that the workers did what the test is about.
+      // Checks that enough operations of all kinds ran, and that kills interrupted calls.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual([...(workers[0]?.kinds ?? [])].sort());
       expect(stowage.kills).toBeGreaterThan(20);

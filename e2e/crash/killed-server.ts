@@ -10,7 +10,7 @@ export interface KilledServer {
   /** The number of calls that a kill interrupted. */
   readonly interruptedCalls: number;
   /**
-   * Sends SIGKILL and starts a new process on the same state. With `again`, that process is killed as well, that many
+   * Sends SIGKILL and starts a new process on the same state. With `secondKillMs`, that process is killed as well, that many
    * milliseconds after its start.
    */
   kill(secondKillMs: number | undefined): Promise<void>;

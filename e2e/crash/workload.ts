@@ -64,8 +64,8 @@ export function createWorker(about: WorkerParts) {
     ...mounting.actions,
     ...extra.actions,
   };
-  // Actions that are listed twice run twice as often. The list is shuffled and used up like a deck of cards, so that
-  // every action runs.
+  // Actions that are listed twice run twice as often. Each action of the list runs once, in random order, before the
+  // list starts again.
   const allActions = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
   const remainingActions: string[] = [];
 

@@ -24,7 +24,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster, d
   const killAgent = async (node: number): Promise<void> => {
     // The brackets keep the pattern from matching the command line of this shell.
     const isAgent = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
-    // The kill ends the container and with it this shell, which waits for that.
+    // The kill ends the container and this shell. The shell sleeps until then.
     const find = `for at in /proc/[0-9]*; do if ${isAgent}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
     const inAgent = ['exec', '--namespace', namespace, await fixture.agentOn(node), '--', 'sh', '-c', find];
     await expect(fixture.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
@@ -49,7 +49,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster, d
   };
 
   test(
-    'mounts for all pods although the agent is killed meanwhile',
+    'mounts the volumes of all pods although the agent is killed meanwhile',
     async () => {
       // In this fixture the keepers run in the agent's container and end with it. Other tests cover keepers in pods of
       // their own.

@@ -59,7 +59,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
   );
 
   test(
-    'refuses a single-node volume to a second node, and an Event on the pod there names the pod that uses it',
+    'refuses a single-node volume on a second node, and an Event on the refused pod names the pod that uses the volume',
     async () => {
       const handle = await fixture.create(0, 'files/single', '--size', '1G');
       await pods.createVolume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
@@ -82,7 +82,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
   );
 
   test(
-    'refuses a single-pod volume to a second pod',
+    'refuses a single-pod volume for a second pod',
     async () => {
       const handle = await fixture.create(0, 'files/alone', '--size', '1G');
       await pods.createVolume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
@@ -121,7 +121,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
       await pods.createPod({ name: 'looker', node: 1, volume: 'frozen' });
       await pods.waitUntilReady('looker');
       expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
-      // Also while another pod writes to the same staged mount.
+      // A read-only pod on the writer's node uses the same staged mount.
       const claim = { claimName: 'frozen-rw', readOnly: true };
       const more = { volumes: [{ name: 'data', persistentVolumeClaim: claim }] };
       await pods.createPod({ name: 'beside', node: 0, volume: 'frozen-rw', more });

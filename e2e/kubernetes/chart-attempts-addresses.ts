@@ -64,10 +64,10 @@ const labels = merge({ metadata: { labels: { other: 'yes' } } });
 const twoAddresses = { ips: ['10.1.2.3', '10.1.2.4'] };
 
 export const addressAttempts: Readonly<Record<string, Attempt>> = {
-  'says where the leader is': { words: replace, object: leader },
-  'says it in Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
-  'makes an EndpointSlice of another name': createAttempt(slice({ name: 'wanted' }), denials.slices),
-  'makes Endpoints of another name': createAttempt(endpoints({ name: 'stowage-nfs' }), denials.endpoints),
+  'writes the leader’s address to its EndpointSlice': { words: replace, object: leader },
+  'writes the leader’s address to its Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
+  'creates an EndpointSlice with another name': createAttempt(slice({ name: 'wanted' }), denials.slices),
+  'creates Endpoints with another name': createAttempt(endpoints({ name: 'stowage-nfs' }), denials.endpoints),
   'gives its EndpointSlice to another Service': replaceAttempt(
     slice({ name: 'stowage-leader', service: 'stowage-nfs' }),
     denials.sliceAddress,
@@ -82,7 +82,7 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   ),
   'gives its Endpoints another port': replaceAttempt(endpoints({ name: 'stowage', port: 22 }), denials.address),
   'gives its Endpoints two addresses': replaceAttempt(endpoints({ name: 'stowage', ...twoAddresses }), denials.address),
-  'gives its Endpoints an address that is no pod': replaceAttempt(
+  'gives its Endpoints an address that is not a pod’s': replaceAttempt(
     {
       apiVersion: 'v1',
       kind: 'Endpoints',
@@ -97,18 +97,18 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
 
 /** Attempts by an account with all rights. */
 export const addressesOfFullRights: Readonly<Record<string, Attempt>> = {
-  'says elsewhere where the leader is': createAttempt(
+  'creates its EndpointSlice in another namespace': createAttempt(
     slice({ name: 'stowage-leader', inNamespace: 'default' }),
     denials.slices,
   ),
-  'makes its Endpoints elsewhere': createAttempt(
+  'creates its Endpoints in another namespace': createAttempt(
     endpoints({ name: 'stowage', inNamespace: 'default' }),
     denials.endpoints,
   ),
   ...Object.fromEntries(
     [[sliceKind, denials.slices] as const, ['endpoints', denials.endpoints] as const].flatMap(([kind, denial]) => [
-      [`changes another's ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], denial }],
-      [`deletes another's ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], denial }],
+      [`changes a foreign ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], denial }],
+      [`deletes a foreign ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], denial }],
     ]),
   ),
 };
@@ -129,12 +129,12 @@ export async function evictionAttempts({ cluster }: ChartFixture): Promise<Reado
   const preconditions = { uid: await cluster.kubectl(...words) };
   return {
     'evicts a pod': evict('default', { preconditions }),
-    'evicts whichever pod has a name': { ...evict('default', {}), denial: denials.evictions },
-    'evicts a pod at once': {
+    'evicts a pod by its name, without a uid': { ...evict('default', {}), denial: denials.evictions },
+    'evicts a pod without a grace period': {
       ...evict('default', { preconditions, gracePeriodSeconds: 0 }),
       denial: denials.evictions,
     },
-    'evicts a pod of the cluster': { ...evict('kube-system', { preconditions }), denial: denials.evictionPlaces },
-    'evicts a pod of Stowage': { ...evict(namespace, { preconditions }), denial: denials.evictionPlaces },
+    'evicts a pod in kube-system': { ...evict('kube-system', { preconditions }), denial: denials.evictionPlaces },
+    'evicts a pod in Stowage’s namespace': { ...evict(namespace, { preconditions }), denial: denials.evictionPlaces },
   };
 }

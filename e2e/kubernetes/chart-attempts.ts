@@ -127,20 +127,20 @@ async function objectAttempts({ namespacedKubectl }: ChartFixture): Promise<Read
     JSON.parse(await namespacedKubectl('get', ...what, '--output=json'));
   const secretRefs = ['controllerPublish', 'controllerExpand', 'nodeStage', 'nodePublish', 'nodeExpand'];
   return {
-    'makes a volume of its driver': { words: create, object: volume('wanted', { csi }) },
-    'makes a volume of a folder': {
+    'creates a volume of its driver': { words: create, object: volume('wanted', { csi }) },
+    'creates a volume with a host path': {
       words: create,
       object: volume('wanted', { hostPath: { path: '/' } }),
       denial: denials.drivers,
     },
-    'makes a volume of another driver': {
+    'creates a volume of another driver': {
       words: create,
       object: volume('wanted', { csi: { ...csi, driver: 'other' } }),
       denial: denials.drivers,
     },
     ...Object.fromEntries(
       secretRefs.map((name) => [
-        `makes a volume with a Secret to ${name}`,
+        `creates a volume with a Secret for ${name}`,
         {
           words: create,
           object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }),
@@ -148,40 +148,40 @@ async function objectAttempts({ namespacedKubectl }: ChartFixture): Promise<Read
         },
       ]),
     ),
-    "changes another's volume": { words: [...patch, 'pv', 'held', ...merge(labels)], denial: denials.drivers },
-    "deletes another's volume": { words: [...remove, 'pv', 'held'], denial: denials.drivers },
-    "makes another's class": { words: create, object: storageClass('wanted'), denial: denials.classes },
-    "deletes another's class": { words: [...remove, 'storageclass', 'held'], denial: denials.classes },
-    'takes the selected node from a claim': {
+    'changes a foreign volume': { words: [...patch, 'pv', 'held', ...merge(labels)], denial: denials.drivers },
+    'deletes a foreign volume': { words: [...remove, 'pv', 'held'], denial: denials.drivers },
+    'creates a foreign class': { words: create, object: storageClass('wanted'), denial: denials.classes },
+    'deletes a foreign class': { words: [...remove, 'storageclass', 'held'], denial: denials.classes },
+    'removes the selected node from a claim': {
       words: [...claim, ...merge({ metadata: { annotations: { [selectedNode]: null } } })],
     },
-    'asks for more': {
+    'changes the spec of a claim': {
       words: [...claim, ...merge({ spec: { volumeName: 'held' } })],
       denial: denials.spec,
     },
     ...claimAttempts('a claim', claim),
     'renews the certificate': { words: replace, object: await getObject('secret', 'stowage-tls') },
     'deletes the certificate': { words: [...remove, 'secret', 'stowage-tls', `--namespace=${namespace}`] },
-    "makes a Secret for another account's token": {
+    'creates a Secret for a token of another account': {
       words: create,
       object: secret({ name: 'wanted', type: tokenType, annotations: adopterAnnotations }),
       denial: denials.secrets,
     },
-    'makes one of the name of the certificate': {
+    'creates a token Secret with the name of the certificate': {
       words: create,
       object: secret({ name: 'stowage-tls', type: tokenType, annotations: adopterAnnotations }),
       denial: denials.secrets,
     },
-    'makes a certificate of another name': {
+    'creates a certificate with another name': {
       words: create,
       object: secret({ name: 'wanted', type: 'kubernetes.io/tls' }),
       denial: denials.secrets,
     },
     'publishes the certificate': { words: replace, object: await getObject('configmap', 'stowage-ca') },
-    'notes which machine a node is': {
+    'records the machine of a node': {
       words: [...patch, 'configmap', 'stowage-nodes', `--namespace=${namespace}`, ...merge({ data: { x: 'y z' } })],
     },
-    'makes another ConfigMap': { words: create, object: configMap('wanted', namespace), denial: denials.maps },
+    'creates another ConfigMap': { words: create, object: configMap('wanted', namespace), denial: denials.maps },
   };
 }
 
@@ -190,22 +190,22 @@ async function objectAttempts({ namespacedKubectl }: ChartFixture): Promise<Read
  * object before it can patch its status.
  */
 export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
-  'says how a claim is, and on which nodes': {
+  'sets the health condition and the unhealthy nodes of a claim': {
     words: [
       ...status,
       ...merge({ metadata: { annotations: { [unhealthyNodes]: 'node-1' } }, status: { conditions: [unhealthyPatch] } }),
     ],
   },
-  'says how large a claim is': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
-  ...claimAttempts('by its status a claim', status),
-  "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], denial: denials.classes },
-  'makes a claim': {
+  'sets the capacity of a claim': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
+  ...claimAttempts('a claim, through its status,', status),
+  'changes a foreign class': { words: [...patch, 'storageclass', 'held', ...merge(labels)], denial: denials.classes },
+  'creates a claim': {
     words: create,
     object: { ...foreignNames.claim, metadata: { name: 'wanted', namespace: 'default' } },
     denial: denials.spec,
   },
   'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], denial: denials.spec },
-  'makes a certificate elsewhere': {
+  'creates a certificate in another namespace': {
     words: create,
     object: secret({ name: 'stowage-tls', inNamespace: 'default', type: 'kubernetes.io/tls' }),
     denial: denials.secrets,
@@ -214,16 +214,16 @@ export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
     words: [...remove, 'secret', 'held', '--namespace=default'],
     denial: denials.secrets,
   },
-  'publishes a certificate elsewhere': {
+  'publishes a certificate in another namespace': {
     words: create,
     object: configMap('stowage-ca', 'default'),
     denial: denials.maps,
   },
-  "changes another's ConfigMap": {
+  'changes a foreign ConfigMap': {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
     denial: denials.maps,
   },
-  "deletes another's ConfigMap": {
+  'deletes a foreign ConfigMap': {
     words: [...remove, 'configmap', 'held', '--namespace=default'],
     denial: denials.maps,
   },
@@ -231,18 +231,18 @@ export const controllerWithAllRights: Readonly<Record<string, Attempt>> = {
 };
 
 export const agentWithAllRights: Readonly<Record<string, Attempt>> = {
-  'asks who it is': { words: ['auth', 'whoami'] },
-  'makes something': { words: create, object: configMap('wanted', 'default'), denial: denials.agents },
-  'changes something': {
+  'queries its own identity': { words: ['auth', 'whoami'] },
+  'creates an object': { words: create, object: configMap('wanted', 'default'), denial: denials.agents },
+  'changes an object': {
     words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
     denial: denials.agents,
   },
-  'says how something is': {
+  'sets the status of an object': {
     words: [...status, ...merge({ status: { conditions: [unhealthyPatch] } })],
     denial: denials.agents,
   },
-  'deletes something': { words: [...remove, 'configmap', 'held', '--namespace=default'], denial: denials.agents },
-  'goes through the API server': {
+  'deletes an object': { words: [...remove, 'configmap', 'held', '--namespace=default'], denial: denials.agents },
+  'uses the API server’s service proxy': {
     words: ['get', '--raw', `/api/v1/namespaces/${namespace}/services/https:stowage:443/proxy/`],
     denial: denials.agents,
   },

@@ -48,7 +48,7 @@ function nameIn(query: Buffer): { readonly name: string; readonly end: number } 
   return { name: labels.join('.').toLowerCase(), end: offset + 5 };
 }
 
-/** Answers A queries only. For another record type of a known name, it returns no records. */
+/** Answers A queries only. For other record types of a known name, returns no records. */
 function answer(query: Buffer, names: Readonly<Record<string, string>>): Buffer {
   const { name, end } = nameIn(query);
   const address = names[name];

@@ -49,7 +49,7 @@ interface Role {
 const isGrantedBy = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
   resources.includes(resource) && resourceNames.join(',') === names;
 
-/** Removes rights from a role. Disposing of the result restores them. */
+/** Removes rights from a role. Disposing of the result restores the rights. */
 export async function roleWithout(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [

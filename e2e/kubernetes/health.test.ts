@@ -60,7 +60,7 @@ describe.skipIf(needs(...components))('an unhealthy volume', () => {
   );
 
   test(
-    'with a lost mount is healthy in a new pod, and Stowage replaces the pod only if the claim allows it',
+    'becomes healthy in a new pod after its mount was lost, and Stowage evicts the old pod only if the claim allows that',
     async () => {
       await fixture.createApplication('asking', 0, { 'stowage.dev/restart-consumers': 'true' });
       await fixture.createApplication('silent', 0);

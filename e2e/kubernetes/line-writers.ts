@@ -9,9 +9,9 @@ export interface LineWriters {
   lines(pod: string): Promise<number>;
   /** Waits until each pod has written more. */
   expectProgress(...pods: readonly string[]): Promise<void>;
-  /** Each log has all lines in order. */
+  /** Checks that each log has all lines in order. */
   expectWholeLogs(...pods: readonly string[]): Promise<void>;
-  /** No container has ended: the applications end on an I/O error. Reports how one ended, with the agents' logs. */
+  /** Checks that no container has ended, because applications end on an I/O error. A failure shows the agents' logs. */
   expectRunning(...pods: readonly string[]): Promise<void>;
 }
 

@@ -30,7 +30,7 @@ interface ObjectList {
   }[];
 }
 
-describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
+describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
   let fixture: ChartFixture;
   let kubectl: ChartFixture['cluster']['kubectl'];
   let names: readonly string[];

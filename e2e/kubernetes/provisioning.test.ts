@@ -29,7 +29,7 @@ interface ObjectList {
 }
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
-  'claims of a real cluster',
+  'in a real cluster,',
   () => {
     let cluster: Cluster;
     let nfs: NfsServer;
@@ -119,15 +119,15 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test.each<[string, (about: { readonly uri: string }) => object, string]>([
       ['of another scheme', () => ({ uri: 'ftp://server/x' }), 'a store is one of local://, nfs://'],
       ['with an unknown option', () => ({ options: { colour: 'red' } }), 'the options of a store of nfs:// are'],
-      ['with options in its place', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
+      ['with options in its URI', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
       ['with a password', () => ({ uri: 'nfs://me:secret@server/x' }), 'must not carry a user or password'],
-      ['without a place', () => ({ uri: undefined }), 'missing required field "uri"'],
+      ['without a URI', () => ({ uri: undefined }), 'missing required field "uri"'],
     ])('a store %s is refused', async (_, spec, why) => {
       const uri = `nfs://${nfs.host}${exported}`;
       await expect(cluster.apply(store('wrong', spec({ uri })))).rejects.toThrow(why);
     });
 
-    test('a claim of a store whose server denies access gets an Event that says that it is a permission, and whom to ask', async () => {
+    test('a claim of a store whose server denies access gets an Event that reports a permission problem and says whom to ask', async () => {
       await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
       await start('one').untilLeading();

@@ -110,7 +110,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'has kubectl stowage commands that all exist',
+    'shows only kubectl stowage commands that exist',
     async () => {
       const [shown = []] = commandsIn('kubectl stowage');
       expect(shown.length).toBeGreaterThan(4);
@@ -120,7 +120,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'shares a volume between two pods on two nodes',
+    'shows how two pods on two nodes share a volume',
     async () => {
       const [, , share = []] = commandsIn('Quick start');
       const [apply = '', ready = '', logs = ''] = share;
@@ -145,7 +145,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'says what is wrong and what to do for each mistake',
+    'lists mistakes whose errors say what is wrong and what to do',
     async () => {
       const [host, path] = [new URL('nfs://filer.exmaple.invalid/export'), new URL(filer.spec.uri)];
       path.pathname += '-other';
@@ -221,7 +221,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     [folder, join(folder, 'old')].map((path) => statSync(path).ino);
 
   test(
-    'finds claims of other drivers, with the pods that use them',
+    'has a command that finds claims of other drivers and the pods that use them',
     async () => {
       await fixture.cluster.apply(
         { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'shop' } },
@@ -294,7 +294,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   };
 
   test(
-    'takes over a claim, and the claim’s pod has its data',
+    'has commands that take over a claim, and the claim’s pod keeps its data',
     async () => {
       expect(takeOverCommands).toHaveLength(5);
       await runAll(takeOverCommands);
@@ -308,7 +308,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'gives the claim back, and takes it over again',
+    'has commands that give the claim back, after which it can be taken over again',
     async () => {
       const wrote = await readFile(join(dbVolume.folder, 'new'), 'utf8');
       expect(undoCommands).toHaveLength(3);
@@ -331,7 +331,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'continues a take-over that was killed',
+    'has a command that continues a take-over that was killed',
     async () => {
       // A watch, because polling would be too slow: Kubernetes takes the next step within some tenths of a second.
       const watch = spawn('kubectl', ['get', 'pv', '--watch', '--output=name'], {
@@ -369,7 +369,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
   );
 
   test(
-    'leaves everything as if Stowage had created it',
+    'has commands that make a taken-over claim like one that Stowage created',
     async () => {
       await runAll(finishCommands);
       // The old provisioner sees that the PV has the policy Retain, and removes its finalizer.

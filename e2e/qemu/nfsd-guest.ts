@@ -46,7 +46,7 @@ const changesPerRestart = 100;
 
 interface Row {
   readonly what: string;
-  /** `window`: the sequence broke the rule, as the design document says. */
+  /** `window`: the sequence violated the rule in a way that the design document describes. */
   readonly result: 'passed' | 'FAILED' | 'window';
   readonly seconds: string;
   readonly detail: string;

@@ -102,7 +102,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
   );
 
   test(
-    'is not noticed by the pods, and changes no volume',
+    'does not disturb the pods, and changes no volume',
     async () => {
       const before = await volumes();
       await kubectl('apply', '--server-side', '--force-conflicts', '--filename', join(chart, 'crds'));
@@ -121,7 +121,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
   );
 
   test(
-    'leaves claims that the new version gives to further pods, and new claims get volumes',
+    'leaves claims that new pods can use, and new claims get volumes',
     async () => {
       await fixture.cluster.apply(
         claim({ name: 'new', storageClassName: 'silver', mode: 'ReadWriteMany' }),
@@ -138,7 +138,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
   );
 
   test(
-    'can be undone with helm rollback, which the pods do not notice either',
+    'can be undone with helm rollback, which does not disturb the pods either',
     async () => {
       const rest = ['own', 'shared', 'embedded', 'new'];
       await fixture.helm('rollback', 'stowage');

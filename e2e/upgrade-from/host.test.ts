@@ -32,7 +32,7 @@ describe.each(['docker', 'podman'] as const)('an upgrade from an earlier version
     }, 300_000);
 
     test.each(['SIGTERM', 'SIGKILL'] as const)(
-      'is not noticed by applications and containers (the earlier version ends by %s)',
+      'does not disturb applications and containers (the earlier version ends by %s)',
       { timeout: 600_000 },
       async (signalName) => {
         await using stack = new AsyncDisposableStack();

@@ -34,7 +34,7 @@ const foreignVolume = volume('theirs', {
   csi: { driver: 'x' },
 });
 
-test('Stowage is installed where none of its objects exist', () => {
+test('Stowage is installed if none of its objects exist', () => {
   const deployment = anObject('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
   expect(decide({ ...nothing, deployments: [deployment], volumes: [foreignVolume] })).toEqual({ kind: 'install' });
 });
@@ -55,7 +55,7 @@ test('no Stowage is used if two are running', () => {
 test.each([
   ['a namespace', { objects: [anObject('Namespace', 'stowage-system')] }, 'Namespace stowage-system'],
   [
-    'the definition of stores',
+    'the CRD of stores',
     { objects: [anObject('CustomResourceDefinition', 'stores.stowage.dev')] },
     'CustomResourceDefinition stores.stowage.dev',
   ],
@@ -68,15 +68,16 @@ test.each([
   [
     'a volume',
     {
-      volumes: [
-        volume('nothing is installed if an earlier installation left %s', { csi: { driver: 'local.stowage.dev' } }),
-      ],
+      volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })],
     },
     'PersistentVolume kept, of no claim',
   ],
-  // A Stowage without a controller.
-  ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] }, 'Store x'],
-] as const)('nothing is installed where %s was left', (_, left, line) => {
+  [
+    'a workload without a controller',
+    { deployments: [controller('storage', 'nfs')], stores: [anObject('', 'x')] },
+    'Store x',
+  ],
+] as const)('nothing is installed if an earlier installation left %s', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
     kind: 'refuse',
     why: `Stowage does not run in this cluster, but this was left of it:
@@ -94,7 +95,7 @@ test('the disk of a claim is the volume with the claim’s uid, and not that of 
   expect(volumesOfClaim(all, anObject('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
 });
 
-test('classes are deleted with the stores that they were created for', () => {
+test('the removal of stores includes the classes that they own', () => {
   const owned = (name: string, uid: string): AnyObject =>
     anObject('StorageClass', name, {
       metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },

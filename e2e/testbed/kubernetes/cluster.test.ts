@@ -180,7 +180,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.kubectl('wait', '--for=delete', 'pod/survivor', '--timeout=60s');
   });
 
-  test('has nodes that keep running while they are cut off, and rejoin', async () => {
+  test('has nodes that keep running while they are disconnected, and that rejoin', async () => {
     const [one] = cluster.nodes;
     await cluster.apply(pod('alone', 0, 'sleep 1000'));
     await waitUntilReady('alone');
