@@ -67,7 +67,7 @@ function createClient(clientName: string, about: Parameters<typeof createCompeti
     );
     if (status === 404) return undefined;
     const id = String(body['id']);
-    if (deletedIds.has(id)) fail(`${volumeName} is ${id}, which was said to be gone`);
+    if (deletedIds.has(id)) fail(`${volumeName} is ${id}, which was reported as deleted`);
     return id;
   }
 
@@ -77,7 +77,7 @@ function createClient(clientName: string, about: Parameters<typeof createCompeti
     const items = body['items'] as readonly ListedVolume[];
     const ids = new Set(items.map(({ id }) => id));
     if (new Set(items.map((one) => one.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
-    for (const id of ids) if (deletedIds.has(id)) fail(`${id} is listed, and was said to be gone`);
+    for (const id of ids) if (deletedIds.has(id)) fail(`${id} is listed, but was reported as deleted`);
     for (const id of created) if (!ids.has(id) && !history.deleteRequested.has(id)) fail(`${id} is not listed`);
     return items;
   }

@@ -51,8 +51,7 @@ async function runTrial(
     ]);
     const found = readFileSync(join(exported, `file ${what}`));
     for (let i = 0; i < blocks; i++)
-      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i)))
-        throw new Error(`block ${i} is another`);
+      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i))) throw new Error(`block ${i} differs`);
   });
   console.log(`${what}: ${faultCount} times, no error, no difference`);
 }

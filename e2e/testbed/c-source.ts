@@ -9,7 +9,7 @@ const cachedTar = cachedBuild('c-source', `${crate}-${version}`, 'bzip2-1.0.8.ta
 
 /** A source package that tests unpack and compile on a volume. */
 export const cSource: Component = {
-  what: `the sources of bzip2, from the crate ${crate}@${version}, and what compiles them`,
+  what: `the sources of bzip2, from the crate ${crate}@${version}, and a C compiler`,
   ...builtByCargo(cachedTar),
   probe: () => cachedTar.probe() ?? missingPrograms('gcc', 'make', 'ar'),
   packages: () => (missingPrograms('gcc', 'make', 'ar') === undefined ? [] : ['gcc', 'libc6-dev', 'make', 'binutils']),

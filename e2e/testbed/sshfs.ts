@@ -12,7 +12,7 @@ const sftpServerPath = (): string | undefined => globSync(sftpServerGlob)[0];
 
 /** Mounts files of another host without NFS. Only benchmarks need it, to compare Stowage's mounts with it. */
 export const sshfs: Component = {
-  what: 'sshfs, and the server that it talks to',
+  what: 'sshfs, and an SFTP server for it',
   probe: () =>
     missingPrograms('sshfs', 'setpriv', 'ssh', 'sshd', 'ssh-keygen') ??
     (sftpServerPath() === undefined ? `not found: ${sftpServerGlob}` : undefined),

@@ -79,7 +79,9 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       const seen = await read();
       if (isDone(seen)) return seen;
       if (performance.now() - began > limitMs)
-        throw new Error(`${what} was waited for in vain. It is: ${JSON.stringify(seen)?.slice(0, 2_000)}`);
+        throw new Error(
+          `timed out while waiting for ${what}; the last value is ${JSON.stringify(seen)?.slice(0, 2_000)}`,
+        );
       await delay(pollIntervalMs, undefined, { signal });
     }
   }

@@ -80,10 +80,10 @@ test.each([
 ] as const)('nothing is installed if an earlier installation left %s', (_, left, line) => {
   expect(decide({ ...nothing, ...left })).toEqual({
     kind: 'refuse',
-    why: `Stowage does not run in this cluster, but this was left of it:
+    why: `Stowage does not run in this cluster, but these objects of an installation remain:
   ${line}
-It was not touched. If it is needed, install Stowage again as it was: the tests use what runs, and leave it as it is.
-If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.`,
+Nothing was changed. If you need the objects, install Stowage again as before: the tests use a running Stowage unchanged.
+If you need neither the objects nor the data of these volumes, delete the objects. Then run the tests again.`,
   });
 });
 

@@ -65,10 +65,10 @@ function leftovers({ objects, stores, volumes }: ClusterFacts): readonly string[
 
 const refusal = (left: readonly string[]): string =>
   [
-    'Stowage does not run in this cluster, but this was left of it:',
+    'Stowage does not run in this cluster, but these objects of an installation remain:',
     ...left.map((line) => `  ${line}`),
-    'It was not touched. If it is needed, install Stowage again as it was: the tests use what runs, and leave it as it is.',
-    'If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.',
+    'Nothing was changed. If you need the objects, install Stowage again as before: the tests use a running Stowage unchanged.',
+    'If you need neither the objects nor the data of these volumes, delete the objects. Then run the tests again.',
   ].join('\n');
 
 /** The volumes of a claim. The volume of an earlier claim with the same name has that claim's uid. */

@@ -71,7 +71,7 @@ export async function install(clusters: Clusters, options: InstallOptions): Prom
   if (decision.kind === 'refuse') return { why: decision.why };
   if (decision.kind === 'use') {
     await waitUntilReady(cluster, decision.namespace);
-    const description = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
+    const description = `it already runs in namespace ${decision.namespace}, and is used unchanged`;
     return { description, uninstall: async () => {} };
   }
   const method =
@@ -82,7 +82,10 @@ export async function install(clusters: Clusters, options: InstallOptions): Prom
     await waitForClasses(cluster);
   } catch (cause) {
     await method.uninstall().catch((left: unknown) => {
-      throw new AggregateError([cause, left], 'Stowage could not be installed, nor could all of it be removed again');
+      throw new AggregateError(
+        [cause, left],
+        'Stowage could not be installed, and its objects could not all be removed',
+      );
     });
     throw cause;
   }
@@ -200,5 +203,5 @@ async function waitUntilReady(cluster: AnyCluster, installedNamespace: string): 
   const kinds = ['Deployment', 'DaemonSet', 'StatefulSet'] as const;
   const counts = async () =>
     countsOf((await Promise.all(kinds.map((kind) => cluster.list('apps/v1', kind, installedNamespace)))).flat());
-  await cluster.waitFor('that all pods of Stowage are ready', counts, isReady, 5 * minuteMs);
+  await cluster.waitFor('all pods of Stowage to be ready', counts, isReady, 5 * minuteMs);
 }

@@ -75,7 +75,7 @@ async function main(): Promise<number> {
     await after.remove(images);
     await after.remove(testNamespace);
     await after.waitFor(
-      'the end of what the tests made',
+      'the deletion of the objects of the tests',
       async () => [await after.find(testNamespace), await after.find(images)],
       (left) => left.every((one) => one === undefined),
     );

@@ -32,12 +32,12 @@ export async function removeCreated(
   for (const thing of remaining) await waitUntilGone(cluster, thing);
   if (remainingStores.length === 0) return;
   const names = remainingStores.map(({ metadata }) => metadata.name).join(', ');
-  throw new Error(`these Stores were made by others meanwhile, and are left with their definition: ${names}`);
+  throw new Error(`other users created these Stores meanwhile, so the Stores and their CRD were not deleted: ${names}`);
 }
 
 async function waitUntilGone(cluster: AnyCluster, thing: AnyObject): Promise<void> {
   await cluster.waitFor(
-    `the end of ${thing.kind} ${thing.metadata.name}`,
+    `the deletion of ${thing.kind} ${thing.metadata.name}`,
     () => cluster.find(thing),
     (seen) => seen?.metadata.uid !== thing.metadata.uid,
   );
@@ -47,7 +47,7 @@ async function removeServer(cluster: AnyCluster, server: AnyObject): Promise<voi
   const { namespace } = server.metadata;
   const pods = async () => ownedBy(await cluster.list('v1', 'Pod', namespace), [server]);
   await cluster.remove(server);
-  await cluster.waitFor('the end of the NFS server', pods, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of the NFS server', pods, (all) => all.length === 0);
 }
 
 /** Also deletes the claim's volume, which would outlive the claim otherwise. */
@@ -61,12 +61,12 @@ async function removeClaim(cluster: AnyCluster, claim: AnyObject): Promise<void>
       spec: { persistentVolumeReclaimPolicy: 'Delete' },
     });
   await cluster.remove(claim);
-  await cluster.waitFor('the end of its volume', disks, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of its volume', disks, (all) => all.length === 0);
 }
 
 /** Kubernetes deletes the classes together with their stores. */
 async function removeStores(cluster: AnyCluster, stores: readonly AnyObject[]): Promise<void> {
   for (const store of stores) await cluster.remove(store);
   const classes = async () => ownedBy(await cluster.list('storage.k8s.io/v1', 'StorageClass'), stores);
-  await cluster.waitFor('the end of the classes', classes, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of the classes', classes, (all) => all.length === 0);
 }

@@ -41,10 +41,10 @@ export async function deleteAndCheck(context: TestContext): Promise<void> {
     for (const { metadata } of await cluster.list(apiVersion, kind, namespace))
       await cluster.remove({ apiVersion, kind, metadata: { name: metadata.name, namespace } });
     const names = async () => (await cluster.list(apiVersion, kind, namespace)).map(({ metadata }) => metadata.name);
-    await cluster.waitFor(`the end of each ${kind}`, names, (all) => all.length === 0);
+    await cluster.waitFor(`the deletion of each ${kind}`, names, (all) => all.length === 0);
   }
   const volumes = async () => (await volumesOf(context)).map(({ metadata, status }) => [metadata.name, status]);
-  await cluster.waitFor('the end of each volume', volumes, (all) => all.length === 0);
+  await cluster.waitFor('the deletion of each volume', volumes, (all) => all.length === 0);
 }
 
 const noClass = (what: string) => `there is no class of ${what}`;
@@ -75,10 +75,10 @@ async function checkLifeCycle(context: TestContext, storageClass: ClassOfStore):
   await cluster.apply(pod(context, { name: 'stays', script: 'sleep 100000', volume }));
   const running = async () =>
     (await cluster.find({ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'stays', namespace } }))?.status?.['phase'];
-  await cluster.waitFor('that the pod runs', running, (seen) => seen === 'Running');
+  await cluster.waitFor('the pod to run', running, (seen) => seen === 'Running');
   await cluster.apply(claim(context, { ...claimOptions, size: '128Mi' }));
   const capacity = async () => (await cluster.find(object))?.status?.['capacity'];
-  await cluster.waitFor('that the claim is larger', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
+  await cluster.waitFor('the claim to grow', capacity, (seen) => isDeepStrictEqual(seen, { storage: '128Mi' }));
   await deleteAndCheck(context);
 }
 
@@ -115,7 +115,7 @@ const twoNodes: PortableTest = {
     expectEqual(
       await runPod(context, { name: 'again', script: 'cat /data/file', ...podOptions(nodes[0]) }),
       'of one\nmore',
-      'it',
+      'what the first node read',
     );
     await deleteAndCheck(context);
   },
@@ -159,7 +159,7 @@ const stateful: PortableTest = {
     };
     await cluster.apply(set);
     const ready = async () => (await cluster.find(set))?.status?.['readyReplicas'];
-    await cluster.waitFor('that three replicas are ready', ready, (count) => count === 3);
+    await cluster.waitFor('three ready replicas', ready, (count) => count === 3);
     expectEqual((await volumesOf(context)).length, 3, 'the number of volumes');
     await deleteAndCheck(context);
   },
@@ -244,7 +244,7 @@ const unknownParameter: PortableTest = {
       const isTold = (all: readonly string[]) => all.some((note) => note.includes("unknown parameter 'colour'"));
       await cluster.waitFor('an Event about the parameter', notes, isTold);
       expectEqual((await cluster.find(object))?.status?.['phase'], 'Pending', 'the phase of the claim');
-      expectEqual(await volumesOf(context), [], 'what was made');
+      expectEqual(await volumesOf(context), [], 'the list of created volumes');
       await deleteAndCheck(context);
     } finally {
       await cluster.remove(kind);

@@ -106,7 +106,7 @@ export const kubernetesSuite: Component = {
 /** Runs several end-to-end tests in parallel. */
 export const ginkgo: Component = {
   ...builtByGo(cachedBuilds.ginkgo),
-  what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes beside each other',
+  what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes in parallel',
   make: (run) =>
     makeBuild(cachedBuilds.ginkgo, (folder) =>
       runGo(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'github.com/onsi/ginkgo/v2/ginkgo']),
