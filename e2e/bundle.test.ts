@@ -44,7 +44,7 @@ describe.skipIf(needs('linux'))('the installed Stowage bundle', () => {
   }
 
   test('is plain ASCII, so V8 stores it with one byte per character', async () => {
-    for (const name of (await readdir(join(home.path, 'dist'))).filter((one) => one.endsWith('.mjs')))
+    for (const name of (await readdir(join(home.path, 'dist'))).filter((file) => file.endsWith('.mjs')))
       expect([name, /\P{ASCII}/u.exec(await readFile(join(home.path, 'dist', name), 'utf8'))]).toEqual([name, null]);
   });
 

@@ -7,7 +7,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
@@ -108,7 +108,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       const volumeOptions = [...volumes, neighbour].flatMap((volume) => ['-v', `${volume}:/volumes/${volume}`]);
       await docker(
         'create',
-        ...endsAtOnce,
+        ...stopAtOnceOptions,
         '--name',
         container,
         ...volumeOptions,

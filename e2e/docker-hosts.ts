@@ -114,7 +114,7 @@ export interface Host extends AsyncDisposable {
 }
 
 /** With these options a container ends at once: as process 1 it would ignore SIGTERM. */
-export const endsAtOnce = ['--stop-signal', 'KILL', '--network', 'none'];
+export const stopAtOnceOptions = ['--stop-signal', 'KILL', '--network', 'none'];
 
 const hostnameScript = 'hostname "$1" && shift && exec "$@"';
 
@@ -167,7 +167,7 @@ export async function startHost(
     inside: (...words) => outputOf([...engine.inside, ...words]),
     errorOf: expectFailure(docker),
     startIdleContainer: (container, volume) =>
-      docker('run', '-d', ...endsAtOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
+      docker('run', '-d', ...stopAtOnceOptions, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
     recordedUsers: async (volume) => {
       const { body } = await currentStowage().api('GET', `/v1/volumes/${volume}`);
       const uses = (body['uses'] ?? []) as readonly ListedUse[];

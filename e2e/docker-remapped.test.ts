@@ -1,7 +1,7 @@
 import { chown } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { runCli } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker that remaps users', () => {
@@ -12,7 +12,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const runWordsAs = (user: string, volume: string, ...words: readonly string[]): readonly string[] => [
     'run',
     '--rm',
-    ...endsAtOnce,
+    ...stopAtOnceOptions,
     '--user',
     user,
     '-v',

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { suiteResources } from './docker-fixture.ts';
-import { endsAtOnce, type Host, type RemoteNfsServer, startHost, startRemoteNfsServer } from './docker-hosts.ts';
+import { type Host, type RemoteNfsServer, startHost, startRemoteNfsServer, stopAtOnceOptions } from './docker-hosts.ts';
 import { dataPath, killKeepers, pollOptions, runCli, waitUntilServing } from './nfs-mount-fixture.ts';
 
 /** Appends a line to each volume until a file `stop` exists. Fails at the first error. */
@@ -41,7 +41,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker(
       'run',
       '-d',
-      ...endsAtOnce,
+      ...stopAtOnceOptions,
       ...more,
       '--name',
       name,
@@ -130,7 +130,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
       await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
       const id = await host.docker('volume', 'inspect', '-f', '{{.Status.id}}', 'always-there');
       const use = (...words: readonly string[]): Promise<string> =>
-        host.docker('run', '--rm', ...endsAtOnce, '-v', 'always-there:/data', host.image, ...words);
+        host.docker('run', '--rm', ...stopAtOnceOptions, '-v', 'always-there:/data', host.image, ...words);
       await use('sh', '-c', 'echo text >/data/file');
       let isOver = false;
       const containerLoops = Array.from({ length: 4 }, async () => {

@@ -23,7 +23,7 @@ const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] =>
   `${name}:/data`,
 ];
 /** With this option a container ends at once: as process 1 it would ignore SIGTERM. */
-const endsAtOnce = ['--stop-signal', 'KILL'];
+const stopAtOnceOptions = ['--stop-signal', 'KILL'];
 
 describe.each(['docker', 'podman'] as const)('%s', (kind) => {
   describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('with volumes', () => {
@@ -71,7 +71,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     test('lets two containers share a volume of an NFS store, and deletes it only when neither exists', async () => {
       expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
       const start = (name: string) =>
-        run('run', '-d', ...endsAtOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
+        run('run', '-d', ...stopAtOnceOptions, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
       await start('first');
       await start('second');
       await run('exec', 'first', 'touch', '/data/seen');
@@ -244,7 +244,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         onTestFinished(async () => void (await stowage.cli('store', 'remove', 'away')));
         onTestFinished(async () => void (await run('rm', '-f', 'cold').catch(() => undefined)));
         await run('volume', 'create', '--driver', 'stowage', '-o', 'store=away', 'cold');
-        await run('run', '-d', ...endsAtOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
+        await run('run', '-d', ...stopAtOnceOptions, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
         await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
         await run('stop', '-t', '0', 'cold');
         await expect.poll(() => volumesIn(testFolder), pollOptions).toEqual([]);

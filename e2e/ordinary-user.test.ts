@@ -35,7 +35,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     status: number,
     words: readonly string[],
   ): Promise<{ readonly out: string; readonly err: string }> {
-    const name = everyCommand.find((one) => `${words.join(' ')} `.startsWith(`${one} `));
+    const name = everyCommand.find((command) => `${words.join(' ')} `.startsWith(`${command} `));
     if (name !== undefined) testedCommands.add(name);
     const { status: found, stdout, stderr } = await server.cli(...words);
     expect(found, `stowage ${words.join(' ')}\n${stdout}${stderr}`).toBe(status);

@@ -65,7 +65,7 @@ export async function ganeshaIn(
   // The exports are on the root file system of this machine, or on /tmp.
   const mountLines = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(top, 'mounts'), `${mountLines.join('\n')}\n`);
-  const [first, ...others] = exports.map((one) => ({ ...one, path: folder(one.tag) }));
+  const [first, ...others] = exports.map((served) => ({ ...served, path: folder(served.tag) }));
   if (first === undefined) throw new Error('nothing is exported');
   const daemon = await ganeshaDaemon({
     folder: top,

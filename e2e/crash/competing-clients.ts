@@ -76,7 +76,7 @@ function createClient(clientName: string, about: Parameters<typeof createCompeti
     const { body } = await callApi('GET', `/v1/volumes?store=${store}`, undefined, hasStatus(200));
     const items = body['items'] as readonly ListedVolume[];
     const ids = new Set(items.map(({ id }) => id));
-    if (new Set(items.map((one) => one.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
+    if (new Set(items.map((volume) => volume.name)).size < items.length) fail(`a name twice: ${JSON.stringify(items)}`);
     for (const id of ids) if (deletedIds.has(id)) fail(`${id} is listed, but was reported as deleted`);
     for (const id of created) if (!ids.has(id) && !history.deleteRequested.has(id)) fail(`${id} is not listed`);
     return items;

@@ -74,7 +74,7 @@ export async function createCrashFixture(): Promise<CrashFixture> {
     target.isRemote
       ? `nfs://127.0.0.1/export/${target.name}?port=${server.port}&mountport=${server.port}&onDelete=${target.onDelete}`
       : `local://${target.root}?layout=${target.layout}&onDelete=${target.onDelete}`;
-  const lines = [...stores, contested].map((one) => `  ${one.name}: ${uriOf(one)}`);
+  const lines = [...stores, contested].map((store) => `  ${store.name}: ${uriOf(store)}`);
   const config = inTop('stowage.yaml');
   let addsUnused = false;
   const changeConfig = async (): Promise<void> => {

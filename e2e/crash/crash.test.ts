@@ -91,7 +91,7 @@ async function checkRecords(stowage: KilledServer, fixture: CrashFixture, worker
   const trashed = workers.flatMap((worker) => [...worker.model.trash.values()]);
   expect((await listAll(stowage, '/v1/trash')).map(describeObject).sort()).toEqual(trashed.map(describeObject).sort());
   const { body: running } = await stowage.call('GET', '/v1/operations?limit=1000', undefined, '');
-  expect((running['items'] as { state: string }[]).filter((one) => one.state === 'running')).toEqual([]);
+  expect((running['items'] as { state: string }[]).filter((operation) => operation.state === 'running')).toEqual([]);
 
   const mounted = known.filter((volume) => volume.mountedAt !== undefined);
   expect((await mountsUnder(mounts)).sort()).toEqual(mounted.map((volume) => volume.mountedAt).sort());
@@ -110,7 +110,7 @@ async function checkNothingMounted({ top, mounts, state }: CrashFixture): Promis
 /** Checks that the store contains the files of its volumes and nothing else. */
 async function checkStore(stowage: KilledServer, store: Store, workers: readonly Worker[]): Promise<void> {
   const volumesIn = (from: (model: Worker['model']) => ReadonlyMap<string, KnownVolume>): readonly KnownVolume[] =>
-    workers.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
+    workers.flatMap(({ model }) => [...from(model).values()].filter((volume) => volume.store === store.name));
   const [volumes, retained] = [volumesIn((model) => model.volumes), volumesIn((model) => model.retained)];
   const suffix = store.layout === 'image' ? '.img' : '';
   const internalFolder = (name: string): string => join(store.root, '.stowage', name);

@@ -90,7 +90,7 @@ export function createWorker(about: WorkerParts) {
 }
 
 const unmountedVolumes = ({ volumes }: Model): KnownVolume[] =>
-  [...volumes.values()].filter((one) => one.mountedAt === undefined);
+  [...volumes.values()].filter((volume) => volume.mountedAt === undefined);
 
 function changeActions({ ask, model, freshName, random, stores, template, extras }: WorkerState): Actions {
   const randomSize = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
@@ -176,7 +176,7 @@ function deleteActions({ ask, model, freshName, random, stores }: WorkerState): 
     if (volume === undefined) return false;
     await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orNotFoundOnRetry(200));
     model.volumes.delete(volume.id);
-    const onDelete = stores.find((one) => one.name === volume.store)?.onDelete;
+    const onDelete = stores.find((store) => store.name === volume.store)?.onDelete;
     if (onDelete === 'archive') model.trash.set(volume.id, volume);
     if (onDelete === 'retain') model.retained.set(volume.id, volume);
     return true;
@@ -214,7 +214,8 @@ function deleteActions({ ask, model, freshName, random, stores }: WorkerState): 
 }
 
 function createMountActions({ ask, model, freshName, random, mounts }: WorkerState) {
-  const mountedVolumes = (): KnownVolume[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
+  const mountedVolumes = (): KnownVolume[] =>
+    [...model.volumes.values()].filter((volume) => volume.mountedAt !== undefined);
   async function mount(volume: KnownVolume, readOnly: boolean): Promise<void> {
     const target = join(mounts, freshName());
     await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, hasStatus(200));
@@ -251,7 +252,7 @@ function createMountActions({ ask, model, freshName, random, mounts }: WorkerSta
     /** The contents of an image are readable only through a mount. */
     checkImages: async (): Promise<void> => {
       for (const volume of unmountedVolumes(model).filter(
-        (one) => one.layout === 'image' && one.marker !== undefined,
+        (candidate) => candidate.layout === 'image' && candidate.marker !== undefined,
       )) {
         await mount(volume, volume.access === 'filesystem');
         await unmount(volume);

@@ -221,7 +221,7 @@ describe.skipIf(needs(...agentComponents))('Stowage on the nodes of a cluster', 
           await fixture.cluster.kubectl('get', '--raw', '/api/v1/nodes/node-1/proxy/stats/summary'),
         );
         const { volume = [] } = summary.pods.find(({ podRef }) => podRef.name === name) ?? {};
-        const { capacityBytes, usedBytes } = volume.find((one) => one.name === 'data') ?? {};
+        const { capacityBytes, usedBytes } = volume.find((entry) => entry.name === 'data') ?? {};
         return { capacityBytes, usedMiB: Math.floor((usedBytes ?? 0) / (1 << 20)) };
       };
       await expect.poll(() => usageOf('counted-files'), pollOptions).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });

@@ -7,7 +7,7 @@ import { podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, chart, claim, killMountingAgent, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = [
   ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
@@ -39,8 +39,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
     const store = { name: 'files', ...filer.spec, storageClass: {} };
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
     await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
-    for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-      await fixture.namespacedKubectl('rollout', 'status', one, '--timeout=120s');
+    for (const workload of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+      await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
@@ -78,7 +78,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
   /** Waits for a complete round that starts now, and throws if fio ended. */
   const waitForVerifiedRound = async (name: string): Promise<void> => {
     const before = await rounds(name);
-    await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
+    await expect.poll(() => rounds(name), pollOptions).toBeGreaterThan(before + 1);
   };
   /** The number of complete rounds that ended between two moments. */
   const roundsBetween = async (name: string, since: number, until: number): Promise<number> => {
@@ -111,7 +111,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         const before = await podOnNode('keeper', 0);
         await fixture.namespacedKubectl('delete', 'pod', before, '--grace-period=0', '--force');
         await waitForVerifiedRound('checked');
-        await expect.poll(() => podOnNode('keeper', 0), wait).not.toContain(before);
+        await expect.poll(() => podOnNode('keeper', 0), pollOptions).not.toContain(before);
         await waitForRollout('keeper');
       }
       expect(await restartsOf('checked')).toBe('0 Running');
@@ -164,7 +164,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', ...claims, '--timeout=60s');
       const names = '--output=jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\\n"}{end}';
       const handles = (await kubectl('get', 'pv', names)).split('\n').map((line) => line.split(' '));
-      const ids = handles.flatMap(([name, id]) => (allNames.some((one) => one === name) ? (id ?? '') : []));
+      const ids = handles.flatMap(([name, id]) => (allNames.some((candidate) => candidate === name) ? (id ?? '') : []));
       const [keepersBefore, servedBefore] = [await keepers(), await servedMounts(0)];
       for (const podNames of [first, second]) {
         const killed = killMountingAgent(fixture, 0);
@@ -177,16 +177,16 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       expect(await restartsOf('checked')).toBe('0 Running');
       expect(await keepers()).toBe(keepersBefore);
       await kubectl('delete', 'pod', ...allNames, '--timeout=90s');
-      await expect.poll(() => remainsOf(ids), wait).toEqual([]);
-      await expect.poll(() => servedMounts(0), wait).toEqual(servedBefore);
+      await expect.poll(() => remainsOf(ids), pollOptions).toEqual([]);
+      await expect.poll(() => servedMounts(0), pollOptions).toEqual(servedBefore);
       // No node uses the single-node volumes any longer.
       await fixture.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
       await waitUntilReady('mounted-a', 'mounted-c');
       for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
       await kubectl('delete', 'pod', 'mounted-a', 'mounted-c', '--timeout=90s');
       await kubectl('delete', 'pvc', ...allNames, '--timeout=60s');
-      await expect.poll(() => remainsOf(ids), wait).toEqual([]);
-      await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
+      await expect.poll(() => remainsOf(ids), pollOptions).toEqual([]);
+      await expect.poll(() => kubectl('get', 'pv', names), pollOptions).not.toContain('mounted-');
     },
     longTimeoutMs,
   );
@@ -206,7 +206,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       // These programs reconnect with a backoff of up to half a minute. The test restarts them instead of waiting.
       await Promise.all([controllerManager.stop(), scheduler.stop()]);
       const awayAt = Date.now();
-      await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
+      await expect.poll(() => Date.now() - stoppedAt, pollOptions).toBeGreaterThan(30_000);
       const backAt = Date.now();
       await apiServer.start();
       await Promise.all([controllerManager.start(), scheduler.start()]);
@@ -219,7 +219,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       expect((await kubectl('get', 'pv', bound)).split(' ').toSorted()).toEqual(names.toSorted());
       await kubectl('delete', 'pod', ...names, '--timeout=90s');
       await kubectl('delete', 'pvc', ...names, '--timeout=60s');
-      await expect.poll(() => kubectl('get', 'pv', bound), wait).toBe('');
+      await expect.poll(() => kubectl('get', 'pv', bound), pollOptions).toBe('');
       for (const node of fixture.cluster.nodes)
         expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
@@ -248,7 +248,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
         pod('drained', 1, 'while :; do echo line >>/data/log; sleep 0.05; done'),
       );
       await waitUntilReady('drained');
-      await expect.poll(() => exec('drained', 'wc -l </data/log').then(Number), wait).toBeGreaterThan(3);
+      await expect.poll(() => exec('drained', 'wc -l </data/log').then(Number), pollOptions).toBeGreaterThan(3);
       await filer.freeze();
       try {
         await kubectl(
@@ -281,10 +281,10 @@ describe.skipIf(needs(...components))('pods that use a shared volume during fail
       expect(await restartsOf('checked')).toBe('0 Running');
       await kubectl('delete', 'pod', 'checked', 'drained', '--timeout=90s');
       await kubectl('delete', 'pvc', 'checked', 'drained', '--timeout=60s');
-      await expect.poll(() => kubectl('get', 'pv', '--output=name'), wait).toBe('');
+      await expect.poll(() => kubectl('get', 'pv', '--output=name'), pollOptions).toBe('');
       for (const node of fixture.cluster.nodes)
         await expect
-          .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
+          .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), pollOptions)
           .toBe('0');
     },
     longTimeoutMs,

@@ -185,8 +185,8 @@ export async function killKeeperAndAgent({ cluster, namespacedKubectl }: ChartFi
   const ids = await Promise.all(components.map(containerOf));
   const kill = ids.map((id) => `ctr --namespace k8s.io tasks kill --signal SIGKILL --all ${id} &`);
   await inside?.('sh', '-c', `${kill.join(' ')} wait`);
-  for (const [index, one] of components.entries())
-    await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(ids[index]);
+  for (const [index, component] of components.entries())
+    await expect.poll(() => containerOf(component), { interval: 500, timeout: 150_000 }).not.toBe(ids[index]);
 }
 
 /** Kills the container of a pod with a single container. The kubelet restarts it. */

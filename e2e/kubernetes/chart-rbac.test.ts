@@ -21,7 +21,7 @@ import { type Right, refusalOf, rightsOf, roleWithout, titleOf } from './chart-r
 import { freeLease } from './controllers.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 100, timeout: 150_000 };
+const pollOptions = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 /** Rights that other tests cover, because their use takes too long here. */
@@ -241,7 +241,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       },
       meanwhile: async (controller) => {
         // The volume exists, and the claim is deleted before the controller has written the PV.
-        await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
+        await expect.poll(controller.output, pollOptions).toMatch(/cannot create resource \\"persistentvolumes\\"/);
         await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
       },
     },
@@ -267,7 +267,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         await apply(slice('IPv6', 'fd00::1'));
       },
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toMatch(/cannot delete resource \\"endpointslices\\"/);
+        await expect.poll(controller.output, pollOptions).toMatch(/cannot delete resource \\"endpointslices\\"/);
         await controller.stop();
       },
     },
@@ -275,7 +275,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     {
       rights: ['get endpointslices stowage-leader', 'get endpoints stowage'],
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the Service points to this process');
+        await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
         await controller.stop();
       },
     },
@@ -284,7 +284,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       rights: ['create subjectaccessreviews', 'patch configmaps stowage-nodes'],
       before: () => remove('configmap/stowage-nodes', 'endpointslice/stowage-leader'),
       meanwhile: async (controller) => {
-        await expect.poll(controller.output, wait).toContain('the Service points to this process');
+        await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
         await asViewer('/v1/stores');
       },
     },
@@ -315,7 +315,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
       const rightsWithoutError = (): readonly string[] =>
         rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
       await meanwhile?.(controller);
-      await expect.poll(rightsWithoutError, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, pollOptions).toEqual([]);
     },
     400_000,
   );
@@ -334,7 +334,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
         const log = await output();
         return rights.filter((right) => !log.includes(refusalOf(right))).map(titleOf);
       };
-      await expect.poll(rightsWithoutError, wait).toEqual([]);
+      await expect.poll(rightsWithoutError, pollOptions).toEqual([]);
     },
     90_000,
   );
@@ -362,10 +362,10 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     for (const verb of ['list', 'watch']) {
       await using _taken = await roleWithout(fixture.cluster, [{ ...right, verb }]);
       await using controller = await start();
-      await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
+      await expect.poll(controller.output, pollOptions).toContain(refusalOf({ ...right, verb }));
     }
     await using controller = await start();
-    await expect.poll(controller.output, wait).toContain('the Service points to this process');
+    await expect.poll(controller.output, pollOptions).toContain('the Service points to this process');
     expect(controller.output()).not.toMatch(/cannot \w+ resource \\"secrets/);
   }, 200_000);
 });

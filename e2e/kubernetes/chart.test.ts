@@ -25,7 +25,7 @@ import { appendLines, type LineWriters, lineWriters } from './line-writers.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
@@ -67,8 +67,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   const withTag = (tag: string): readonly string[] => ['--values', values, '--set', `image.tag=${tag}`];
   const waitForRollouts = async (): Promise<void> => {
     const workloads = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
-    for (const one of [...workloads, 'statefulset/stowage-nfs'])
-      await fixture.namespacedKubectl('rollout', 'status', one, '--timeout=120s');
+    for (const workload of [...workloads, 'statefulset/stowage-nfs'])
+      await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   };
   const pod = (name: string, node: number, volume: string, script = 'sleep 100000'): object =>
     podWithVolume({ name, volume, script, node: fixture.cluster.nodes[node]?.name ?? '', image: fixture.busybox });
@@ -98,7 +98,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
           'stores',
           '--output=jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}',
         );
-      await expect.poll(status, wait).toBe('local=True network=True private=True silver=True');
+      await expect.poll(status, pollOptions).toBe('local=True network=True private=True silver=True');
       const classes = await kubectl(
         'get',
         'storageclasses',
@@ -147,10 +147,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
       await killContainer(fixture, leader?.pod?.name ?? '');
       // The next process in that container reports it.
-      await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
+      await expect.poll(async () => (await processes()).dead, pollOptions).toContain(leader?.mark);
       const leaderPod = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
       await expect
-        .poll(async () => (await lease()).spec?.holderIdentity?.startsWith(`${await leaderPod()}_`), wait)
+        .poll(async () => (await lease()).spec?.holderIdentity?.startsWith(`${await leaderPod()}_`), pollOptions)
         .toBe(true);
       await waitForRollouts();
     },
@@ -181,9 +181,9 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         pod('reader', 1, 'shared'),
       );
       await waitUntilReady('writer', 'reader');
-      await expect.poll(() => writers.lines('reader'), wait).toBeGreaterThan(3);
+      await expect.poll(() => writers.lines('reader'), pollOptions).toBeGreaterThan(3);
       await exec('reader', 'echo back >/data/back && sync');
-      await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
+      await expect.poll(() => exec('writer', 'cat /data/back').catch(String), pollOptions).toBe('back');
     },
     longTimeoutMs,
   );
@@ -246,7 +246,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       ]);
       for (const text of logs) expect(text).not.toContain(privateFiler.keyFragment);
       await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
-      await expect.poll(() => privateFiler.contentsOf('file'), wait).toEqual([]);
+      await expect.poll(() => privateFiler.contentsOf('file'), pollOptions).toEqual([]);
     },
     longTimeoutMs,
   );
@@ -264,7 +264,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
           '--field-selector=involvedObject.name=own-users,reason=FailedMount',
           '--output=jsonpath={.items[*].message}',
         );
-      await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
+      await expect.poll(events, pollOptions).toContain("pod 'default/own-users' has a user namespace");
       await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
     },
     longTimeoutMs,
@@ -283,7 +283,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       // On a busy machine, the check may exceed its own deadlines.
       for (const name of ['idle-0', 'idle-1'])
         await expect
-          .poll(() => check(`pod:default/${name}`), wait)
+          .poll(() => check(`pod:default/${name}`), pollOptions)
           .toMatchObject({ status: 0, body: { ok: true, from: `pod:default/${name}` } });
       // A pod with hostNetwork.
       const agent = await fixture.namespacedKubectl(
@@ -293,7 +293,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         '--output=jsonpath={.items[0].metadata.name}',
       );
       await expect
-        .poll(() => check(`pod:${namespace}/${agent}`), wait)
+        .poll(() => check(`pod:${namespace}/${agent}`), pollOptions)
         .toMatchObject({ status: 0, body: { ok: true } });
       // Blocks the outgoing traffic of this pod only.
       const address = await kubectl('get', 'pod', 'idle-1', '--output=jsonpath={.status.podIP}');
@@ -304,16 +304,16 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       );
       const failedStep = async (): Promise<string | undefined> =>
         (await check('pod:default/idle-1')).body.steps?.find(({ ok }) => !ok)?.step;
-      await expect.poll(failedStep, wait).toBe('connect');
+      await expect.poll(failedStep, pollOptions).toBe('connect');
       expect(await check('pod:default/idle-1')).toMatchObject({ status: 1, body: { ok: false } });
-      await expect.poll(() => check('pod:default/idle-0'), wait).toMatchObject({ status: 0 });
+      await expect.poll(() => check('pod:default/idle-0'), pollOptions).toMatchObject({ status: 0 });
       expect(await check('pod:default/nobody')).toMatchObject({
         stderr: expect.stringContaining("there is no pod 'default/nobody', or you may not read it"),
       });
       // Without the right to get pods, the error doesn't reveal whether a pod exists.
       await kubectl('patch', 'clusterrole', 'checker', '--type=json', '--patch=[{"op":"remove","path":"/rules/2"}]');
       await expect
-        .poll(() => check('pod:default/idle-0'), wait)
+        .poll(() => check('pod:default/idle-0'), pollOptions)
         .toMatchObject({ stderr: expect.stringContaining("there is no pod 'default/idle-0', or you may not read it") });
       expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
       await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
@@ -325,7 +325,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     'limits each account to its own objects',
     async () => {
       await expect
-        .poll(() => fixture.namespacedKubectl('get', 'configmaps', '--output=name'), wait)
+        .poll(() => fixture.namespacedKubectl('get', 'configmaps', '--output=name'), pollOptions)
         .toContain('stowage-nodes');
       await using _ = await foreignObjects(fixture);
       const attempts = await controllerAttempts(fixture);
@@ -338,7 +338,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         ['agent', agentWithAllRights] as const,
       ]) {
         await using _all = await grantAllRights(fixture, name);
-        await expect.poll(() => runAttempts(fixture, name, more), wait).toEqual(expectedOutcomes(more));
+        await expect.poll(() => runAttempts(fixture, name, more), pollOptions).toEqual(expectedOutcomes(more));
       }
     },
     longTimeoutMs,
@@ -359,13 +359,13 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await waitForRollouts();
       expect(await server.certificates()).toEqual(certificates);
       await expect
-        .poll(async () => new Set((await runningImages()).split(' ')), wait)
+        .poll(async () => new Set((await runningImages()).split(' ')), pollOptions)
         .toEqual(new Set(['stowage:next']));
       await writers.expectProgress('own', 'remote', 'writer');
       await fixture.helm('rollback', 'stowage');
       await waitForRollouts();
       await expect
-        .poll(async () => new Set((await runningImages()).split(' ')), wait)
+        .poll(async () => new Set((await runningImages()).split(' ')), pollOptions)
         .toEqual(new Set(['stowage:testbed']));
       await writers.expectRunning('own', 'remote', 'writer', 'reader');
       await writers.expectProgress('own', 'remote', 'writer');
@@ -388,7 +388,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
               '--selector=app.kubernetes.io/component in (controller, agent)',
               '--output=name',
             ),
-          wait,
+          pollOptions,
         )
         .toBe('');
       expect(await kubectl('get', 'stores', '--output=jsonpath={.items[*].metadata.name}')).toBe(
@@ -415,7 +415,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
               '--selector=app.kubernetes.io/component=keeper',
               '--output=jsonpath={.items[*].metadata.deletionTimestamp}',
             ),
-          wait,
+          pollOptions,
         )
         .toBe('');
     },
@@ -428,7 +428,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await kubectl('delete', 'pod', 'own', 'remote', 'writer', 'reader', '--timeout=90s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', '--timeout=60s');
       await expect
-        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), pollOptions)
         .toBe('stowage-nfs');
     },
     longTimeoutMs,
@@ -439,7 +439,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       await fixture.namespacedKubectl('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
       const disk = (about: string): Promise<string> => kubectl('get', 'pv', `--output=jsonpath={.items[*].${about}}`);
-      await expect.poll(() => disk('status.phase'), wait).toBe('Released');
+      await expect.poll(() => disk('status.phase'), pollOptions).toBe('Released');
       const name = await disk('metadata.name');
       const listScript = `ls -d /var/lib/stowage/stores/local/${name}/export 2>/dev/null || :`;
       const found = await Promise.all(fixture.cluster.nodes.map(({ inside }) => inside('sh', '-c', listScript)));

@@ -65,7 +65,7 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
   const client = stack.use(createKubeClient({ access, clock, userAgent: 'e2e', maxSockets: maxInFlight }));
   const running: RunningController[] = [];
   stack.defer(async () => {
-    for (const one of running) await one.kill();
+    for (const controller of running) await controller.kill();
   });
   const resources = stack.move();
   /**
@@ -82,7 +82,7 @@ export async function startControllerFaultsFixture(signal: AbortSignal): Promise
       return controller;
     },
     killAll: async () => {
-      for (const one of running.splice(0)) await one.kill();
+      for (const controller of running.splice(0)) await controller.kill();
       await freeLease(cluster);
     },
     create: (names) => forEachInParallel(names, (name) => client.create(claims, aClaim(name), signal)),

@@ -6,7 +6,7 @@ import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
 /** The limit for anything that is slow on a busy machine. */
-const wait = { interval: 100, timeout: 90_000 };
+const pollOptions = { interval: 100, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 /** A leader that can't renew its Lease gives up after 10 s, and then has 3 s to stop. */
 const leaderExitMs = 20_000;
@@ -31,7 +31,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     /** Checks that every claim is bound, and that it has one volume only. */
     const expectAllBoundOnce = async (names: readonly string[]): Promise<void> => {
       const phases = async () => new Set((await fixture.claims()).map(({ status }) => status?.phase));
-      await expect.poll(phases, wait).toEqual(new Set(['Bound']));
+      await expect.poll(phases, pollOptions).toEqual(new Set(['Bound']));
       const [claims, volumes] = [await fixture.claims(), await fixture.volumes()];
       expect(claims.map(({ metadata }) => metadata.name).sort()).toEqual([...names].sort());
       expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
@@ -42,11 +42,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     };
     const deleteAndExpectGone = async (names: readonly string[]): Promise<void> => {
       await fixture.remove(names);
-      await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
+      await expect.poll(() => fixture.leftovers(), pollOptions).toEqual([]);
     };
     /** Polls without an interval until that many volumes exist. */
     const waitForVolumes = (count: number): Promise<void> =>
-      expect.poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
+      expect.poll(() => fixture.volumesOnStore().length, { ...pollOptions, interval: 1 }).toBeGreaterThanOrEqual(count);
 
     test(
       'creates one volume for each of many claims although it is killed repeatedly, and leaves nothing behind when they are deleted although it is killed again',
@@ -66,11 +66,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await fixture.remove(names);
         const remaining = Math.floor(Math.random() * names.length * 0.75);
         await expect
-          .poll(() => fixture.volumesOnStore().length, { ...wait, interval: 1 })
+          .poll(() => fixture.volumesOnStore().length, { ...pollOptions, interval: 1 })
           .toBeLessThanOrEqual(remaining + Math.ceil(names.length / 5));
         await fixture.killAll();
         await fixture.start().untilLeading();
-        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
+        await expect.poll(() => fixture.leftovers(), pollOptions).toEqual([]);
       },
       longTimeoutMs,
     );
@@ -82,7 +82,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         const first = fixture.start();
         await first.untilLeading();
         const second = fixture.start();
-        await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
+        await expect.poll(() => second.output(), pollOptions).toContain('is waiting for leadership');
         const creating = fixture.create(names);
         await waitForVolumes(5);
         const killedAt = performance.now();
@@ -92,7 +92,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         expect(performance.now() - killedAt).toBeLessThan(takeOverMs);
         await expectAllBoundOnce(names);
         const third = fixture.start();
-        await expect.poll(() => third.output(), wait).toContain('is waiting for leadership');
+        await expect.poll(() => third.output(), pollOptions).toContain('is waiting for leadership');
         const stoppedAt = performance.now();
         expect(await second.stop()).toBe(0);
         await third.untilLeading();
@@ -121,13 +121,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           const held = locksOf(mark);
           // The second controller deletes all other volumes. It leaves the locked ones alone, because the holder of the
           // locks is alive.
-          await expect.poll(async () => (await fixture.volumes()).length, wait).toBeLessThanOrEqual(held.length);
+          await expect.poll(async () => (await fixture.volumes()).length, pollOptions).toBeLessThanOrEqual(held.length);
           expect(locksOf(mark)).toEqual(held);
           first.resume();
           expect(await first.ended()).toBe(1);
           // The first controller may have had no time to release its locks. The second one started before the end of
           // the first one, and waits for these locks.
-          await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 200_000 }).toEqual([]);
+          await expect.poll(() => fixture.leftovers(), { ...pollOptions, timeout: 200_000 }).toEqual([]);
           if (held.length > 0) return;
           // The server had received the release of the last lock before the suspend.
           first = second;
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     async function suspendWithLock(controller: RunningController): Promise<number | undefined> {
       const isDone = (): boolean => fixture.volumesOnStore().length === 0;
       while (!isDone()) {
-        await expect.poll(() => fixture.heldLocks().size > 0 || isDone(), { ...wait, interval: 1 }).toBe(true);
+        await expect.poll(() => fixture.heldLocks().size > 0 || isDone(), { ...pollOptions, interval: 1 }).toBe(true);
         await controller.suspend();
         const [mark] = fixture.heldLocks().values();
         if (mark !== undefined) return mark;
@@ -171,8 +171,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         expect(await first.ended()).toBe(1);
         expect(performance.now() - stoppedAt).toBeLessThan(leaderExitMs);
         const second = fixture.start();
-        await expect.poll(() => second.output(), wait).toContain('is waiting for leadership');
-        await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
+        await expect.poll(() => second.output(), pollOptions).toContain('is waiting for leadership');
+        await expect.poll(() => performance.now() - stoppedAt, pollOptions).toBeGreaterThan(30_000);
         await fixture.cluster.apiServer.start();
         await second.untilLeading();
         const existing = new Set((await fixture.claims()).map(({ metadata }) => metadata.name));
@@ -217,7 +217,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await fixture.remove(names);
         await creating;
         await fixture.remove(names);
-        await expect.poll(() => fixture.leftovers(), wait).toEqual([]);
+        await expect.poll(() => fixture.leftovers(), pollOptions).toEqual([]);
       },
       longTimeoutMs,
     );
@@ -233,15 +233,17 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         try {
           await fixture.remove(names);
           const phases = async () => (await fixture.volumes()).map(({ status }) => status?.phase);
-          await expect.poll(phases, wait).toEqual(names.map(() => 'Released'));
+          await expect.poll(phases, pollOptions).toEqual(names.map(() => 'Released'));
           for (const { metadata } of await fixture.volumes())
-            await expect.poll(() => fixture.eventMessages(metadata.name ?? ''), wait).toContain('kubectl get stores');
+            await expect
+              .poll(() => fixture.eventMessages(metadata.name ?? ''), pollOptions)
+              .toContain('kubectl get stores');
           expect(await fixture.volumes()).toHaveLength(names.length);
           expect(fixture.volumesOnStore()).toHaveLength(names.length);
         } finally {
           await fixture.nfs.restart();
         }
-        await expect.poll(() => fixture.leftovers(), { ...wait, timeout: 120_000 }).toEqual([]);
+        await expect.poll(() => fixture.leftovers(), { ...pollOptions, timeout: 120_000 }).toEqual([]);
       },
       longTimeoutMs,
     );

@@ -33,8 +33,8 @@ export async function startHealthFixture(signal: AbortSignal): Promise<HealthFix
   const store = { name: 'files', ...filer.spec, storageClass: {} };
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
   await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
-  for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
-    await fixture.namespacedKubectl('rollout', 'status', one, '--timeout=120s');
+  for (const workload of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+    await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   const nodeName = (node: number): string => cluster.nodes[node]?.name ?? '';
   const { kubectl } = cluster;
   const resources = stack.move();
@@ -46,7 +46,7 @@ export async function startHealthFixture(signal: AbortSignal): Promise<HealthFix
       const baseClaim = claim({ name, storageClassName: 'files', mode: 'ReadWriteOnce' }) as {
         readonly metadata: object;
       };
-      const otherNodes = cluster.nodes.filter((_, index) => index !== node).map((one) => one.name);
+      const otherNodes = cluster.nodes.filter((_, index) => index !== node).map((otherNode) => otherNode.name);
       await kubectl('cordon', ...otherNodes);
       const metadata = { ...baseClaim.metadata, annotations };
       await cluster.apply({ ...baseClaim, metadata }, deployment(name, fixture.busybox));

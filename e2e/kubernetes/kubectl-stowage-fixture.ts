@@ -216,7 +216,7 @@ const adminConfig = async (cluster: Cluster): Promise<Config> =>
 async function controlPlaneConfig(cluster: Cluster, folder: string): Promise<string> {
   const config = await adminConfig(cluster);
   const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
-  const clusters = config.clusters.map((one) => ({ ...one, cluster: { ...one.cluster, server } }));
+  const clusters = config.clusters.map((entry) => ({ ...entry, cluster: { ...entry.cluster, server } }));
   const path = join(folder, 'inside');
   await writeFile(path, JSON.stringify({ ...config, clusters }), { mode: 0o600 });
   return path;

@@ -10,7 +10,7 @@ import {
 } from './kubectl-stowage-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 200, timeout: 60_000 };
+const pollOptions = { interval: 200, timeout: 60_000 };
 
 describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
   'the API of a controller in a real cluster',
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           store: 'silver',
           bytes: '1073741824',
         });
-      await expect.poll(create, wait).toMatchObject({ status: 201, body: { store: 'silver', name: 'photos' } });
+      await expect.poll(create, pollOptions).toMatchObject({ status: 201, body: { store: 'silver', name: 'photos' } });
       expect(readdirSync(fixture.filer.exported)).toContain('photos');
       expect(await fixture.callController('DELETE', '/v1/volumes/silver..photos', headers)).toMatchObject({
         status: 403,
@@ -109,10 +109,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
         roleBinding('one', 'stranger', 'default'),
       );
-      await expect.poll(() => get('photos'), wait).toMatchObject({ status: 200, body: { name: 'photos' } });
+      await expect.poll(() => get('photos'), pollOptions).toMatchObject({ status: 200, body: { name: 'photos' } });
       expect(await get('other')).toMatchObject({ status: 403 });
       await fixture.cluster.kubectl('delete', 'clusterrole', 'one');
-      await expect.poll(async () => (await get('photos')).status, wait).toBe(403);
+      await expect.poll(async () => (await get('photos')).status, pollOptions).toBe(403);
     });
 
     test('shows everything to users who may request a token of the viewer', async () => {
@@ -177,7 +177,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const agent = await fixture.startAgent();
       const createScratch = (): Promise<number> =>
         agent.stowage('volume', 'create', 'disks/scratch').then(({ status }) => status);
-      await expect.poll(createScratch, wait).toBe(0);
+      await expect.poll(createScratch, pollOptions).toBe(0);
       const list = await fixture.stowage(alice, 'volume', 'list');
       expect(list.stdout).toMatch(/^VOLUME +NODE .*\nsilver\/photos +- .*\ndisks\/scratch +node-1 /);
       const shown = await fixture.stowage(alice, 'volume', 'show', 'disks/scratch');
@@ -232,7 +232,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
           const what = resource.replace(/^[^/]*/, '$&.stowage.dev');
           const refusal = `${account} may not ${verb} ${what}`;
           const refused = { status: 3, stderr: expect.stringContaining(refusal) };
-          await expect.poll(() => run(words), wait).toMatchObject(refused);
+          await expect.poll(() => run(words), pollOptions).toMatchObject(refused);
         }
       },
       200_000,
@@ -245,12 +245,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const all = rightsOfRole('stowage-viewers');
       expect(all.length).toBe(2);
       const listStores = () => fixture.stowage(alice, 'store', 'list');
-      await expect.poll(listStores, wait).toMatchObject({ status: 0 });
+      await expect.poll(listStores, pollOptions).toMatchObject({ status: 0 });
       await using _taken = await roleWithout(
         fixture.cluster,
         all.filter((right) => titleOf(right) === title),
       );
-      await expect.poll(listStores, wait).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
+      await expect.poll(listStores, pollOptions).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
     });
 
     test('lets users who may view the cluster see its stores by the aggregated role, which is complete and minimal', async () => {
@@ -267,11 +267,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       ];
       const rights = rightsOfRole('stowage-stores-view');
       expect(rights.map(titleOf).sort()).toEqual(requests.map(([title]) => title).sort());
-      for (const [, words] of requests) await expect.poll(() => kubectlAsStranger(...words), wait).toMatch(/silver/);
+      for (const [, words] of requests)
+        await expect.poll(() => kubectlAsStranger(...words), pollOptions).toMatch(/silver/);
       await using _taken = await roleWithout(cluster, rights);
       for (const [title, words] of requests)
         await expect
-          .poll(() => kubectlAsStranger(...words), wait)
+          .poll(() => kubectlAsStranger(...words), pollOptions)
           .toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
     }, 200_000);
 

@@ -15,7 +15,7 @@ export interface LineWriters {
   expectRunning(...pods: readonly string[]): Promise<void>;
 }
 
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 
 export function lineWriters({ cluster: { kubectl }, namespacedKubectl }: ChartFixture): LineWriters {
   const exec = (pod: string, script: string): Promise<string> => kubectl('exec', pod, '--', 'sh', '-c', script);
@@ -25,7 +25,7 @@ export function lineWriters({ cluster: { kubectl }, namespacedKubectl }: ChartFi
     expectProgress: async (...pods) => {
       for (const pod of pods) {
         const before = await lines(pod);
-        await expect.poll(() => lines(pod), wait).toBeGreaterThan(before);
+        await expect.poll(() => lines(pod), pollOptions).toBeGreaterThan(before);
       }
     },
     expectWholeLogs: async (...pods) => {

@@ -4,7 +4,7 @@ import { type PodWithVolume, podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, chart, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
 const storesFolder = '/var/lib/stowage/stores';
@@ -51,8 +51,8 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
     names = fixture.cluster.nodes.map(({ name }) => name);
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`];
     await fixture.helm('install', 'stowage', chart, '--create-namespace', ...values);
-    for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
-      await fixture.namespacedKubectl('rollout', 'status', one, '--timeout=120s');
+    for (const workload of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
+      await fixture.namespacedKubectl('rollout', 'status', workload, '--timeout=120s');
   }, 400_000);
   afterAll(() => fixture?.[Symbol.asyncDispose](), 60_000);
   afterEach(async () => {
@@ -104,8 +104,8 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
       }),
     );
   const expectNothingLeft = async (): Promise<void> => {
-    await expect.poll(() => list('pvc,pv'), wait).toEqual([]);
-    await expect.poll(volumesPerNode, wait).toEqual([0, 0]);
+    await expect.poll(() => list('pvc,pv'), pollOptions).toEqual([]);
+    await expect.poll(volumesPerNode, pollOptions).toEqual([0, 0]);
   };
   const eventsOf = (name: string): Promise<string> =>
     kubectl(
@@ -121,15 +121,15 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
   test(
     'a store reports its number of nodes, and its classes report the capacity of each node',
     async () => {
-      await expect.poll(() => readyMessage('small'), wait).toBe('Open on 2 of 2 nodes');
+      await expect.poll(() => readyMessage('small'), pollOptions).toBe('Open on 2 of 2 nodes');
       const capacities = async (): Promise<readonly string[]> =>
-        (await list('csistoragecapacities')).flatMap((one) =>
-          one.storageClassName === 'small'
-            ? `${one.nodeTopology?.matchLabels?.['local.stowage.dev/node']}=${one.capacity}`
+        (await list('csistoragecapacities')).flatMap((capacity) =>
+          capacity.storageClassName === 'small'
+            ? `${capacity.nodeTopology?.matchLabels?.['local.stowage.dev/node']}=${capacity.capacity}`
             : [],
         );
       await expect
-        .poll(async () => (await capacities()).toSorted(), wait)
+        .poll(async () => (await capacities()).toSorted(), pollOptions)
         .toEqual(names.map((name) => `${name}=100Mi`).toSorted());
     },
     longTimeoutMs,
@@ -140,12 +140,14 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
     async () => {
       const [first] = fixture.cluster.nodes;
       if (first === undefined) throw new Error('no node');
-      await expect.poll(() => readyMessage('disk'), wait).toMatch(/^Open on 0 of 2 nodes; .*volumes does not exist/);
+      await expect
+        .poll(() => readyMessage('disk'), pollOptions)
+        .toMatch(/^Open on 0 of 2 nodes; .*volumes does not exist/);
       expect(await first.inside('ls', disk)).toBe('');
       await first.inside('mount', '-t', 'tmpfs', 'disk', disk);
       try {
         await first.inside('mkdir', `${disk}/volumes`);
-        await expect.poll(() => readyMessage('disk'), wait).toMatch(/^Open on 1 of 2 nodes; /);
+        await expect.poll(() => readyMessage('disk'), pollOptions).toMatch(/^Open on 1 of 2 nodes; /);
         await fixture.cluster.apply(claim('on-disk', 'disk'), pod('on-disk', { node: first.name }));
         await waitUntilReady('on-disk');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
@@ -154,7 +156,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
         // its pod is gone.
         const countMounts = (): Promise<string> =>
           first.inside('grep', '-c', '/var/lib/stowage/mounts/', '/proc/self/mountinfo').catch(() => '0');
-        await expect.poll(countMounts, wait).toBe('0');
+        await expect.poll(countMounts, pollOptions).toBe('0');
         await first.inside('mkdir', '-p', `${disk}-new`);
         await first.inside('mount', '-t', 'tmpfs', 'new', `${disk}-new`);
         await first.inside('cp', '-a', '--sparse=always', `${disk}/.`, `${disk}-new/`);
@@ -191,7 +193,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
       const spec = { uri: 'local:///tmp/volumes' };
       await fixture.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
       await expect
-        .poll(() => readyMessage('lost'), wait)
+        .poll(() => readyMessage('lost'), pollOptions)
         .toMatch(
           /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the value agent\.hostPaths/,
         );
@@ -210,7 +212,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
       expect(await volumesPerNode()).toEqual([0, 1]);
       await kubectl('patch', 'pvc', 'data', '--patch={"spec":{"resources":{"requests":{"storage":"1Gi"}}}}');
       const size = (): Promise<string> => kubectl('get', 'pvc', 'data', '--output=jsonpath={.status.capacity.storage}');
-      await expect.poll(size, wait).toBe('1Gi');
+      await expect.poll(size, pollOptions).toBe('1Gi');
       // The scheduler must place the next pod on the volume's node, where the pod finds the data of the first one.
       await kubectl('delete', 'pod', 'data', '--wait', '--timeout=90s');
       await fixture.cluster.apply(pod('second', { volume: 'data', ...onAnyNode() }));
@@ -228,7 +230,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
     'a claim that binds immediately gets its volume at once, and its pod is scheduled there',
     async () => {
       await fixture.cluster.apply(claim('at-once', 'quick'));
-      await expect.poll(() => phase('at-once'), wait).toBe('Bound');
+      await expect.poll(() => phase('at-once'), pollOptions).toBe('Bound');
       await fixture.cluster.apply(pod('at-once', onAnyNode()));
       await waitUntilReady('at-once');
       expect(await nodesOfVolumes()).toEqual({ 'at-once': await nodeOfPod('at-once') });
@@ -327,9 +329,9 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
           '--selector=app.kubernetes.io/component=agent',
           '--output=jsonpath={.items[*].spec.nodeName}',
         );
-      await expect.poll(agents, wait).toBe(names[1]);
+      await expect.poll(agents, pollOptions).toBe(names[1]);
       await fixture.cluster.apply(claim('late', 'local'), pod('late', { node: names[0] ?? '' }));
-      await expect.poll(() => eventsOf('late'), wait).toMatch(/agent of node \S+ is not connected/);
+      await expect.poll(() => eventsOf('late'), pollOptions).toMatch(/agent of node \S+ is not connected/);
       await fixture.namespacedKubectl('patch', 'daemonset', 'stowage-agent', '--patch', nodeSelectorPatch(null));
       await waitUntilReady('late');
       expect(await nodesOfVolumes()).toEqual({ late: names[0] });
@@ -348,9 +350,9 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
       const countBound = async (): Promise<number> =>
         (await kubectl('get', 'pvc', '--output=jsonpath={.items[*].status.phase}'))
           .split(' ')
-          .filter((one) => one === 'Bound').length;
+          .filter((phaseOfClaim) => phaseOfClaim === 'Bound').length;
       await fixture.cluster.apply(...claimNames.map((name) => claim(name, 'quick', '1Mi')));
-      await expect.poll(countBound, { ...wait, interval: 20 }).toBeGreaterThan(0);
+      await expect.poll(countBound, { ...pollOptions, interval: 20 }).toBeGreaterThan(0);
       await fixture.namespacedKubectl(
         'delete',
         'pods',
@@ -358,7 +360,7 @@ describe.skipIf(needs(...components))('in a cluster with local stores,', () => {
         '--grace-period=0',
         '--force',
       );
-      await expect.poll(countBound, wait).toBe(count);
+      await expect.poll(countBound, pollOptions).toBe(count);
       const [one = 0, two = 0] = await volumesPerNode();
       expect(one + two).toBe(count);
       await kubectl('delete', 'pvc', '--all');

@@ -23,8 +23,10 @@ describe.skipIf(needs(...components))('a single-node volume whose node is lost',
     const volume = await kubectl('get', 'pvc', name, volumeNamePath);
     const id = await kubectl('get', 'pv', volume, '--output=jsonpath={.spec.csi.volumeHandle}');
     const folder = join(fixture.filer.exported, '.stowage', 'users', id);
-    const hosts = readdirSync(folder).filter((one) => !one.startsWith('.'));
-    return hosts.map((one) => (JSON.parse(readFileSync(join(folder, one), 'utf8')) as { node: string }).node).sort();
+    const hosts = readdirSync(folder).filter((entry) => !entry.startsWith('.'));
+    return hosts
+      .map((entry) => (JSON.parse(readFileSync(join(folder, entry), 'utf8')) as { node: string }).node)
+      .sort();
   };
   const knownNodes = (): Promise<string> =>
     fixture.namespacedKubectl('get', 'configmap', 'stowage-nodes', '--output=jsonpath={.data}').catch(String);

@@ -13,7 +13,7 @@ import { freeLease, type RunningController, startController } from './controller
 
 const { signal } = new AbortController();
 const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
-const wait = { interval: 100, timeout: 30_000 };
+const pollOptions = { interval: 100, timeout: 30_000 };
 
 interface ObjectList {
   readonly items: readonly {
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       running = [];
     });
     afterEach(async () => {
-      for (const one of running) await one.kill();
+      for (const controller of running) await controller.kill();
       await freeLease(cluster);
     });
 
@@ -86,9 +86,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       },
     });
     const start = (name: string, ...more: readonly string[]): RunningController => {
-      const one = startController(cluster, join(folder, name), ...more);
-      running.push(one);
-      return one;
+      const controller = startController(cluster, join(folder, name), ...more);
+      running.push(controller);
+      return controller;
     };
     const list = async (kind: string): Promise<ObjectList['items']> =>
       (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as ObjectList).items;
@@ -109,10 +109,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test('a store reports its state, and has a class', async () => {
       await start('one').untilLeading();
       await expect
-        .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
+        .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), pollOptions)
         .toMatch(/^silver +nfs +True +\S+ +0 +\S+$/);
       await expect
-        .poll(() => cluster.kubectl('get', 'sc', 'silver', '--output=jsonpath={.provisioner}').catch(String), wait)
+        .poll(
+          () => cluster.kubectl('get', 'sc', 'silver', '--output=jsonpath={.provisioner}').catch(String),
+          pollOptions,
+        )
         .toBe('file.stowage.dev');
     });
 
@@ -134,12 +137,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const reasons =
         '{.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Reachable")].reason}';
       await expect
-        .poll(() => cluster.kubectl('get', 'store', 'denied', `--output=jsonpath=${reasons}`), wait)
+        .poll(() => cluster.kubectl('get', 'store', 'denied', `--output=jsonpath=${reasons}`), pollOptions)
         .toBe('Denied Denied');
       await cluster.apply(claim('refused', { storageClassName: 'denied' }));
       onTestFinished(async () => void (await cluster.kubectl('delete', 'pvc', 'refused')));
       await expect
-        .poll(() => eventMessages('refused'), wait)
+        .poll(() => eventMessages('refused'), pollOptions)
         .toContain(
           "the server of store 'denied' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
         );
@@ -165,13 +168,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const more = JSON.stringify({ spec: { resources: { requests: { storage: '2Gi' } } } });
       await cluster.kubectl('patch', 'pvc', 'cart', '--patch', more);
       const sizes = async () =>
-        [...(await list('pvc')), ...(await list('pv'))].map((one) => [one.spec.capacity, one.status.capacity]);
-      await expect.poll(sizes, wait).toEqual([
+        [...(await list('pvc')), ...(await list('pv'))].map((object) => [object.spec.capacity, object.status.capacity]);
+      await expect.poll(sizes, pollOptions).toEqual([
         [undefined, { storage: '2Gi' }],
         [{ storage: '2Gi' }, undefined],
       ]);
       await cluster.kubectl('delete', 'pvc', 'cart', '--timeout=30s');
-      await expect.poll(findRemains, wait).toEqual(nothing);
+      await expect.poll(findRemains, pollOptions).toEqual(nothing);
     });
 
     test('a claim of a WaitForFirstConsumer class is bound when a pod uses it, and a PV with Retain keeps its data', async () => {
@@ -188,7 +191,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         },
         claim('late', { storageClassName: 'patient' }),
       );
-      await expect.poll(() => eventMessages('late'), wait).toContain('waiting for first consumer');
+      await expect.poll(() => eventMessages('late'), pollOptions).toContain('waiting for first consumer');
       expect(volumesOnStore()).toEqual([]);
       await cluster.apply({
         apiVersion: 'v1',
@@ -206,7 +209,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(volumesOnStore()).toEqual(['default-late']);
       await cluster.kubectl('delete', 'pod', 'first', '--force');
       await cluster.kubectl('delete', 'pvc', 'late', '--timeout=30s');
-      await expect.poll(async () => (await list('pv')).map(({ status }) => status.phase), wait).toEqual(['Released']);
+      await expect
+        .poll(async () => (await list('pv')).map(({ status }) => status.phase), pollOptions)
+        .toEqual(['Released']);
       await cluster.kubectl('delete', 'pv', '--all', '--timeout=30s');
       expect(await findRemains()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
       for (const name of entries()) rmSync(join(exported, name), { recursive: true });
@@ -225,12 +230,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         claim('hopeless', { storageClassName: 'wrong' }),
       );
       await expect
-        .poll(() => eventMessages('hopeless'), wait)
+        .poll(() => eventMessages('hopeless'), pollOptions)
         .toContain("class 'wrong' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.");
       expect(await phases()).toEqual(['Pending']);
       expect([volumesOnStore(), await list('pv')]).toEqual([[], []]);
       await cluster.kubectl('delete', 'pvc', 'hopeless', '--timeout=30s');
-      await expect.poll(findRemains, wait).toEqual(nothing);
+      await expect.poll(findRemains, pollOptions).toEqual(nothing);
     });
 
     test('a volume that a node uses outlives its claim until the node has the out-of-service taint', async () => {
@@ -249,11 +254,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await opened.uses?.put(volume, { host: 'host-1', node: 'node-1' as NodeName, users }, aCall());
       await cluster.kubectl('delete', 'pvc', 'used', '--timeout=30s');
       await expect
-        .poll(() => eventMessages(made?.metadata.name ?? ''), wait)
+        .poll(() => eventMessages(made?.metadata.name ?? ''), pollOptions)
         .toContain('the volume is still in use on a node');
       expect(volumesOnStore()).toEqual([name]);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service=nodeshutdown:NoExecute');
-      await expect.poll(findRemains, { ...wait, timeout: 45_000 }).toEqual(nothing);
+      await expect.poll(findRemains, { ...pollOptions, timeout: 45_000 }).toEqual(nothing);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service-');
     }, 90_000);
   },

@@ -27,7 +27,7 @@ import { podWithVolume } from './agent-objects.ts';
 import { type ChartFixture, claim, startChartFixture } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 90_000 };
+const pollOptions = { interval: 250, timeout: 90_000 };
 const longTimeoutMs = 400_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
@@ -85,9 +85,9 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     for (const what of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
       await fixture.namespacedKubectl('rollout', 'status', what, '--timeout=180s');
     const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
-    await expect.poll(() => fixture.namespacedKubectl('get', 'pods', ending), wait).toBe('');
+    await expect.poll(() => fixture.namespacedKubectl('get', 'pods', ending), pollOptions).toBe('');
     // No controller answers until the new one leads.
-    await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
+    await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), pollOptions).toBe('reached');
   }
 
   test(
@@ -98,13 +98,13 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       const [build = '', ...rest] = install;
       expect(build).toContain(':0.1.0');
       await runAll(rest.slice(0, -1).map((command) => command.replaceAll('REGISTRY', 'docker.io/library')));
-      await expect.poll(() => shell(rest.at(-1) ?? ''), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      await expect.poll(() => shell(rest.at(-1) ?? ''), pollOptions).toMatch(/^\w+ .* UTC \d{4}\n$/);
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
       await runAll(upgrade);
       await untilReplaced();
       // The controller creates the class after it has opened the new store.
       const getClass = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
-      await expect.poll(getClass, wait).toBe('storageclass.storage.k8s.io/network');
+      await expect.poll(getClass, pollOptions).toBe('storageclass.storage.k8s.io/network');
     },
     longTimeoutMs,
   );
@@ -135,7 +135,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
           },
         );
       });
-      await expect.poll(() => shell(logs), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      await expect.poll(() => shell(logs), pollOptions).toMatch(/^\w+ .* UTC \d{4}\n$/);
       const nodePath = '--output=jsonpath={.items[*].spec.nodeName}';
       const nodes = await kubectl('get', 'pods', 'board-writer', 'board-reader', nodePath);
       expect(new Set(nodes.split(' ')).size).toBe(2);
@@ -177,16 +177,16 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
         return what.startsWith('store/') ? await kubectl('get', what, messagePath) : await kubectl('describe', what);
       };
       await expect
-        .poll(() => describeObject('store/wrong-host'), wait)
+        .poll(() => describeObject('store/wrong-host'), pollOptions)
         .toMatch(/the host name filer\.exmaple\.invalid does not resolve\. Check the name in the store's URI/);
       await expect
-        .poll(() => describeObject('store/wrong-path'), wait)
+        .poll(() => describeObject('store/wrong-path'), pollOptions)
         .toMatch(/-other, and does not list it: .*; it exports .*\. Correct the path in the store's URI/);
       await expect
-        .poll(() => describeObject('pvc/odd'), wait)
+        .poll(() => describeObject('pvc/odd'), pollOptions)
         .toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
       await expect
-        .poll(() => describeObject('pvc/large'), wait)
+        .poll(() => describeObject('pvc/large'), pollOptions)
         .toMatch(/of 1GiB in all, 1GiB are left\. .* ask the administrator to raise/);
       await kubectl('delete', 'pvc', 'odd', 'large');
       await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
@@ -200,7 +200,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     name: string,
   ): Promise<{ readonly volume: string; readonly folder: string }> {
     const pendingClaim = await expect
-      .poll(() => claimOf(name), wait)
+      .poll(() => claimOf(name), pollOptions)
       .toBeDefined()
       .then(() => claimOf(name));
     const folder = join(filer.exported, foreignDirectory(kind, pendingClaim));
@@ -208,7 +208,7 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
     await writeFile(join(folder, 'old'), `of ${name}\n`);
     const made = foreignVolume(kind, pendingClaim, exportLocation);
     await fixture.cluster.apply(made);
-    await expect.poll(async () => (await claimOf(name)).status?.phase, wait).toBe('Bound');
+    await expect.poll(async () => (await claimOf(name)).status?.phase, pollOptions).toBe('Bound');
     return { volume: made.metadata.name ?? '', folder };
   }
 
@@ -374,8 +374,8 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       await runAll(finishCommands);
       // The old provisioner sees that the PV has the policy Retain, and removes its finalizer.
       await kubectl('patch', 'pv', filmsVolume.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
-      await expect.poll(volumes, wait).not.toContain(filmsVolume.volume);
-      await expect.poll(volumes, wait).not.toContain(dbVolume.volume);
+      await expect.poll(volumes, pollOptions).not.toContain(filmsVolume.volume);
+      await expect.poll(volumes, pollOptions).not.toContain(dbVolume.volume);
       expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
       await runAll(renameCommands);
       const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
@@ -387,8 +387,8 @@ describe.skipIf(needs(...components))('the documentation page about Kubernetes',
       const deletePolicy = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
       await kubectl('patch', 'pv', `${filmsVolume.volume}-stowage`, '--type=merge', '-p', deletePolicy);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
-      await expect.poll(() => existsSync(filmsVolume.folder), wait).toBe(false);
-      await expect.poll(volumes, wait).not.toContain(`${filmsVolume.volume}-stowage`);
+      await expect.poll(() => existsSync(filmsVolume.folder), pollOptions).toBe(false);
+      await expect.poll(volumes, pollOptions).not.toContain(`${filmsVolume.volume}-stowage`);
       expect(inodesOf(dbVolume.folder)).toEqual(inodes);
     },
     longTimeoutMs,

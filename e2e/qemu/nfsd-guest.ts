@@ -249,8 +249,8 @@ const width = Math.max(...rows.map(({ what }) => what.length));
 console.log(`\n${'sequence'.padEnd(width)}  result  seconds  detail`);
 for (const { what, result, seconds, detail } of rows)
   console.log(`${what.padEnd(width)}  ${result}  ${seconds.padStart(7)}  ${detail}`);
-const count = (wanted: Row['result']): number => rows.filter(({ result }) => result === wanted).length;
-const failed = count('FAILED');
-console.log(`${count('passed')} passed, ${failed} failed, ${count('window')} documented windows seen`);
+const countRows = (wanted: Row['result']): number => rows.filter(({ result }) => result === wanted).length;
+const failed = countRows('FAILED');
+console.log(`${countRows('passed')} passed, ${failed} failed, ${countRows('window')} documented windows seen`);
 console.log(failed === 0 ? 'RESULT good' : 'RESULT bad');
 writeFileSync('/proc/sysrq-trigger', 'o');

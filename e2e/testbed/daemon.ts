@@ -67,7 +67,7 @@ export async function startDaemon(options: DaemonOptions): Promise<Daemon> {
 
 function controlDaemon(pid: number | undefined, ended: Promise<unknown>): Daemon {
   let isOver = false;
-  const endedAnyway = ended.then(
+  const anyEnd = ended.then(
     () => {
       isOver = true;
     },
@@ -81,11 +81,11 @@ function controlDaemon(pid: number | undefined, ended: Promise<unknown>): Daemon
   };
   const kill = async (): Promise<void> => {
     sendSignal('SIGKILL');
-    await endedAnyway;
+    await anyEnd;
   };
   return {
     pid: pid ?? 0,
-    ended: endedAnyway,
+    ended: anyEnd,
     kill,
     thaw: () => sendSignal('SIGCONT'),
     freeze: async () => {
@@ -97,7 +97,7 @@ function controlDaemon(pid: number | undefined, ended: Promise<unknown>): Daemon
       sendSignal('SIGCONT');
       const timer = new AbortController();
       const killAfterTimeout = delay(stopTimeoutMs, undefined, { signal: timer.signal }).then(kill, () => undefined);
-      await endedAnyway;
+      await anyEnd;
       timer.abort();
       await killAfterTimeout;
     },

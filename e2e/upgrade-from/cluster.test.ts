@@ -11,7 +11,7 @@ import { appendLines, type LineWriters, lineWriters } from '../kubernetes/line-w
 import { buildEarlierImage, checkOutEarlierVersion } from './earlier-version.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 250, timeout: 120_000 };
+const pollOptions = { interval: 250, timeout: 120_000 };
 const longTimeoutMs = 600_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const writerPods = ['own', 'remote', 'shared', 'embedded'] as const;
@@ -111,7 +111,7 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
       const now = ['--reset-then-reuse-values', '--set', 'image.tag=now', ...accepted];
       await fixture.helm('upgrade', 'stowage', chart, ...now);
       await waitForRollouts();
-      await expect.poll(runningImages, wait).toEqual(new Set(['stowage:now']));
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:now']));
       await writers.expectRunning(...writerPods, 'reader');
       await writers.expectProgress(...writerPods, 'reader');
       await writers.expectWholeLogs(...writerPods);
@@ -143,12 +143,12 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
       const rest = ['own', 'shared', 'embedded', 'new'];
       await fixture.helm('rollback', 'stowage');
       await waitForRollouts();
-      await expect.poll(runningImages, wait).toEqual(new Set(['stowage:earlier']));
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:earlier']));
       await writers.expectRunning(...rest);
       await writers.expectProgress(...rest);
       await fixture.helm('rollback', 'stowage');
       await waitForRollouts();
-      await expect.poll(runningImages, wait).toEqual(new Set(['stowage:now']));
+      await expect.poll(runningImages, pollOptions).toEqual(new Set(['stowage:now']));
       await writers.expectRunning(...rest);
       await writers.expectProgress(...rest);
       await writers.expectWholeLogs(...rest);
@@ -162,11 +162,11 @@ describe.skipIf(needs(...components))('an upgrade of the chart from an earlier v
       await kubectl('delete', 'pod', ...writerPods, 'reader', 'new', '--timeout=120s');
       await kubectl('delete', 'pvc', 'own', 'remote', 'shared', 'embedded', 'new', '--timeout=90s');
       await expect
-        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), pollOptions)
         .toBe('stowage-nfs');
       for (const node of fixture.cluster.nodes)
         await expect
-          .poll(() => node.inside('sh', '-c', 'grep -c "/pods/.*stowage" /proc/self/mountinfo; :'), wait)
+          .poll(() => node.inside('sh', '-c', 'grep -c "/pods/.*stowage" /proc/self/mountinfo; :'), pollOptions)
           .toMatch(/^[01]$/);
     },
     longTimeoutMs,

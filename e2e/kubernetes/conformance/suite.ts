@@ -101,15 +101,15 @@ export function specsOf(report: string): readonly Spec[] {
   const suites: readonly ReportedSpec[] = JSON.parse(report);
   return suites
     .flatMap(({ SpecReports }) => SpecReports)
-    .flatMap((one): readonly Spec[] => {
-      const { State, Failure } = one;
+    .flatMap((report): readonly Spec[] => {
+      const { State, Failure } = report;
       const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
-      if (State === 'passed' && one.LeafNodeType !== 'It') return [];
+      if (State === 'passed' && report.LeafNodeType !== 'It') return [];
       // A test that the selection excludes has no skip reason.
       if (State === 'pending' || (State === 'skipped' && why === '')) return [];
       const state = State === 'passed' || State === 'skipped' ? State : 'failed';
-      const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
-      return [{ name: name || one.LeafNodeType, state, seconds: one.RunTime / 1e9, why }];
+      const name = [...(report.ContainerHierarchyTexts ?? []), report.LeafNodeText].filter(Boolean).join(' ');
+      return [{ name: name || report.LeafNodeType, state, seconds: report.RunTime / 1e9, why }];
     });
 }
 
@@ -118,7 +118,7 @@ export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly stri
   const inState = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
   const [passed, failed, skipped] = [inState('passed'), inState('failed'), inState('skipped')];
   const reasons = Object.groupBy(skipped, ({ why }) => why.trim());
-  const reasonCounts = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
+  const reasonCounts = Object.entries(reasons).map(([why, skippedSpecs = []]) => ({ why, count: skippedSpecs.length }));
   return [
     `${driver}: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
     ...failed.flatMap(({ name, seconds, why }) => [

@@ -48,7 +48,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     const [group, version] = apiVersion.includes('/') ? apiVersion.split('/') : ['', apiVersion];
     const path = group === '' ? `/api/${version}` : `/apis/${apiVersion}`;
     const { resources } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as ResourceList;
-    const found = resources.find((one) => one.kind === kind && !one.name.includes('/'));
+    const found = resources.find((resource) => resource.kind === kind && !resource.name.includes('/'));
     if (found === undefined) throw new Error(`the cluster has no ${kind} in ${apiVersion}`);
     const { name: plural, namespaced } = found;
     const resource = { group: group ?? '', version: version ?? '', plural, kind, namespaced };

@@ -189,7 +189,7 @@ async function waitForClasses(cluster: AnyCluster): Promise<void> {
   const missing = async (): Promise<readonly string[]> => {
     const classes = await cluster.list('storage.k8s.io/v1', 'StorageClass');
     const storesWithClass = new Set(
-      classes.map((one) => (one as { parameters?: Record<string, string> }).parameters?.['store']),
+      classes.map((storageClass) => (storageClass as { parameters?: Record<string, string> }).parameters?.['store']),
     );
     const stores = await cluster.list('stowage.dev/v1', 'Store');
     return stores

@@ -77,7 +77,7 @@ async function main(): Promise<number> {
     await after.waitFor(
       'the deletion of the objects of the tests',
       async () => [await after.find(testNamespace), await after.find(images)],
-      (left) => left.every((one) => one === undefined),
+      (left) => left.every((object) => object === undefined),
     );
     await installed.uninstall();
   }
@@ -101,16 +101,16 @@ async function createTestContext(
 ): Promise<TestContext> {
   const imageStoreName = `${about.unique}-images`;
   const listClasses = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
-    (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((one) => {
-      const { parameters, provisioner } = one as AnyObject & Readonly<Record<string, unknown>>;
+    (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((object) => {
+      const { parameters, provisioner } = object as AnyObject & Readonly<Record<string, unknown>>;
       const store = (parameters as Readonly<Record<string, string>> | undefined)?.['store'] ?? '';
-      return { name: one.metadata.name ?? '', driver: String(provisioner), store, isMine: store === imageStoreName };
+      return { name: object.metadata.name ?? '', driver: String(provisioner), store, isMine: store === imageStoreName };
     });
   const classes = await cluster.waitFor('the class of images', listClasses, (seen) =>
     seen.some(({ isMine }) => isMine),
   );
   const classOf = (driver: string, isMine: boolean): ClassOfStore | undefined =>
-    classes.find((one) => one.driver === driver && one.isMine === isMine && one.store !== '');
+    classes.find((candidate) => candidate.driver === driver && candidate.isMine === isMine && candidate.store !== '');
   const nodes = (await cluster.list('v1', 'Node')).filter(
     ({ spec }) => spec?.['unschedulable'] !== true && spec?.['taints'] === undefined,
   );

@@ -13,7 +13,7 @@ import { addresses } from './network.ts';
 
 const { signal } = new AbortController();
 const run = runner(signal);
-const wait = { timeout: 60_000 };
+const pollOptions = { timeout: 60_000 };
 
 /** The text of a file of a process, which identifies the owner of the process. */
 const textOf = (path: string): string => {
@@ -124,7 +124,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const serviceAddress = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
     // Also from the pod to which the Service routes.
     for (const name of ['one', 'two'])
-      await expect.poll(() => get(name, `http://${serviceAddress}`).catch(String), wait).toBe('two');
+      await expect.poll(() => get(name, `http://${serviceAddress}`).catch(String), pollOptions).toBe('two');
   });
 
   test('has host-network pods with the name and address of their node', async () => {
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const privileged = { ...sharedMount('Bidirectional'), securityContext: { privileged: true } };
     await cluster.apply(pod('mounter', 0, script, { volumes: [folder] }, privileged));
     await waitUntilReady('mounter');
-    await expect.poll(() => exec('reader', 'cat', '/s/a/file').catch(String), wait).toBe('mounted');
+    await expect.poll(() => exec('reader', 'cat', '/s/a/file').catch(String), pollOptions).toBe('mounted');
     const [one, two] = cluster.nodes;
     expect(await one?.inside('cat', `${folder.hostPath.path}/a/file`)).toBe('mounted');
     expect(globSync(`${one?.folder}/**/shared/a/*`)).toEqual([]);
@@ -160,9 +160,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.apiServer.stop();
     await expect(cluster.kubectl('get', 'nodes', '--request-timeout=5s')).rejects.toThrow();
     await cluster.apiServer.start();
-    await expect.poll(() => nodesThatAre('True').catch(String), wait).toEqual(['node-1', 'node-2']);
+    await expect.poll(() => nodesThatAre('True').catch(String), pollOptions).toEqual(['node-1', 'node-2']);
     await expect
-      .poll(() => cluster.apply(pod('after-api', 1, 'sleep 1000')).catch(String), wait)
+      .poll(() => cluster.apply(pod('after-api', 1, 'sleep 1000')).catch(String), pollOptions)
       .toBe('pod/after-api created');
     await waitUntilReady('after-api');
   });
@@ -173,7 +173,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await waitUntilReady('survivor');
     const id = await exec('survivor', 'cat', '/tmp/id');
     await two?.restartKubelet();
-    await expect.poll(() => exec('survivor', 'cat', '/tmp/id').catch(String), wait).toBe(id);
+    await expect.poll(() => exec('survivor', 'cat', '/tmp/id').catch(String), pollOptions).toBe(id);
     await two?.killKubelet();
     await cluster.kubectl('delete', 'pod', 'survivor', '--wait=false');
     await two?.startKubelet();
@@ -185,10 +185,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     await cluster.apply(pod('alone', 0, 'sleep 1000'));
     await waitUntilReady('alone');
     await one?.cutOff();
-    await expect.poll(() => nodesThatAre('Unknown'), wait).toEqual(['node-1']);
+    await expect.poll(() => nodesThatAre('Unknown'), pollOptions).toEqual(['node-1']);
     expect(await one?.inside('ctr', '--namespace', 'k8s.io', 'tasks', 'ls', '--quiet')).not.toBe('');
     await one?.reconnect();
-    await expect.poll(() => nodesThatAre('True'), wait).toEqual(['node-1', 'node-2']);
+    await expect.poll(() => nodesThatAre('True'), pollOptions).toEqual(['node-1', 'node-2']);
     expect(await exec('alone', 'echo', 'still here')).toBe('still here');
   }, 150_000);
 

@@ -46,10 +46,10 @@ function connectSockets(incoming: Socket, outgoing: Socket): void {
   const sockets = [incoming, outgoing];
   for (const socket of sockets) {
     socket.on('error', () => {
-      for (const one of sockets) one.resetAndDestroy();
+      for (const peer of sockets) peer.resetAndDestroy();
     });
     socket.on('close', () => {
-      for (const one of sockets) one.destroy();
+      for (const peer of sockets) peer.destroy();
     });
   }
   incoming.pipe(outgoing).pipe(incoming);
