@@ -7,7 +7,7 @@ import { onPath } from './component.ts';
 import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
 import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { removeCgroups } from './own-cgroups.ts';
-import { shareFolder } from './shared-folder.ts';
+import { shareFolder } from './share-folder.ts';
 
 const commandTimeoutMs = 120_000;
 

@@ -8,7 +8,7 @@ import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
 import { type MachineProcess, startInside, startMachine } from './machine.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { removeCgroups } from './own-cgroups.ts';
-import { shareFolder } from './shared-folder.ts';
+import { shareFolder } from './share-folder.ts';
 
 const commandTimeoutMs = 120_000;
 const programs = ['podman', 'conmon', 'runc', 'unshare', 'nsenter', 'ip', 'findmnt'];
