@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentFixture, agentComponents, startAgents } from './agent.ts';
+import { type AgentFixture, agentComponents, startAgents } from './agent-fixture.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, longTimeoutMs, type Pods, pollOptions } from './agent-pods.ts';
 

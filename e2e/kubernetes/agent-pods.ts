@@ -1,5 +1,5 @@
 import { expect } from 'vitest';
-import type { AgentFixture } from './agent.ts';
+import type { AgentFixture } from './agent-fixture.ts';
 import { type PodWithVolume, podWithVolume, type StaticVolume, staticVolume } from './agent-objects.ts';
 
 /** The limit for anything that is slow on a busy machine. */

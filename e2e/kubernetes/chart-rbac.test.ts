@@ -6,8 +6,13 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { makeCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
+import {
+  type AccountController,
+  accountConfig,
+  controllerPort,
+  startControllerAsAccount,
+} from './account-controller.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type AccountController, accountConfig, controllerPort, startControllerAsAccount } from './chart-controller.ts';
 import {
   type ChartFixture,
   chart,
@@ -18,7 +23,7 @@ import {
   startChartFixture,
 } from './chart-fixture.ts';
 import { type Right, refusalOf, rightsOf, roleWithout, titleOf } from './chart-rights.ts';
-import { freeLease } from './controllers.ts';
+import { freeLease } from './controller-process.ts';
 
 const { signal } = new AbortController();
 const pollOptions = { interval: 100, timeout: 150_000 };

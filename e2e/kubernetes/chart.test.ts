@@ -10,7 +10,6 @@ import { type Filer, startFiler } from './agent-filer.ts';
 import { podWithVolume } from './agent-objects.ts';
 import { expectedOutcomes, grantAllRights, runAttempts } from './chart-accounts.ts';
 import { agentWithAllRights, controllerAttempts, controllerWithAllRights, foreignObjects } from './chart-attempts.ts';
-import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './chart-checks.ts';
 import {
   type ChartFixture,
   chart,
@@ -20,9 +19,10 @@ import {
   serviceMonitors,
   startChartFixture,
 } from './chart-fixture.ts';
-import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
+import { type EmbeddedServer, embeddedServer } from './embedded-nfs-server.ts';
 import { appendLines, type LineWriters, lineWriters } from './line-writers.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
+import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './store-check.ts';
 
 const { signal } = new AbortController();
 const pollOptions = { interval: 250, timeout: 90_000 };

@@ -11,7 +11,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { freeLease, type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controller-process.ts';
 
 const namespace = 'default';
 const maxInFlight = 32;

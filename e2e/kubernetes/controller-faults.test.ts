@@ -2,7 +2,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
 import { type ControllerFaultsFixture, startControllerFaultsFixture } from './controller-faults-fixture.ts';
-import type { RunningController } from './controllers.ts';
+import type { RunningController } from './controller-process.ts';
 
 const { signal } = new AbortController();
 /** The limit for anything that is slow on a busy machine. */

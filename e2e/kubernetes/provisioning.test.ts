@@ -9,7 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { aCall } from '#testing/core-calls.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { freeLease, type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controller-process.ts';
 
 const { signal } = new AbortController();
 const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');

@@ -25,7 +25,7 @@ mount -t tmpfs -o size=1g tmp /tmp
 mkdir -p /srv && mount -t tmpfs -o size=512m srv /srv
 modprobe fuse
 ip link set lo up
-cd /stowage && node --disable-warning=ExperimentalWarning e2e/qemu/guest.ts /stowage/dist
+cd /stowage && node --disable-warning=ExperimentalWarning e2e/qemu/old-kernel-guest.ts /stowage/dist
 echo o >/proc/sysrq-trigger
 sleep 60
 `;

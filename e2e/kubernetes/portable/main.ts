@@ -13,7 +13,7 @@ import { systemClock } from '#base/clock.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { type AnyCluster, type AnyObject, createAnyCluster } from './cluster.ts';
 import { helmOnPath, install } from './install.ts';
-import { type ClassOfStore, runAll, summaryOf, type TestContext } from './run.ts';
+import { type ClassOfStore, runAll, summaryOf, type TestContext } from './test-runner.ts';
 import { deleteAndCheck, tests } from './tests.ts';
 
 const usage =

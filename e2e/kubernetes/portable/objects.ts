@@ -1,4 +1,4 @@
-import type { ClassOfStore, TestContext } from './run.ts';
+import type { ClassOfStore, TestContext } from './test-runner.ts';
 
 export interface ClaimOptions {
   readonly name: string;

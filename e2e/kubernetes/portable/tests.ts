@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { AnyObject } from './cluster.ts';
 import { claim, claimVolume, container, type PodOptions, pod } from './objects.ts';
-import type { ClassOfStore, PortableTest, TestContext } from './run.ts';
+import type { ClassOfStore, PortableTest, TestContext } from './test-runner.ts';
 
 /** Runs a pod to its end and returns its output. */
 async function runPod(context: TestContext, wish: PodOptions): Promise<string> {
