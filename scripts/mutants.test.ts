@@ -231,6 +231,13 @@ describe('the verdict', () => {
     expect(found).toMatchObject({ status: 'survived', unreliable: ['1.test.ts'], runs: ['123', '1 without', '234'] });
   });
 
+  test('is not judged if no test passes without the mutant', async () => {
+    expect(await verdict((files) => failing(files[0] ?? ''))).toMatchObject({
+      status: 'unjudged',
+      runs: expect.any(Array),
+    });
+  });
+
   test('is a timeout that names the files that did not end', async () => {
     const hanging: Run = {
       ...passing,
@@ -283,6 +290,9 @@ test('the report ends with a table by top folder and the totals', () => {
     '',
     '1 killed, 1 survived of 2',
   ]);
+  const unjudged = { mutant, verdict: { ...common, status: 'unjudged', passed: 0 } } as const;
+  expect(verdictLine(unjudged)).toContain('(none of 3 related test files passes without a mutant)');
+  expect(reportLines([unjudged], new Map()).at(-1)).toBe('0 killed, 0 survived, 1 unjudged of 1');
 });
 
 test('npm run mutants tests a copy of a checkout and removes the copy', async () => {

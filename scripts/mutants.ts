@@ -115,7 +115,7 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
     );
   }
   console.log(`\n${reportLines(judged, unreliable).join('\n')}`);
-  return judged.some(({ verdict }) => verdict.status === 'gone') ? 1 : 0;
+  return judged.some(({ verdict: { status } }) => status === 'gone' || status === 'unjudged') ? 1 : 0;
 }
 
 async function judgeAll(mutants: readonly Mutant[], session: Session): Promise<readonly Judged[]> {

@@ -3,7 +3,7 @@ import type { Run } from './run.ts';
 
 /** The result of the tests for one mutant. */
 export interface Verdict {
-  readonly status: 'killed' | 'timeout' | 'survived' | 'gone';
+  readonly status: 'killed' | 'timeout' | 'survived' | 'unjudged' | 'gone';
   /** The test file that failed, or all files that hung. */
   readonly by?: string;
   readonly test?: string;
@@ -57,7 +57,11 @@ export async function judge(mutant: Mutant, original: string | undefined, bench:
     const size = seconds === 0 ? firstBatch : laterBatch;
     const remaining = { seconds: bench.budget.seconds - seconds, atLeast: bench.budget.atLeast - passed.size };
     const batch = nextBatch(rest, bench.durations, remaining, size);
-    if (batch.length === 0) return { status: 'survived', passed: passed.size, related, seconds, left };
+    if (batch.length === 0) {
+      // If no related test passes without a mutant, the tests prove nothing.
+      const status = related > 0 && passed.size === 0 ? 'unjudged' : 'survived';
+      return { status, passed: passed.size, related, seconds, left };
+    }
     const run = await runMutated(bench, batch, changed, original);
     left.push(...run.leftMounts, ...(await bench.clean()));
     seconds += run.seconds;

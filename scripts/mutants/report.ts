@@ -32,6 +32,8 @@ function reasonOf({ status, by, passed, related }: Verdict): string {
       return `by ${by}`;
     case 'survived':
       return related === 0 ? 'no test' : `${passed} of ${related} related test files passed`;
+    case 'unjudged':
+      return `none of ${related} related test files passes without a mutant`;
     case 'gone':
       return 'its lines are no longer there';
     default:
@@ -79,8 +81,10 @@ const row = (folder: string, all: readonly Judged[]): string =>
   ].join('');
 
 function figures(judged: readonly Judged[]): string {
-  const gone = judged.filter(({ verdict }) => verdict.status === 'gone').length;
   const parts = [`${judged.filter(isKilled).length} killed`, `${judged.filter(hasSurvived).length} survived`];
-  if (gone > 0) parts.push(`${gone} gone`);
+  for (const status of ['unjudged', 'gone'] as const) {
+    const count = judged.filter(({ verdict }) => verdict.status === status).length;
+    if (count > 0) parts.push(`${count} ${status}`);
+  }
   return `${parts.join(', ')} of ${judged.length}`;
 }
