@@ -348,7 +348,7 @@ describe.skipIf(needs(...components))('every right of Stowage’s accounts', () 
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
 
-  test('for a Secret with a certificate of the administrator is to read that Secret', async () => {
+  test('is needed to read a Secret with the administrator’s certificate', async () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
